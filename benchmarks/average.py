@@ -1,0 +1,174 @@
+"""What an average costs beside Gloo's own ``all_reduce`` and ``div_`` on the same tensors.
+
+    python benchmarks/average.py                    # all sizes, 2 and 4 workers
+    python benchmarks/average.py --workers 2 --sizes 25MB --rounds 60
+
+Each worker is a process. Both ways alternate in one run, and their order within a pair alternates too. Large tensors: the median
+of the ratios ours / raw over the pairs, each timed at the slowest worker. 4 KB: the median of the paired differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+SIZES = {"4KB": 4 << 10, "25MB": 25 * 10**6, "100MB": 100 * 10**6}
+LIMITS = {"25MB": 1.10, "100MB": 1.15}
+SMALL_LIMIT_MS = 0.3
+PIECES = 60
+
+
+def worker(args: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from ftlib import FTLib
+
+    torch.set_num_threads(args.threads)
+    ft = FTLib.init(bucket_mb=args.bucket_mb, in_flight=args.in_flight)
+    rank, size = ft.rank, ft.size
+    store = dist.TCPStore("127.0.0.1", args.port, size, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
+    for name in args.sizes:
+        for pieces in (1, PIECES):
+            rounds = args.small_rounds if name == "4KB" else args.rounds
+            times = measure(torch, dist, ft, SIZES[name] // 4, pieces, rounds)
+            slowest = torch.tensor(times, dtype=torch.float64)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            if rank == 0:
+                print(json.dumps({"size": name, "pieces": pieces, "times": slowest.tolist()}), flush=True)
+    dist.barrier()
+    ft.close()
+    dist.destroy_process_group()
+
+
+def measure(torch, dist, ft, count, pieces, rounds):  # type: ignore[no-untyped-def]
+    """Pairs (raw, ours) in seconds."""
+    sizes = [count // pieces + (1 if i < count % pieces else 0) for i in range(pieces)]
+    flat = torch.ones(count)
+    tensors = list(flat.split(sizes)) if pieces > 1 else [flat]
+    if pieces > 1:  # apart, as gradients are
+        tensors = [tensor.clone() for tensor in tensors]
+    size = ft.size
+
+    def raw() -> None:
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for tensor, work in zip(tensors, works):
+            work.wait()
+            tensor.div_(size)
+
+    def ours() -> None:
+        assert ft.allreduce_average(tensors)
+
+    def timed(function) -> float:  # type: ignore[no-untyped-def]
+        dist.barrier()
+        began = time.perf_counter()
+        function()
+        return time.perf_counter() - began
+
+    for _ in range(3):
+        timed(raw)
+        timed(ours)
+    pairs = []
+    for number in range(rounds):
+        if number % 2:
+            mine, theirs = timed(ours), timed(raw)
+        else:
+            theirs, mine = timed(raw), timed(ours)
+        pairs.append([theirs, mine])
+    return pairs
+
+
+def report(workers: int, line: str) -> bool:
+    """Print one case; whether it is within its bar."""
+    found = json.loads(line)
+    raw = [pair[0] for pair in found["times"]]
+    ratios = sorted(mine / theirs for theirs, mine in found["times"])
+    differences = sorted((mine - theirs) * 1e3 for theirs, mine in found["times"])
+    median, ratio = statistics.median(differences), statistics.median(ratios)
+    what = "one flat tensor" if found["pieces"] == 1 else f"{found['pieces']} tensors"
+    start = f"{workers} workers  {found['size']:>5}  {what:<15}  raw {statistics.median(raw) * 1e3:8.2f} ms"
+    low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
+    if found["size"] in LIMITS:
+        limit = LIMITS[found["size"]]
+        good = ratio <= limit
+        print(f"{start}  ratio {ratio:.3f} (5-95 %: {low:.3f}-{high:.3f})  bar {limit:.2f}  {'ok' if good else 'MISSED'}")
+    else:
+        limit = SMALL_LIMIT_MS if workers <= 2 else max(SMALL_LIMIT_MS, 0.1 * statistics.median(raw) * 1e3)
+        good = median <= limit
+        low, high = differences[len(differences) // 20], differences[-1 - len(differences) // 20]
+        print(
+            f"{start}  paired difference {median:+.3f} ms (5-95 %: {low:+.3f}-{high:+.3f})  bar {limit:.2f}  "
+            f"{'ok' if good else 'MISSED'}"
+        )
+    return good
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(held.getsockname()[1]) for held in sockets]
+    for held in sockets:
+        held.close()
+    return ports
+
+
+def run(workers: int, arguments: list[str]) -> bool:
+    """One job of so many processes."""
+    store, *control = free_ports(workers + 1)
+    introducers = ",".join(f"127.0.0.1:{port}" for port in control)
+    root = str(Path(__file__).resolve().parent.parent)
+    processes = []
+    for index, port in enumerate(control):
+        environment = {
+            **os.environ,
+            "FTLIB_JOB": f"benchmark-{os.getpid()}-{workers}",
+            "FTLIB_INTRODUCERS": introducers,
+            "FTLIB_INITIAL_SIZE": str(workers),
+            "FTLIB_BIND": f"127.0.0.1:{port}",
+            "FTLIB_NAME": f"worker {index}",
+            "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [sys.executable, __file__, "--worker", "--port", str(store), *arguments]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    try:
+        outputs = [process.communicate(timeout=1200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    lines = [line for output in outputs for line in output.splitlines() if line.startswith("{")]
+    if any(process.returncode for process in processes) or not lines:
+        raise SystemExit(f"a worker failed: exit codes {[process.returncode for process in processes]}")
+    return all([report(workers, line) for line in lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--rounds", type=int, default=40, help="pairs for the large sizes")
+    parser.add_argument("--small-rounds", type=int, default=2000, help="pairs for 4 KB")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads a worker")
+    parser.add_argument("--bucket-mb", type=float, default=4.0)
+    parser.add_argument("--in-flight", type=int, default=3)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
+        return
+    arguments = ["--sizes", *args.sizes, "--rounds", str(args.rounds), "--small-rounds", str(args.small_rounds)]
+    arguments += ["--threads", str(args.threads), "--bucket-mb", str(args.bucket_mb), "--in-flight", str(args.in_flight)]
+    results = [run(workers, arguments) for workers in args.workers]
+    raise SystemExit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()

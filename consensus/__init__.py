@@ -1,0 +1,51 @@
+"""Masterless agreement on who is in: members detect each other's deaths and act only on lists they have agreed on.
+
+Usable by itself: knows nothing of tensors, and imports neither torch nor ftlib.
+
+    from consensus import Config, Gossip
+
+    member = Gossip(Config(introducers=("127.0.0.1:7000",), initial_size=3, bind="127.0.0.1:7000"))
+    member.start()
+    view = member.wait_view(timeout=30)
+"""
+
+from .config import Config, Policy
+from .errors import (
+    CodecError,
+    ConfigError,
+    ConsensusError,
+    ExcludedError,
+    JoinError,
+    LeftError,
+    QuorumLostError,
+    StoppedError,
+)
+from .gossip import Gossip
+from .interface import Consensus, DataPlane, Mode, Source
+from .member import Address, Member, format_address, parse_address
+from .null_plane import NullPlane
+from .view import View
+
+__all__ = [
+    "Address",
+    "CodecError",
+    "Config",
+    "ConfigError",
+    "Consensus",
+    "ConsensusError",
+    "DataPlane",
+    "ExcludedError",
+    "Gossip",
+    "JoinError",
+    "LeftError",
+    "Member",
+    "Mode",
+    "NullPlane",
+    "Policy",
+    "QuorumLostError",
+    "Source",
+    "StoppedError",
+    "View",
+    "format_address",
+    "parse_address",
+]

@@ -1,0 +1,158 @@
+"""Every constant of the membership protocol, with unit, trade-off and source. Validated once, here.
+
+``exclude_after`` (T_excl) is part of the job's *terms*: members with another value are refused at join, because a voter's
+waiting time protects others only if all wait equally long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from .errors import ConfigError
+from .interface import Mode
+from .member import parse_address
+
+__all__ = ["PROTOCOL_VERSION", "Config", "Policy"]
+
+PROTOCOL_VERSION = 1
+"""Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
+
+
+class Policy(Enum):
+    """Who may decide the next view; see ``protocol/quorum.py``."""
+
+    MAJORITY = "majority"
+    STORAGE = "storage"
+    ANY = "any"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one member. Times are in seconds."""
+
+    job: str = "default"
+    """Members of different jobs never mix, even at the same addresses."""
+
+    introducers: tuple[str, ...] = ()
+    """``host:port`` of members to join through; the first may found. Empty: found alone."""
+
+    initial_size: int = 1
+    """How many members must have met before the first view."""
+
+    bind: str = "127.0.0.1:0"
+    """Where to listen (one port number for UDP and HTTP; 0: any free one)."""
+
+    advertise: str | None = None
+    """What others are told to use; derived from ``bind`` where None."""
+
+    policy: Policy = Policy.MAJORITY
+    mode: Mode = Mode.ACTIVE
+
+    exclude_after: float = 2.0
+    """T_excl: nobody is excluded by silence earlier than this after his last sign of life. All members must agree."""
+
+    quorum_timeout: float = 600.0
+    """A view change without quorum ends with ``QuorumLostError`` after this."""
+
+    join_timeout: float = 60.0
+    """Looking for the cluster ends with ``JoinError`` after this."""
+
+    probe_interval: float = 0.5
+    """SWIM protocol period. memberlist's LAN profile uses 1 s; shorter finds silence sooner and costs packets."""
+
+    probe_timeout: float = 0.15
+    """A direct ping unanswered for so long is tried through others."""
+
+    nack_share: float = 0.7
+    """Helpers say Nack at this share of the prober's remaining time, so that it still arrives (Lifeguard, IV-A)."""
+
+    indirect_probes: int = 3
+    """k of SWIM: how many helpers ping on a prober's behalf."""
+
+    gossip_interval: float = 0.1
+    gossip_fanout: int = 3
+    retransmit_mult: int = 4
+    """A rumour is sent ``mult * ceil(log10(n + 1))`` times."""
+
+    suspicion_max_mult: float = 2.0
+    """Suspicion lasts at most this times its minimum (``exclude_after / 2``), less with confirmations (Lifeguard, IV-B)."""
+
+    awareness_max: int = 8
+    """Upper end of the local health score that stretches own timeouts (Lifeguard, IV-A)."""
+
+    mesh_limit: int = 32
+    """Up to so many members everybody pings everybody each ``exclude_after / 4``: the contact that discounting needs."""
+
+    fence_after: float = 0.75
+    """Share of ``exclude_after`` after which a suspect's supervisor is asked to kill it."""
+
+    drift: float = 0.05
+    """Share of ``exclude_after`` allowed for clocks that run apart, when dead members are discounted."""
+
+    settle_proof: float = 0.008
+    """Wait after a proof, so that several crashes are one view change (the design's 5-20 ms)."""
+
+    settle_silence: float = 0.1
+    settle_max: float = 0.5
+    """The longest that unfinished checks may hold a proposal back."""
+
+    boundary_wait: float = 1.0
+    """How long joins and leaves wait for the coordinator's next call before they freeze at once."""
+
+    frozen_wait: float = 0.2
+    """A member frozen for so long without ACCEPT asks for a new epoch."""
+
+    resend: float = 0.05
+    """Unanswered view change messages are sent again after this."""
+
+    ready_timeout: float = 10.0
+    """A member that has not built its group for so long while the others have is removed as unready."""
+
+    tethers: int = 3
+    """How many successors in the view a member keeps a connection to; a crash closes it at once."""
+
+    trust_refused: bool = True
+    """Whether "connection refused by its host" proves death. Turn it off where a firewall may send resets."""
+
+    max_members: int = 4096
+    """Larger views and join queues are refused."""
+
+    socket_fds: tuple[int, ...] = ()
+    """(UDP, TCP) descriptors bound beforehand by a launcher, used instead of binding ``bind``."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, naming the setting and the remedy."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
+                raise ConfigError(f"{item.name}={value} is negative; give a value of at least 0")
+        if not self.job or len(self.job) > 64:
+            raise ConfigError(f"job={self.job!r} must have 1 to 64 characters")
+        if self.initial_size < 1:
+            raise ConfigError(f"initial_size={self.initial_size} must be at least 1")
+        if self.exclude_after < 0.05:
+            raise ConfigError(f"exclude_after={self.exclude_after} is below 0.05 s: scheduling noise would exclude members")
+        if len(self.socket_fds) not in (0, 2):
+            raise ConfigError("socket_fds takes two descriptors: a UDP and a listening TCP socket")
+        for name, text in [("bind", self.bind), ("advertise", self.advertise or "127.0.0.1:0")]:
+            _checked_address(name, text)
+        for text in self.introducers:
+            _checked_address("introducers", text)
+
+    @property
+    def contact_interval(self) -> float:
+        """Period of the pings that keep contact fresh enough for discounting."""
+        return min(self.probe_interval, self.exclude_after / 4)
+
+    @property
+    def terms(self) -> str:
+        """What all members of a job must agree on, as one comparable line."""
+        return f"exclude_after={self.exclude_after:g} policy={self.policy.value}"
+
+
+def _checked_address(name: str, text: str) -> None:
+    try:
+        parse_address(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None

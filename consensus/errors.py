@@ -1,0 +1,69 @@
+"""The errors of the package ``consensus``: one small tree.
+
+``ConsensusError`` is the root. What the *caller* did wrong is a ``ConfigError``; what happened to this member or its
+cluster is everything else. Nonsense from the network never becomes an exception for the caller: it is counted and
+dropped.
+"""
+
+__all__ = [
+    "CodecError",
+    "ConfigError",
+    "ConsensusError",
+    "ExcludedError",
+    "ForeignJobError",
+    "ForeignVersionError",
+    "JoinError",
+    "LeftError",
+    "QuorumLostError",
+    "StoppedError",
+]
+
+
+class ConsensusError(Exception):
+    """Root of all errors raised by ``consensus``."""
+
+
+class ConfigError(ConsensusError, ValueError):
+    """A setting is unknown, malformed or out of range. The text names the setting and the remedy."""
+
+
+class CodecError(ConsensusError):
+    """Bytes that are no message of this protocol: wrong version, schema, size, or trailing bytes."""
+
+
+class ForeignJobError(CodecError):
+    """A well-formed message of another job: its sender found the wrong address."""
+
+    def __init__(self, job: str) -> None:
+        """``job``: the sender's."""
+        super().__init__(f"the sender belongs to job {job!r}")
+        self.job = job
+
+
+class ForeignVersionError(CodecError):
+    """A message of another protocol version: its sender runs another release."""
+
+    def __init__(self, version: int) -> None:
+        """``version``: the sender's."""
+        super().__init__(f"the sender speaks protocol version {version}")
+        self.version = version
+
+
+class StoppedError(ConsensusError):
+    """This member's lifetime in the cluster is over; the subclass says why."""
+
+
+class JoinError(StoppedError):
+    """No cluster could be joined or founded in time, or the cluster refused."""
+
+
+class ExcludedError(StoppedError):
+    """The other members agreed on a view without this member."""
+
+
+class LeftError(StoppedError):
+    """This member left on its own wish."""
+
+
+class QuorumLostError(StoppedError):
+    """No quorum of the view answered within ``quorum_timeout``."""

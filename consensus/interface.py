@@ -1,0 +1,161 @@
+"""The two sides of the door: what a consensus backend offers, and what the data plane above it must answer.
+
+A backend decides views. What the members' data planes must tell each other at a view change travels with the decision as
+opaque bytes (a *flush report* a member), so a backend knows nothing of tensors.
+
+Thread contract: every ``Consensus`` method may be called from any thread and returns without waiting for the network,
+except ``start``, ``stop`` and ``wait_*``, which have deadlines. Every ``DataPlane`` method is called on the backend's own
+thread and must return at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from .errors import StoppedError
+from .member import Member
+from .view import View
+
+__all__ = ["Consensus", "DataPlane", "Mode", "Source"]
+
+Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
+"""Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; LookupError becomes a 409 with its text."""
+
+
+class Mode(Enum):
+    """Whether the caller asks (ACTIVE: ``confirm`` before use) or is told (PASSIVE)."""
+
+    ACTIVE = "active"
+    PASSIVE = "passive"
+
+
+class DataPlane(Protocol):
+    """What a backend asks of the layer that moves tensors. The order of a change: freeze, install, activate."""
+
+    def freeze(self, epoch: int, after_call: int | None) -> None:
+        """Stop for the change to ``epoch``: at once, or (``after_call``) when that call has ended or failed.
+
+        Answer with ``Consensus.flushed(epoch, report)`` once nothing of the old group can complete any more. Asked again
+        for the same epoch, answer with the same report.
+        """
+
+    def install(self, view: View, reports: Mapping[str, bytes]) -> None:
+        """``view`` was chosen; ``reports`` holds the flush report of each continuing member (joiners have none).
+
+        Build the group for it, off the training thread, and answer ``Consensus.ready(view.view_id)``.
+        """
+
+    def activate(self, view: View) -> None:
+        """Every member of ``view`` is ready: act in it."""
+
+    def wish(self, wanted: bool) -> None:
+        """Joins or leaves wait (True) or no longer wait (False) for a call boundary.
+
+        While True: flag the next call so that every member freezes after it, then answer ``Consensus.boundary(call)``.
+        Only the coordinator is asked.
+        """
+
+    def progress(self) -> bytes:
+        """At most 64 opaque bytes about where this member's data plane is; they ride on pings."""
+        ...
+
+    def peer_progress(self, member_id: str, progress: bytes) -> None:
+        """What ``progress`` said at another member."""
+
+    def stopped(self, error: StoppedError) -> None:
+        """This lifetime is over (left, excluded, quorum lost, join failed). Final."""
+
+
+class Consensus(ABC):
+    """An agreed member list, whatever the backend. Names are those of FTLib's design where it has one."""
+
+    member: Member
+
+    @abstractmethod
+    def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
+        """Bind, start the agent, and look for the cluster. ``meta`` is advertised with this member."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the agent without a goodbye (see ``leave``). Idempotent."""
+
+    @abstractmethod
+    def confirm(self) -> bool:
+        """Whether the active view is the newest known and no change is under way. Local; sends nothing."""
+
+    @abstractmethod
+    def get_member_list(self) -> tuple[Member, ...]:
+        """Confirm, then the members of the newest installed view in seniority order (empty before the first)."""
+
+    @abstractmethod
+    def passive_or_active(self) -> Mode:
+        """The mode that was configured."""
+
+    @abstractmethod
+    def report_join(self, addresses: Sequence[str]) -> bool:
+        """Ask the members at ``addresses`` to let this member in, besides the configured introducers.
+
+        Blocks at most about a second; whether any of them answered.
+        """
+
+    @abstractmethod
+    def seek_admission(self) -> None:
+        """This member is ready to take part: a joiner is admitted only after it said so. Founders need not."""
+
+    @abstractmethod
+    def new_member_join(self) -> bool:
+        """Whether a joiner waits to be admitted at the next boundary."""
+
+    @abstractmethod
+    def average_success(self, call: int) -> None:
+        """The data plane finished ``call``. Local bookkeeping; sends nothing."""
+
+    @abstractmethod
+    def average_failure(self, call: int, suspects: Sequence[str]) -> None:
+        """``call`` failed here: a *hint* against ``suspects`` (member ids; empty: unknown), checked at once.
+
+        The caller freezes after saying so; the member is then owed a new epoch.
+        """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Say goodbye; ``DataPlane.stopped(LeftError)`` follows when the others agreed."""
+
+    @abstractmethod
+    def flushed(self, epoch: int, report: bytes) -> None:
+        """Answer to ``DataPlane.freeze``."""
+
+    @abstractmethod
+    def ready(self, view_id: str) -> None:
+        """Answer to ``DataPlane.install``: the group of that view is built."""
+
+    @abstractmethod
+    def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
+        """The data plane froze itself after ``call`` because its trailer asked for it.
+
+        ``leavers``: ids whose own trailer said that they leave.
+        """
+
+    @property
+    @abstractmethod
+    def view(self) -> View | None:
+        """The active view, None before the first."""
+
+    @abstractmethod
+    def status(self) -> dict[str, Any]:
+        """What this member believes, as plain values (``ftlib status`` prints it)."""
+
+    @abstractmethod
+    def serve(self, path: str, source: Source) -> None:
+        """Answer GET ``path`` at this member's address with what ``source`` yields."""
+
+    @abstractmethod
+    def wait_view(self, timeout: float) -> View | None:
+        """Block until a view is active, at most ``timeout`` seconds; None where none is."""
+
+    @abstractmethod
+    def wait_known(self, timeout: float) -> View | None:
+        """Block until this member knows a cluster (member or accepted applicant); its view, or None."""

@@ -1,0 +1,57 @@
+"""One process lifetime as the others know it.
+
+A restarted process is a new member: it draws a new ``id``, so nothing said about the old lifetime can touch the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Address", "Member", "format_address", "parse_address"]
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """A member's identity and where to reach it.
+
+    ``id``: drawn at random once a lifetime (16 hex digits). ``host``, ``port``: the advertised control address (one port
+    number for UDP and HTTP). ``meta``: small facts for the layers above, opaque to the protocol (sorted pairs).
+    """
+
+    id: str
+    host: str
+    port: int
+    meta: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def address(self) -> Address:
+        """Host and port as a pair."""
+        return (self.host, self.port)
+
+    def fact(self, key: str) -> str | None:
+        """The value that this member advertises under ``key``, or None."""
+        return dict(self.meta).get(key)
+
+    def __str__(self) -> str:
+        return f"{self.id[:6]}@{format_address(self.address)}"
+
+
+def parse_address(text: str, *, default_port: int | None = None) -> Address:
+    """``host:port`` or ``[v6]:port`` as a pair; raises ValueError saying what was expected."""
+    host, separator, port = text.strip().rpartition(":")
+    if not separator or (":" in host and not host.startswith("[")):
+        if default_port is None:
+            raise ValueError(f"{text!r} is not an address: expected host:port, for IPv6 [host]:port")
+        host, port = text.strip(), str(default_port)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"{text!r} is not an address: expected host:port with a port from 0 to 65535")
+    return (host, int(port))
+
+
+def format_address(address: Address) -> str:
+    """The inverse of :func:`parse_address`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,352 @@
+"""Every message of the protocol, as frozen values.
+
+All of them may be lost, duplicated, reordered or replayed; whoever needs an answer asks again. The transport adds protocol
+version, job, and the sender's id and advertised address (``Envelope``); UDP carries what fits one datagram, HTTP the rest.
+``codec`` derives the wire schema from the annotations here, in the order of ``MESSAGES``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .member import Address, Member
+from .view import Proposal, View
+
+__all__ = [
+    "MESSAGES",
+    "Accept",
+    "Accepted",
+    "Ack",
+    "Activate",
+    "Ballot",
+    "Chosen",
+    "Envelope",
+    "Evidence",
+    "EvidenceKind",
+    "FlushReply",
+    "FlushRequest",
+    "Gossip",
+    "Install",
+    "JoinReply",
+    "JoinRequest",
+    "LeaveRequest",
+    "Message",
+    "Nack",
+    "Ping",
+    "PingRequest",
+    "Prepare",
+    "Promise",
+    "Promised",
+    "Pull",
+    "Ready",
+    "Refused",
+    "Status",
+    "Stranger",
+    "Update",
+]
+
+Ballot = tuple[int, str]
+"""(round, member id), compared as a pair. Round 0 belongs to the parent view's most senior member alone."""
+
+
+class Status(Enum):
+    """What is believed of a member. ALIVE <-> SUSPECT (refuted by a higher incarnation) -> DEAD; ALIVE -> LEFT."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+class EvidenceKind(Enum):
+    """How strong a statement against a member is: see ``protocol/evidence.py``."""
+
+    PROOF = "proof"
+    HINT = "hint"
+    SILENCE = "silence"
+    UNREADY = "unready"
+    FROZEN = "frozen"
+    """Not against anybody: the sender's data plane stopped and needs a new epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One rumour: ``by`` believes that ``member_id`` has ``status`` at ``incarnation``."""
+
+    member_id: str
+    status: Status
+    incarnation: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Are you ``target``? Carries where the sender stands, so that laggards and the excluded notice."""
+
+    seq: int
+    target: str
+    epoch: int
+    view_id: str
+    updates: tuple[Update, ...] = ()
+    progress: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class PingRequest:
+    """Ping ``target`` on my behalf and pass its ack on; say Nack if it has not answered in time."""
+
+    seq: int
+    target: Member
+    updates: tuple[Update, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """I am the member that ping ``seq`` asked for (or, relayed, it answered)."""
+
+    seq: int
+    target: str
+    epoch: int
+    view_id: str
+    updates: tuple[Update, ...] = ()
+    progress: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """Your ping request reached me; the target has not answered me."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """Ping ``seq`` was meant for ``target``, but another lifetime answers here: proof that ``target`` is gone."""
+
+    seq: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """Rumours on their own."""
+
+    updates: tuple[Update, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """To the coordinator and the next two in seniority: a statement about ``accused`` within ``view_id``."""
+
+    view_id: str
+    accused: str
+    kind: EvidenceKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """``member`` asks to join. ``wants``: ready to be admitted, not only looking. ``terms`` must equal the job's."""
+
+    member: Member
+    wants: bool
+    terms: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinReply:
+    """What the asked member knows: its view (None while there is none) and whom to ask (the coordinator)."""
+
+    view: View | None
+    coordinator: Member | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that can never succeed, with one line saying why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequest:
+    """``member_id`` leaves; its data plane has ended ``after_call`` and enters no other (None: unknown)."""
+
+    view_id: str
+    member_id: str
+    after_call: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Paxos phase 1a for ``epoch``, whose acceptors are the members of ``parent_id``."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Phase 1b: no ballot below ``ballot`` any more; what was accepted so far."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+    accepted_ballot: Ballot | None = None
+    accepted: Proposal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Phase 2a: freeze (after ``after_call`` where given) and accept ``proposal``."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+    proposal: Proposal
+    after_call: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Phase 2b, with the flush report of the frozen data plane."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+    report: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """I promised a higher ballot: yours is too low."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+    promised: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequest:
+    """``view`` is chosen; its installer still needs the receiver's flush report."""
+
+    view: View
+    after_call: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReply:
+    """The report asked for. Not a vote: the sender may never have seen the ballot that chose ``view_id``."""
+
+    epoch: int
+    view_id: str
+    report: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """``view`` is chosen and every continuing member has reported. Answered by Ready once the group is built."""
+
+    view: View
+    ballot: Ballot
+    reports: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The sender's data plane has built the group of ``view_id``."""
+
+    epoch: int
+    view_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Every member of ``view_id`` said Ready."""
+
+    epoch: int
+    view_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """I know views up to ``epoch`` only: what was chosen since?"""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """``view`` was chosen (not: activated). A receiver of an older view that is not in it is excluded.
+
+    ``driver``: id of the member that installs it ("" where that is over, or unknown).
+    """
+
+    view: View
+    driver: str = ""
+
+
+Message = (
+    Ping
+    | PingRequest
+    | Ack
+    | Nack
+    | Stranger
+    | Gossip
+    | Evidence
+    | JoinRequest
+    | JoinReply
+    | Refused
+    | LeaveRequest
+    | Prepare
+    | Promise
+    | Accept
+    | Accepted
+    | Promised
+    | FlushRequest
+    | FlushReply
+    | Install
+    | Ready
+    | Activate
+    | Pull
+    | Chosen
+)
+
+MESSAGES: tuple[type, ...] = (
+    Ping,
+    PingRequest,
+    Ack,
+    Nack,
+    Stranger,
+    Gossip,
+    Evidence,
+    JoinRequest,
+    JoinReply,
+    Refused,
+    LeaveRequest,
+    Prepare,
+    Promise,
+    Accept,
+    Accepted,
+    Promised,
+    FlushRequest,
+    FlushReply,
+    Install,
+    Ready,
+    Activate,
+    Pull,
+    Chosen,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message with who sent it: ``sender`` is a member id, ``address`` where that member takes its mail."""
+
+    job: str
+    sender: str
+    address: Address
+    message: Message

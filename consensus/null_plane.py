@@ -1,0 +1,47 @@
+"""A data plane that moves nothing: for clusters that only want an agreed member list, and for tests of
+``consensus``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .errors import StoppedError
+from .interface import Consensus
+from .view import View
+
+__all__ = ["NullPlane"]
+
+
+class NullPlane:
+    """Answers every question at once: there is never anything to freeze, to build or to finish."""
+
+    def __init__(self, consensus: Consensus) -> None:
+        """``consensus`` takes the answers."""
+        self._consensus = consensus
+
+    def freeze(self, epoch: int, after_call: int | None) -> None:  # noqa: ARG002
+        """Nothing runs, so nothing has to end first."""
+        self._consensus.flushed(epoch, b"")
+
+    def install(self, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
+        """There is no group to build."""
+        self._consensus.ready(view.view_id)
+
+    def activate(self, view: View) -> None:
+        """Whoever wants to know asks the consensus."""
+
+    def wish(self, wanted: bool) -> None:
+        """Every moment is a boundary."""
+        if wanted:
+            self._consensus.boundary(0)
+
+    def progress(self) -> bytes:
+        """None to report."""
+        return b""
+
+    def peer_progress(self, member_id: str, progress: bytes) -> None:
+        """Nothing depends on it."""
+
+    def stopped(self, error: StoppedError) -> None:
+        """Whoever wants to know asks the consensus."""

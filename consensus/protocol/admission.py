@@ -1,0 +1,182 @@
+"""Coming and going: the joiner's search, the members' answer to applicants, founding, and graceful leaving."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ..errors import JoinError, LeftError
+from ..member import Address
+from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
+from ..view import NO_VIEW_ID, View
+from .core import Core
+from .detection import Detection
+from .effects import Check
+from .join import Search
+from .view_change import ViewChange
+
+__all__ = ["Admission"]
+
+BEACON_EVERY = 0.25
+"""How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
+
+
+class Admission:
+    """One member's part in joins and leaves, its own and others'."""
+
+    def __init__(self, core: Core, detection: Detection, change: ViewChange, search: Search, now: float) -> None:
+        self._core = core
+        self._detection = detection
+        self._change = change
+        self.search = search
+        self._next_beacon = now + BEACON_EVERY
+        self._leave_call: int | None = None
+        self._next_leave = inf
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Search, found, answer applicants, repeat a leave."""
+        core = self._core
+        core.applicants.expire(now)
+        if core.view is None:
+            self._search(now)
+            return
+        if now >= self._next_beacon:
+            self._next_beacon = now + BEACON_EVERY
+            self._beacon()
+        if core.coordinates():
+            self._ping_applicants(now)
+        if core.leaving and now >= self._next_leave:
+            self._ask_to_leave(now)
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        core = self._core
+        if core.view is None:
+            return self.search.next_send
+        beacon = self._next_beacon if self._beaconing() or core.applicants else inf
+        return min(beacon, self._next_leave if core.leaving else inf)
+
+    # Joining
+
+    def _search(self, now: float) -> None:
+        core = self._core
+        if self.search.may_found(len(core.applicants.fresh(now, wanting=False)), now):
+            applicants = core.applicants.fresh(now, wanting=False)
+            members = (core.member, *(applicant.member for applicant in applicants))
+            self._change.found(View(1, NO_VIEW_ID, members[: core.config.max_members]), now)
+            return
+        failure = self.search.failure(now)
+        if failure is not None:
+            core.stop(JoinError(failure))
+            return
+        if now >= self.search.next_send:
+            self.search.next_send = now + self.search.interval()
+            request = JoinRequest(core.member, self.search.wants, core.config.terms)
+            for address in self.search.targets():
+                core.outbox.send_to(address, request)
+
+    def on_join_reply(self, address: Address, reply: JoinReply, now: float) -> None:
+        """Somebody that we asked answered, or a coordinator's beacon reached us."""
+        if self._core.view is None:
+            knew = self.search.cluster is not None
+            self.search.replied(address, reply, now)
+            if self.search.cluster is not None and not knew:
+                self.search.next_send = now
+            self._search(now)
+
+    def on_refused(self, message: Refused) -> None:
+        """The cluster will never take us."""
+        if self._core.view is None:
+            self._core.stop(JoinError(f"the cluster refused this member: {message.reason}"))
+
+    def seek_admission(self, now: float) -> None:
+        """From now on this joiner wants to be admitted."""
+        self.search.wants = True
+        self.search.next_send = now
+
+    def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
+        """More places to ask."""
+        own = self._core.member.address
+        self.search.introducers += [a for a in addresses if a != own and a not in self.search.introducers]
+        self.search.next_send = now
+
+    # Letting in
+
+    def on_join_request(self, sender: str, address: Address, request: JoinRequest, now: float) -> None:
+        """Somebody asks to join; the coordinator takes note, everybody says what it knows."""
+        core = self._core
+        if request.member.id != sender or sender == core.member.id:
+            return
+        if request.terms != core.config.terms:
+            text = f"its settings are {request.terms!r}, the job's are {core.config.terms!r}: make them equal"
+            core.outbox.send_to(address, Refused(text))
+            return
+        if core.view is None:
+            if self.search.founder:
+                core.applicants.heard(request.member, request.wants, now)
+            known = self.search.cluster
+            core.outbox.send_to(address, JoinReply(known, self.search.coordinator if known else None))
+            self._search(now)
+            return
+        core.outbox.send_to(address, JoinReply(core.view, core.coordinator()))
+        for member in core.view.members:
+            if member.address == request.member.address and member.id != sender and member.id != core.member.id:
+                core.outbox.emit(Check(member))  # its address was taken over: it must be gone
+        if core.coordinates() and sender not in core.view:
+            if core.applicants.heard(request.member, request.wants, now) is None:
+                core.outbox.send_to(address, Refused(f"{core.config.max_members} joiners are waiting already"))
+            self._ping_applicants(now)
+
+    def _ping_applicants(self, now: float) -> None:
+        core = self._core
+        for applicant in core.applicants.fresh(now, wanting=True):
+            if now - applicant.pinged >= min(0.1, core.config.contact_interval):
+                applicant.pinged = now
+                self._detection.ping_applicant(applicant.member, now)
+
+    def _beaconing(self) -> bool:
+        core = self._core
+        if core.view is None or not core.coordinates():
+            return False
+        inside = {member.address for member in core.view.members}
+        return any(address not in inside for address in self.search.introducers)
+
+    def _beacon(self) -> None:
+        core = self._core
+        if core.view is not None and self._beaconing():
+            inside = {member.address for member in core.view.members}
+            for address in self.search.introducers:
+                if address not in inside:
+                    core.outbox.send_to(address, JoinReply(core.view, core.member))
+
+    # Leaving
+
+    def leave(self, after_call: int | None, now: float) -> None:
+        """Ask the others to go on without us; alone, just go."""
+        core = self._core
+        if core.view is None or (len(core.view) == 1 and core.member.id in core.view):
+            core.stop(LeftError("left the job on its own wish"))
+            return
+        core.leaving = True
+        self._leave_call = after_call
+        self._ask_to_leave(now)
+
+    def _ask_to_leave(self, now: float) -> None:
+        core = self._core
+        self._next_leave = now + core.config.resend
+        coordinator = core.coordinator()
+        if core.view is None or coordinator is None:
+            return
+        core.evidence.leaving.setdefault(core.member.id, now)
+        if coordinator.id == core.member.id:
+            self._change.consider(now)
+        else:
+            core.outbox.send(coordinator, LeaveRequest(core.view.view_id, core.member.id, self._leave_call))
+
+    def on_leave_request(self, sender: str, message: LeaveRequest, now: float) -> None:
+        """A member leaves."""
+        core = self._core
+        if core.view is not None and sender == message.member_id and sender in core.view:
+            core.evidence.leaving.setdefault(sender, now)
+            self._change.consider(now)

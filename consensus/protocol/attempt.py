@@ -1,0 +1,69 @@
+"""One proposer's try to decide the next epoch: single-decree Paxos (Lamport, Paxos Made Simple).
+
+Round 0 skips PREPARE and belongs to the parent view's most senior member alone. Everybody else first learns what may
+already be chosen, and proposes that again. Reports come with the votes; a quorum of votes decides, but only the reports of
+*all* continuing members complete a change (see ``installation``).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ..messages import Accept, Ballot, Prepare, Promise
+from ..view import Proposal, View
+from .quorum import is_quorum, missing
+
+__all__ = ["Attempt", "Phase"]
+
+
+class Phase(Enum):
+    """PREPARE -> ACCEPT -> CHOSEN; a higher ballot elsewhere ends it (the proposer starts over, higher)."""
+
+    PREPARE = "prepare"
+    ACCEPT = "accept"
+    CHOSEN = "chosen"
+
+
+class Attempt:
+    """A ballot for the successor of ``parent``."""
+
+    def __init__(self, parent: View, ballot: Ballot, after_call: int | None, now: float) -> None:
+        self.parent = parent
+        self.epoch = parent.epoch + 1
+        self.ballot = ballot
+        self.after_call = after_call
+        self.started = now
+        self.next_send = now
+        self.phase = Phase.PREPARE
+        self.proposal: Proposal | None = None
+        self.promises: dict[str, Promise] = {}
+        self.reports: dict[str, bytes] = {}
+
+    def propose(self, proposal: Proposal) -> None:
+        """Enter ACCEPT with ``proposal``, unless a promise names a value that may be chosen already."""
+        best: Ballot | None = None
+        for promise in self.promises.values():
+            if promise.accepted is not None and promise.accepted_ballot is not None:
+                if best is None or promise.accepted_ballot > best:
+                    best, proposal = promise.accepted_ballot, promise.accepted
+        self.proposal = proposal
+        self.phase = Phase.ACCEPT
+
+    def request(self) -> Prepare | Accept:
+        """What to ask the acceptors in this phase."""
+        if self.proposal is None:
+            return Prepare(self.epoch, self.parent.view_id, self.ballot)
+        return Accept(self.epoch, self.parent.view_id, self.ballot, self.proposal, self.after_call)
+
+    @property
+    def responders(self) -> frozenset[str]:
+        """Who has answered in this phase."""
+        return frozenset(self.promises if self.phase is Phase.PREPARE else self.reports)
+
+    def decided(self, discounted: frozenset[str]) -> bool:
+        """Whether the answers so far are a quorum."""
+        return is_quorum(self.parent, self.responders, discounted)
+
+    def waiting_for(self, discounted: frozenset[str]) -> tuple[str, ...]:
+        """Whose answers are missing."""
+        return missing(self.parent, self.responders, discounted)

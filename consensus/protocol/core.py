@@ -1,0 +1,105 @@
+"""The state that the parts of a machine share: who we are, which views we know, what is believed and held against whom."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..config import Config
+from ..errors import StoppedError
+from ..member import Address, Member
+from ..messages import Chosen, Message, Pull
+from ..view import NO_VIEW_ID, View
+from .awareness import Awareness
+from .dissemination import Dissemination
+from .effects import Stopped
+from .evidence import EvidenceBook
+from .join import Applicants
+from .member_table import MemberTable
+from .outbox import Outbox
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = ["Core"]
+
+
+class Core:
+    """Shared by ``detection``, ``view_change`` and ``admission``; owned by the machine, touched by its thread alone.
+
+    ``view`` is the newest view known to be chosen, ``installed`` the newest with all reports, ``active`` the newest in
+    which every member was ready.
+    """
+
+    def __init__(self, config: Config, member: Member, rng: Random) -> None:
+        self.config = config
+        self.member = member
+        self.rng = rng
+        self.outbox = Outbox(member)
+        self.table = MemberTable(member.id)
+        self.evidence = EvidenceBook(config)
+        self.applicants = Applicants(config.max_members)
+        self.awareness = Awareness(config.awareness_max)
+        self.rumours = Dissemination(config.retransmit_mult)
+        self.view: View | None = None
+        self.installed: View | None = None
+        self.active: View | None = None
+        self.driver = ""
+        """Who installs ``view``, as far as we know."""
+        self.acked: dict[str, float] = {}
+        """When we last acked a ping of each member: the other side of the lease."""
+        self.shunned: set[str] = set()
+        """Whom we do not ack any more in this epoch, having been asked to exclude them (see ``acceptor``)."""
+        self.progress = b""
+        self.leaving = False
+        self.stopped: StoppedError | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest chosen view; 0 before the first."""
+        return 0 if self.view is None else self.view.epoch
+
+    @property
+    def view_id(self) -> str:
+        """Of the newest chosen view."""
+        return NO_VIEW_ID if self.view is None else self.view.view_id
+
+    def coordinator(self) -> Member | None:
+        """The first member of the view that nothing is held against."""
+        if self.view is None:
+            return None
+        for member in self.view.members:
+            if member.id not in self.evidence.proofs and self.table.trusted(member.id):
+                return member
+        return self.member if self.member.id in self.view else None
+
+    def coordinates(self) -> bool:
+        """Whether that is this member."""
+        coordinator = self.coordinator()
+        return coordinator is not None and coordinator.id == self.member.id
+
+    def stop(self, error: StoppedError) -> None:
+        """End this lifetime; only the first reason counts."""
+        if self.stopped is None:
+            self.stopped = error
+            self.outbox.note(logging.INFO, "stopped", str(error))
+            self.outbox.emit(Stopped(error))
+
+    def reply(self, sender: str, address: Address, message: Message) -> None:
+        """Answer whoever sent something, oneself included."""
+        if sender == self.member.id:
+            self.outbox.send(self.member, message)
+        else:
+            self.outbox.send_to(address, message)
+
+    def compare(self, sender: str, address: Address, epoch: int, view_id: str, *, may_tell: bool) -> None:
+        """Anti-entropy: the digest of a view is its id. Tell laggards and the excluded, ask who is ahead."""
+        if self.view is None or (epoch, view_id) == (self.epoch, self.view_id) or epoch == 0:
+            return
+        if epoch > self.epoch:
+            self.outbox.send_to(address, Pull(self.epoch))
+        elif epoch < self.epoch and may_tell:
+            self.outbox.send_to(address, Chosen(self.view, self.driver))
+        elif epoch == self.epoch:
+            text = f"{sender} holds another view of epoch {epoch}: {view_id} against {self.view_id}"
+            self.outbox.note(logging.CRITICAL, "fork", text)

@@ -1,0 +1,258 @@
+"""Who is alive: probes, suspicions and rumours put together. It accuses; it never excludes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import inf
+
+from ..member import Address, Member
+from ..messages import Ack, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
+from ..view import View
+from .core import Core
+from .effects import Check, Fence, PeerProgress
+from .member_table import Peer
+from .probe import Probe, Prober
+from .suspicion import Suspicion
+
+__all__ = ["Detection"]
+
+PIGGYBACK = 6
+"""Rumours a message."""
+
+FENCE_EVERY = 0.25
+
+Accuse = Callable[[str, EvidenceKind, str, float], None]
+
+
+class Detection:
+    """SWIM with Lifeguard for the members of the current view. ``accuse`` receives what comes out of it."""
+
+    def __init__(self, core: Core, accuse: Accuse, now: float) -> None:
+        self._core = core
+        self._accuse = accuse
+        self._prober = Prober(core.config, core.rng, core.awareness, next_round=now)
+        self._next_gossip = now
+        self._fenced: dict[str, float] = {}
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Send what is due, and draw the conclusions from what has not been answered."""
+        indirect, failed = self._prober.overdue(now)
+        for probe in indirect:
+            self._ask_others(probe)
+        for probe in failed:
+            self._failed(probe, now)
+        for relay in self._prober.due_nacks(now):
+            self._core.outbox.send_to(relay.asker, Nack(relay.asker_seq))
+        if now >= self._prober.next_round:
+            self._begin_round(now)
+        for peer in self._core.table:
+            self._expire(peer, now)
+        if now >= self._next_gossip:
+            self._next_gossip = now + self._core.config.gossip_interval
+            self._gossip()
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        times = [self._prober.deadline()]
+        if len(self._core.rumours):
+            times.append(self._next_gossip)
+        for peer in self._core.table:
+            if peer.suspicion is not None:
+                times.append(self._verdict_time(peer))
+                if self._fenceable(peer):
+                    times.append(self._fence_time(peer))
+        return min(times, default=inf)
+
+    def adopt(self, view: View, now: float) -> None:
+        """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""
+        keep = frozenset(view.ids)
+        self._prober.next_round = now
+        self._prober.forget(keep)
+        self._core.rumours.forget(keep)
+        self._fenced = {key: time for key, time in self._fenced.items() if key in keep}
+
+    def ping_applicant(self, member: Member, now: float) -> None:
+        """Ping somebody outside the view; the ack becomes its contact."""
+        seq = self._prober.next_seq()
+        probe = Probe(seq, member, now, inf, now + 1.0)
+        self._prober.probes[seq] = probe
+        self._send_ping(probe)
+
+    # Probing
+
+    def _begin_round(self, now: float) -> None:
+        targets = [peer.member for peer in self._core.table if peer.status in (Status.ALIVE, Status.SUSPECT)]
+        for probe in self._prober.begin_round(targets, now):
+            self._send_ping(probe)
+
+    def _send_ping(self, probe: Probe) -> None:
+        core = self._core
+        updates = self._rumours(about=probe.target.id)
+        message = Ping(probe.seq, probe.target.id, core.epoch, core.view_id, updates, core.progress)
+        core.outbox.send(probe.target, message)
+
+    def _rumours(self, about: str | None = None) -> tuple[Update, ...]:
+        return self._core.rumours.take(PIGGYBACK, len(self._core.table) + 1, about)
+
+    def _ask_others(self, probe: Probe) -> None:
+        core = self._core
+        helpers = [p.member for p in core.table if p.status is Status.ALIVE and p.member.id != probe.target.id]
+        chosen = core.rng.sample(helpers, min(core.config.indirect_probes, len(helpers)))
+        probe.helpers = len(chosen)
+        for helper in chosen:
+            core.outbox.send(helper, PingRequest(probe.seq, probe.target, self._rumours()))
+        if core.table.get(probe.target.id) is not None:
+            core.outbox.emit(Check(probe.target))  # SWIM's TCP fallback, and where a crash shows at once
+
+    def _failed(self, probe: Probe, now: float) -> None:
+        if self._core.table.get(probe.target.id) is not None:
+            self._suspect(probe.target.id, self._core.member.id, now)
+
+    def answered_check(self, member_id: str) -> None:
+        """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
+        self._prober.answered_otherwise(member_id)
+        peer = self._core.table.get(member_id)
+        if peer is not None:
+            self._clear(peer)
+
+    # Suspicion
+
+    def _suspect(self, member_id: str, by: str, now: float, incarnation: int | None = None) -> None:
+        core = self._core
+        peer = core.table.get(member_id)
+        if peer is None or peer.status in (Status.DEAD, Status.LEFT):
+            return
+        if incarnation is not None and incarnation < peer.incarnation:
+            return
+        if peer.suspicion is None:
+            minimum = core.config.exclude_after / 2
+            maximum = minimum * core.config.suspicion_max_mult
+            needed = min(core.config.indirect_probes, len(core.table) - 1)
+            peer.suspicion = Suspicion(by, needed, minimum, maximum, now)
+            peer.status = Status.SUSPECT
+            peer.incarnation = max(peer.incarnation, incarnation or 0)
+            core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})")
+            core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
+        elif peer.suspicion.confirm(by):
+            core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
+
+    def _clear(self, peer: Peer) -> None:
+        if peer.suspicion is not None:
+            peer.suspicion = None
+            peer.status = Status.ALIVE
+            self._core.evidence.retract_silence(peer.member.id)
+            self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
+
+    def _verdict_time(self, peer: Peer) -> float:
+        if peer.suspicion is None or peer.member.id in self._core.evidence.silent:
+            return inf
+        # Never before T_excl: voters whose acks are younger would have to refuse anyway.
+        return max(peer.suspicion.deadline, peer.last_sign + self._core.config.exclude_after)
+
+    def _expire(self, peer: Peer, now: float) -> None:
+        if peer.suspicion is None:
+            return
+        if self._fenceable(peer) and now >= self._fence_time(peer):
+            self._fenced[peer.member.id] = now
+            self._core.outbox.emit(Fence(peer.member, f"silent for {now - peer.last_sign:.1f} s"))
+        if now >= self._verdict_time(peer):
+            detail = f"no answer for {now - peer.last_sign:.2f} s, suspected by {len(peer.suspicion.accusers)}"
+            self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
+
+    def _fenceable(self, peer: Peer) -> bool:
+        return peer.suspicion is not None and peer.member.fact("supervisor") is not None
+
+    def _fence_time(self, peer: Peer) -> float:
+        config = self._core.config
+        first = peer.last_sign + config.fence_after * config.exclude_after
+        return max(first, self._fenced.get(peer.member.id, -inf) + FENCE_EVERY)
+
+    # Rumours
+
+    def _gossip(self) -> None:
+        core = self._core
+        if not len(core.rumours):
+            return
+        peers = [peer.member for peer in core.table if peer.status is not Status.DEAD]
+        for member in core.rng.sample(peers, min(core.config.gossip_fanout, len(peers))):
+            updates = self._rumours(about=member.id)
+            if updates:
+                core.outbox.send(member, Gossip(updates))
+
+    def merge(self, updates: tuple[Update, ...], now: float) -> None:
+        """Rumours arrived."""
+        core = self._core
+        for update in updates:
+            if update.member_id == core.member.id:
+                if update.status is Status.SUSPECT and update.incarnation >= core.table.incarnation:
+                    core.table.incarnation = update.incarnation + 1
+                    core.awareness.worse()
+                    core.rumours.add(Update(core.member.id, Status.ALIVE, core.table.incarnation, core.member.id))
+            elif core.table.apply(update):
+                if update.status is Status.SUSPECT:
+                    self._suspect(update.member_id, update.by, now, update.incarnation)
+                else:
+                    core.evidence.retract_silence(update.member_id)
+                    core.rumours.add(update)
+
+    # Messages
+
+    def on_ping(self, sender: str, address: Address, ping: Ping, now: float) -> None:
+        """Answer if it is meant for this lifetime and its sender is not shunned."""
+        core = self._core
+        if ping.target != core.member.id:
+            core.outbox.send_to(address, Stranger(ping.seq, ping.target))
+            return
+        self.merge(ping.updates, now)
+        if sender in core.shunned:
+            return
+        core.acked[sender] = now
+        updates = self._rumours(about=sender)
+        core.outbox.send_to(address, Ack(ping.seq, ping.target, core.epoch, core.view_id, updates, core.progress))
+        self._heard(sender, ping.progress)
+
+    def _heard(self, sender: str, progress: bytes) -> None:
+        if progress and self._core.table.get(sender) is not None:
+            self._core.outbox.emit(PeerProgress(sender, progress))
+
+    def on_ack(self, sender: str, ack: Ack, now: float) -> None:
+        """A ping of ours was answered, or one that we sent on another's behalf."""
+        core = self._core
+        self.merge(ack.updates, now)
+        relay = self._prober.relays.pop(ack.seq, None)
+        if relay is not None and ack.target == sender:
+            core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
+            return
+        probe = self._prober.answered(ack.seq, ack.target)
+        if probe is None:
+            return
+        if ack.target == sender:  # relayed acks show life, but are no contact with *us*
+            applicant = core.applicants.get(sender)
+            if applicant is not None:
+                applicant.contact = max(applicant.contact, probe.sent)
+            core.table.answered(sender, probe.sent)
+            self._heard(sender, ack.progress)
+        peer = core.table.get(ack.target)
+        if peer is not None:
+            self._clear(peer)
+
+    def on_ping_request(self, address: Address, request: PingRequest, now: float) -> None:
+        """Ping somebody on another's behalf."""
+        core = self._core
+        self.merge(request.updates, now)
+        seq = self._prober.relay(address, request.seq, now)
+        ping = Ping(seq, request.target.id, core.epoch, core.view_id, self._rumours(about=request.target.id))
+        core.outbox.send(request.target, ping)
+
+    def on_nack(self, nack: Nack) -> None:
+        """A helper is alive."""
+        self._prober.nacked(nack.seq)
+
+    def on_stranger(self, address: Address, stranger: Stranger, now: float) -> None:
+        """Another lifetime answers where ``stranger.target`` was: it is gone."""
+        peer = self._core.table.get(stranger.target)
+        if peer is not None and peer.member.address == address:
+            self._accuse(stranger.target, EvidenceKind.PROOF, "another process lifetime answers at its address", now)

@@ -1,0 +1,99 @@
+"""What the protocol asks of its driver. ``Machine.drain()`` returns these in order; the driver carries them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import StoppedError
+from ..member import Address, Member
+from ..messages import Message
+from ..view import View
+
+__all__ = ["Activated", "Check", "Effect", "Fence", "Freeze", "Installed", "Note", "PeerProgress", "Send", "Stopped", "Tether", "Wish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` to ``address``; it may get lost."""
+
+    address: Address
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Find out at once whether ``member`` still lives: connect to it; report with ``Machine.checked``."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Tether:
+    """Keep a control connection to exactly these members; when one closes, behave as for ``Check``."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Ask the supervisor of ``member`` to kill it; report with ``Machine.evidence`` once it was reaped."""
+
+    member: Member
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """``DataPlane.freeze``."""
+
+    epoch: int
+    after_call: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """``DataPlane.install``."""
+
+    view: View
+    reports: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """``DataPlane.activate``."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """``DataPlane.wish``."""
+
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProgress:
+    """``DataPlane.peer_progress``."""
+
+    member_id: str
+    progress: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """``DataPlane.stopped``; the machine sends nothing more afterwards but farewells."""
+
+    error: StoppedError
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth a log line or an entry in ``explain``. ``kind`` is a short word, ``level`` a logging level."""
+
+    level: int
+    kind: str
+    text: str
+
+
+Effect = Send | Check | Tether | Fence | Freeze | Installed | Activated | Wish | PeerProgress | Stopped | Note

@@ -1,0 +1,110 @@
+"""What is held against members of the current view, by strength, and the removals that follow from it.
+
+PROOF: the process is certainly gone. SILENCE: suspicion expired. UNREADY: it never built its group. LEFT: its own wish.
+HINTs are not evidence; they only start a check, and a proposal waits a little for checks under way.
+
+*Discounting* (see ``quorum``): a proven-dead member may be left out of a quorum only if it cannot have voted us out before
+it died. It acked a ping that we sent at ``contact``; whoever acked us votes us out T_excl later at the earliest; so a proof
+younger than ``contact + T_excl`` (less clock drift) came first. Judged once, when the proof arrives, and remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import Config
+from ..view import Cause, Removal, View
+from .member_table import NEVER
+
+__all__ = ["EvidenceBook", "Proof"]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One certain death. ``discounted``: whether a quorum may do without it."""
+
+    time: float
+    detail: str
+    discounted: bool
+
+
+class EvidenceBook:
+    """Evidence about the members of one view. Proofs survive into the next view, the rest is judged anew."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.proofs: dict[str, Proof] = {}
+        self.silent: dict[str, float] = {}
+        self.unready: dict[str, float] = {}
+        self.leaving: dict[str, float] = {}
+        self.checking: dict[str, float] = {}
+        self.frozen_since: float | None = None
+        """Since when some member is known to need a new epoch though nobody may have died."""
+
+    def adopt(self, view: View) -> None:
+        """Follow a new view."""
+        ids = frozenset(view.ids)
+        self.proofs = {key: proof for key, proof in self.proofs.items() if key in ids}
+        self.leaving = {key: since for key, since in self.leaving.items() if key in ids}
+        self.checking = {key: since for key, since in self.checking.items() if key in ids}
+        self.silent.clear()
+        self.unready.clear()
+        self.frozen_since = None
+
+    def prove(self, member_id: str, detail: str, contact: float, now: float) -> bool:
+        """Record a proof of death; False where it is already known."""
+        self.checking.pop(member_id, None)
+        if member_id in self.proofs:
+            return False
+        limit = self._config.exclude_after * (1 - self._config.drift)
+        self.proofs[member_id] = Proof(now, detail, contact != NEVER and now - contact < limit)
+        return True
+
+    def retract_silence(self, member_id: str) -> None:
+        """It answered after all."""
+        self.silent.pop(member_id, None)
+
+    @property
+    def discounted(self) -> frozenset[str]:
+        """Ids that rule (b) may do without."""
+        return frozenset(key for key, proof in self.proofs.items() if proof.discounted)
+
+    def removals(self, view: View) -> tuple[Removal, ...]:
+        """Everybody in ``view`` there is reason to remove, in seniority order, by the strongest reason."""
+        found = []
+        for member in view.members:
+            cause = self.cause(member.id)
+            if cause is not None:
+                found.append(Removal(member.id, cause))
+        return tuple(found)
+
+    def cause(self, member_id: str) -> Cause | None:
+        """The strongest reason to remove a member, None if there is none."""
+        if member_id in self.proofs:
+            return Cause.PROOF
+        if member_id in self.leaving:
+            return Cause.LEFT
+        if member_id in self.unready:
+            return Cause.UNREADY
+        if member_id in self.silent:
+            return Cause.SILENCE
+        return None
+
+    def due(self) -> float | None:
+        """When the coordinator should propose for what is known (joins apart); None while there is no reason.
+
+        A proof waits a few milliseconds for more of its kind, silence about a hundred; checks under way hold a proposal
+        back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are one view change).
+        """
+        config = self._config
+        reasons = [(proof.time, config.settle_proof) for proof in self.proofs.values()]
+        reasons += [(time, config.settle_silence) for time in (*self.silent.values(), *self.unready.values())]
+        reasons += [(time, 0.0) for time in self.leaving.values()]
+        if self.frozen_since is not None:
+            reasons.append((self.frozen_since, 0.0))
+        if not reasons:
+            return None
+        first = min(time + settle for time, settle in reasons)
+        if self.checking:
+            return max(first, min(time for time, _ in reasons) + config.settle_max)
+        return first

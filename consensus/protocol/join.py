@@ -1,0 +1,152 @@
+"""Getting in: the applicants that a member knows, and a joiner's own search for the cluster.
+
+Founding: a member that may found (its address is the first introducer, or there are none) does so once ``initial_size``
+members have met *and* every other introducer said that it knows no cluster or had time to. So neither starting all members
+at once nor restarting the first introducer makes a second cluster of one job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import Config
+from ..member import Address, Member
+from ..messages import JoinReply
+from ..view import View
+from .member_table import NEVER
+
+__all__ = ["Applicant", "Applicants", "Search"]
+
+FRESH = 1.5
+"""An applicant that has not asked again for so many seconds has gone away."""
+
+FOUNDING_PATIENCE = 0.6
+"""How long a founder waits for introducers that do not answer: two rounds of the members' beacon."""
+
+
+@dataclass(slots=True)
+class Applicant:
+    """Somebody who asked to join. ``contact``: our clock before the ping that it acked."""
+
+    member: Member
+    wants: bool
+    heard: float
+    contact: float = NEVER
+    pinged: float = NEVER
+
+
+class Applicants:
+    """Who asks to join, in order of arrival."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: dict[str, Applicant] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def heard(self, member: Member, wants: bool, now: float) -> Applicant | None:
+        """A request arrived; None where the queue is full."""
+        known = self._known.get(member.id)
+        if known is None:
+            if len(self._known) >= self._limit:
+                return None
+            known = self._known[member.id] = Applicant(member, wants, now)
+        known.wants = wants
+        known.heard = now
+        return known
+
+    def get(self, member_id: str) -> Applicant | None:
+        """The applicant with that id."""
+        return self._known.get(member_id)
+
+    def drop(self, member_id: str) -> None:
+        """It is in, or dead."""
+        self._known.pop(member_id, None)
+
+    def expire(self, now: float) -> None:
+        """Forget who does not ask any more."""
+        for key in [key for key, applicant in self._known.items() if now - applicant.heard > FRESH]:
+            del self._known[key]
+
+    def fresh(self, now: float, *, wanting: bool) -> list[Applicant]:
+        """Who asked lately (``wanting``: only those ready to be admitted), in order of arrival."""
+        found = [applicant for applicant in self._known.values() if now - applicant.heard <= FRESH]
+        return [applicant for applicant in found if applicant.wants] if wanting else found
+
+    def admissible(self, now: float) -> list[Member]:
+        """Who wants to be admitted and acked us a moment ago: a joiner that is gone would hold up the next change."""
+        return [a.member for a in self.fresh(now, wanting=True) if now - a.contact <= 1.0]
+
+    @property
+    def contacts(self) -> dict[str, float]:
+        """Contact by member id."""
+        return {key: applicant.contact for key, applicant in self._known.items()}
+
+
+class Search:
+    """A member without a view looks for one."""
+
+    def __init__(self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float) -> None:
+        self._config = config
+        self._member = member
+        self.founder = founder
+        self.introducers = [address for address in introducers if address != member.address]
+        self.started = now
+        self.next_send = now
+        self.last_reply = now
+        self.wants = False
+        self.cluster: View | None = None
+        self.coordinator: Member | None = None
+        self._lonely: set[Address] = set()
+
+    def replied(self, source: Address, reply: JoinReply, now: float) -> None:
+        """An introducer answered."""
+        if reply.view is None:
+            self._lonely.add(source)
+            return
+        self.last_reply = now
+        self._lonely.discard(source)
+        if self.cluster is None or reply.view.epoch >= self.cluster.epoch:
+            self.cluster = reply.view
+            self.coordinator = reply.coordinator
+
+    def targets(self) -> list[Address]:
+        """Whom to ask: the coordinator once it is known, and the introducers."""
+        if self.coordinator is not None and self.cluster is not None:
+            # The other members' addresses too: the coordinator may die while we wait.
+            others = [member.address for member in self.cluster.members[:16]]
+            return list(dict.fromkeys([self.coordinator.address, *others, *self.introducers]))
+        return list(dict.fromkeys(self.introducers))
+
+    def interval(self) -> float:
+        """Seconds between requests."""
+        return 0.1 if self.wants or self.cluster is None else 0.4
+
+    def may_found(self, applicants: int, now: float) -> bool:
+        """Whether the first view may be made here and now."""
+        if not self.founder or self.cluster is not None or applicants + 1 < self._config.initial_size:
+            return False
+        consulted = self._lonely.issuperset(self.introducers)
+        if consulted and (self.introducers or not self._config.introducers):
+            return True
+        return now - self.started >= FOUNDING_PATIENCE
+
+    def failure(self, now: float) -> str | None:
+        """Why the search has failed for good; None while it has not."""
+        patience = self._config.join_timeout
+        if self.cluster is not None:
+            if now - self.last_reply < patience:
+                return None
+            return f"the cluster was found, but no member has answered for {patience:g} s"
+        if now - self.started < patience:
+            return None
+        if self.founder:
+            return f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
+        silent = [f"{host}:{port}" for host, port in self.introducers if (host, port) not in self._lonely]
+        if silent:
+            return f"no answer from introducers {', '.join(silent)} within join_timeout={patience:g} s"
+        return (
+            f"the introducers answered but belong to no cluster within join_timeout={patience:g} s: "
+            "is the first introducer running, and are initial_size members started?"
+        )

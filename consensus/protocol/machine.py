@@ -1,0 +1,300 @@
+"""The membership protocol of one member, sans-IO: messages and time in, effects out.
+
+No socket, no clock, no thread and no randomness of its own. A driver calls ``receive`` and ``tick`` with the current time,
+carries out what ``drain`` returns, and calls again no later than ``next_deadline``. The same code runs on real sockets and
+in a simulation with thousands of members.
+
+A packet's way: ``machine`` -> ``detection`` (``probe``, ``suspicion``, ``member_table``) -> ``evidence`` -> ``view_change``
+(``attempt``, ``acceptor``, ``quorum``, ``installation``) -> ``outbox``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config
+from ..errors import StoppedError
+from ..member import Address, Member
+from ..messages import (
+    Accept,
+    Accepted,
+    Ack,
+    Activate,
+    Chosen,
+    Evidence,
+    EvidenceKind,
+    FlushReply,
+    FlushRequest,
+    Gossip,
+    Install,
+    JoinReply,
+    JoinRequest,
+    LeaveRequest,
+    Message,
+    Nack,
+    Ping,
+    PingRequest,
+    Prepare,
+    Promise,
+    Promised,
+    Pull,
+    Ready,
+    Refused,
+    Stranger,
+)
+from ..view import View
+from .admission import Admission
+from .core import Core
+from .detection import Detection
+from .effects import Effect
+from .join import Search
+from .view_change import ViewChange
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = ["Machine"]
+
+
+class Machine:
+    """One member. ``founder``: whether it may make the first view; ``introducers``: whom to join through."""
+
+    def __init__(
+        self, config: Config, member: Member, rng: Random, *, founder: bool, introducers: tuple[Address, ...]
+    ) -> None:
+        self._core = Core(config, member, rng)
+        self._founder = founder
+        self._introducers = introducers
+        self._change = ViewChange(self._core)
+        self._detection: Detection
+        self._admission: Admission
+
+    def start(self, now: float) -> None:
+        """Begin to look for the cluster. Call once, before anything else."""
+        core = self._core
+        self._detection = Detection(core, self._change.accuse, now)
+        self._change.detection = self._detection
+        search = Search(core.config, core.member, self._introducers, self._founder, now)
+        self._admission = Admission(core, self._detection, self._change, search, now)
+        self.tick(now)
+
+    # In
+
+    def receive(self, sender: str, address: Address, message: Message, now: float) -> None:
+        """A message from ``sender``, whose mail goes to ``address``. Nonsense changes nothing and raises nothing."""
+        if self._core.stopped is None and sender != self._core.member.id:
+            self._dispatch(sender, address, message, now)
+            self._settle(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._core.stopped is None:
+            self._admission.tick(now)
+            if self._core.view is not None:
+                self._detection.tick(now)
+                self._change.tick(now)
+            self._settle(now)
+
+    def evidence(self, accused: str, kind: EvidenceKind, detail: str, now: float) -> None:
+        """This member's own evidence against another one."""
+        self._change.accuse(accused, kind, detail, now)
+        self._settle(now)
+
+    def checked(self, member_id: str, alive: bool | None, detail: str, now: float) -> None:
+        """The result of a ``Check`` or of a closed tether: False proves death, None is undecided."""
+        self._change.checked(member_id, alive, detail, now)
+        self._settle(now)
+
+    def hint(self, suspects: tuple[str, ...], now: float) -> None:
+        """The data plane failed here and froze itself; ``suspects`` are checked at once (empty: everybody)."""
+        self._change.frozen(now)
+        self._change.hint(suspects, now)
+        self._settle(now)
+
+    def flushed(self, epoch: int, report: bytes, now: float) -> None:
+        """Answer to ``Freeze``."""
+        self._change.flushed(epoch, report)
+        self._settle(now)
+
+    def ready(self, view_id: str, now: float) -> None:
+        """Answer to ``Installed``."""
+        self._change.ready(view_id, now)
+        self._settle(now)
+
+    def boundary(self, call: int, leavers: tuple[str, ...], now: float) -> None:
+        """Answer to ``Wish``, or what another member's trailer asked for: frozen after ``call``."""
+        self._change.boundary(call, leavers, now)
+        self._settle(now)
+
+    def frozen(self, now: float) -> None:
+        """The data plane froze itself: it is owed a new epoch."""
+        self._change.frozen(now)
+        self._settle(now)
+
+    def seek_admission(self, now: float) -> None:
+        """A joiner is ready to take part."""
+        self._admission.seek_admission(now)
+        self.tick(now)
+
+    def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
+        """More members to join through."""
+        self._admission.add_introducers(addresses, now)
+        self.tick(now)
+
+    def leave(self, after_call: int | None, now: float) -> None:
+        """Leave on our own wish."""
+        self._admission.leave(after_call, now)
+        self._settle(now)
+
+    def set_progress(self, progress: bytes) -> None:
+        """What rides on pings and acks from now on (at most 64 bytes)."""
+        self._core.progress = progress
+
+    # Out
+
+    def drain(self) -> list[Effect]:
+        """What to do now, in this order."""
+        return self._core.outbox.drain()
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is needed at the latest; None once stopped."""
+        if self._core.stopped is not None:
+            return None
+        deadline = self._admission.deadline()
+        if self._core.view is not None:
+            deadline = min(deadline, self._detection.deadline(), self._change.deadline())
+        return deadline
+
+    # State to look at
+
+    @property
+    def member(self) -> Member:
+        """Who we are."""
+        return self._core.member
+
+    @property
+    def view(self) -> View | None:
+        """The newest view known to be chosen."""
+        return self._core.view
+
+    @property
+    def installed_view(self) -> View | None:
+        """The newest view of which we have everybody's report."""
+        return self._core.installed
+
+    @property
+    def active_view(self) -> View | None:
+        """The newest view in which every member was ready."""
+        return self._core.active
+
+    @property
+    def known_view(self) -> View | None:
+        """The own view, or for a joiner the cluster's as it was told."""
+        return self._core.view if self._core.view is not None else self._admission.search.cluster
+
+    @property
+    def changing(self) -> bool:
+        """Whether a view change is under way."""
+        return self._change.changing
+
+    @property
+    def applicants_waiting(self) -> bool:
+        """Whether somebody wants to be admitted (known at the coordinator only)."""
+        return bool(self._core.applicants)
+
+    @property
+    def stopped(self) -> StoppedError | None:
+        """Why this lifetime ended."""
+        return self._core.stopped
+
+    def status(self) -> dict[str, Any]:
+        """What this member believes, as plain values."""
+        core = self._core
+        coordinator = core.coordinator()
+        return {
+            "id": core.member.id,
+            "job": core.config.job,
+            "epoch": core.epoch,
+            "view_id": core.view_id,
+            "active_epoch": 0 if core.active is None else core.active.epoch,
+            "changing": self.changing,
+            "coordinator": coordinator.id if coordinator else None,
+            "policy": core.config.policy.value,
+            "awareness": core.awareness.score,
+            "stopped": str(core.stopped) if core.stopped else None,
+            "members": [self._describe(member) for member in core.view.members] if core.view else [],
+        }
+
+    def _describe(self, member: Member) -> dict[str, Any]:
+        peer = self._core.table.get(member.id)
+        cause = self._core.evidence.cause(member.id)
+        return {
+            "id": member.id,
+            "address": f"{member.host}:{member.port}",
+            "meta": dict(member.meta),
+            "status": peer.status.value if peer else "alive",
+            "incarnation": peer.incarnation if peer else self._core.table.incarnation,
+            "evidence": cause.value if cause else None,
+        }
+
+    # Inside
+
+    def _settle(self, now: float) -> None:
+        """Deliver what this member sent to itself."""
+        core = self._core
+        while (message := core.outbox.take_own()) is not None:
+            if core.stopped is None:
+                self._dispatch(core.member.id, core.member.address, message, now)
+
+    def _dispatch(self, sender: str, address: Address, message: Message, now: float) -> None:
+        core, detection, change, admission = self._core, self._detection, self._change, self._admission
+        match message:
+            case Ping():
+                detection.on_ping(sender, address, message, now)
+                core.compare(sender, address, message.epoch, message.view_id, may_tell=change.may_tell)
+            case Ack():
+                detection.on_ack(sender, message, now)
+                if message.target == sender:
+                    core.compare(sender, address, message.epoch, message.view_id, may_tell=change.may_tell)
+            case PingRequest():
+                detection.on_ping_request(address, message, now)
+            case Nack():
+                detection.on_nack(message)
+            case Stranger():
+                detection.on_stranger(address, message, now)
+            case Gossip():
+                detection.merge(message.updates, now)
+            case Evidence():
+                change.on_evidence(sender, address, message, now)
+            case Prepare():
+                change.on_prepare(sender, address, message, now)
+            case Promise():
+                change.on_promise(sender, message, now)
+            case Promised():
+                change.on_promised(message, now)
+            case Accept():
+                change.on_accept(sender, address, message, now)
+            case Accepted():
+                change.on_accepted(sender, message, now)
+            case FlushRequest():
+                change.on_flush_request(sender, address, message, now)
+            case FlushReply():
+                change.on_flush_reply(sender, message, now)
+            case Install():
+                change.on_install(sender, address, message, now)
+            case Ready():
+                change.on_ready(sender, address, message, now)
+            case Activate():
+                change.on_activate(message, now)
+            case Pull():
+                change.on_pull(sender, address, message, now)
+            case Chosen():
+                change.on_chosen(message, now)
+            case JoinRequest():
+                admission.on_join_request(sender, address, message, now)
+            case JoinReply():
+                admission.on_join_reply(address, message, now)
+            case Refused():
+                admission.on_refused(message)
+            case LeaveRequest():
+                admission.on_leave_request(sender, message, now)

@@ -1,0 +1,94 @@
+"""What this member believes of the others in its view: the detection half of membership.
+
+Legal transitions: ALIVE -> SUSPECT -> ALIVE (only by a higher incarnation, or by the accused answering us) and anything ->
+DEAD or LEFT, which are final for a lifetime. Beliefs decide nothing: a member is out when a view without it was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..member import Member
+from ..messages import Status, Update
+from ..view import View
+from .suspicion import Suspicion
+
+__all__ = ["MemberTable", "Peer"]
+
+NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another member of the view. ``contact``: our clock before we sent the latest ping that it acked *to us*."""
+
+    member: Member
+    since: float
+    status: Status = Status.ALIVE
+    incarnation: int = 0
+    contact: float = NEVER
+    suspicion: Suspicion | None = None
+
+    @property
+    def last_sign(self) -> float:
+        """When it was last known to live; a new member is given the benefit of its admission."""
+        return max(self.contact, self.since)
+
+
+class MemberTable:
+    """Peers by id, in seniority order; without this member itself."""
+
+    def __init__(self, own_id: str) -> None:
+        self._own_id = own_id
+        self._peers: dict[str, Peer] = {}
+        self.incarnation = 0
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._peers.values())
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def get(self, member_id: str) -> Peer | None:
+        """The peer with that id, if it is in the view."""
+        return self._peers.get(member_id)
+
+    def adopt(self, view: View, contacts: dict[str, float], now: float) -> None:
+        """Follow a new view: beliefs about those who stay are kept, ``contacts`` seeds those who came."""
+        fresh: dict[str, Peer] = {}
+        for member in view.members:
+            if member.id != self._own_id:
+                peer = self._peers.get(member.id)
+                fresh[member.id] = peer or Peer(member, now, contact=contacts.get(member.id, NEVER))
+        self._peers = fresh
+
+    def answered(self, member_id: str, sent: float) -> Peer | None:
+        """``member_id`` acked our ping sent at ``sent``."""
+        peer = self._peers.get(member_id)
+        if peer is not None:
+            peer.contact = max(peer.contact, sent)
+        return peer
+
+    def apply(self, update: Update) -> bool:
+        """Whether a rumour about a peer is news by SWIM's order; ALIVE is applied at once, SUSPECT is left to the caller."""
+        peer = self._peers.get(update.member_id)
+        if peer is None or peer.status in (Status.DEAD, Status.LEFT):
+            return False
+        if update.status is Status.ALIVE:
+            if update.incarnation <= peer.incarnation:
+                return False
+            peer.incarnation = update.incarnation
+            peer.status = Status.ALIVE
+            peer.suspicion = None
+            return True
+        if update.status is Status.SUSPECT:
+            return update.incarnation >= peer.incarnation
+        return False
+
+    def trusted(self, member_id: str) -> bool:
+        """Whether nothing is held against a member (oneself: always trusted)."""
+        if member_id == self._own_id:
+            return True
+        peer = self._peers.get(member_id)
+        return peer is not None and peer.status is Status.ALIVE

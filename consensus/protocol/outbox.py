@@ -1,0 +1,48 @@
+"""Where a machine's parts leave what is to be done. Messages to oneself never touch the network: they queue here."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..member import Address, Member
+from ..messages import Message
+from .effects import Effect, Note, Send
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """Effects in order, and messages of this member to itself."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._effects: list[Effect] = []
+        self._own: deque[Message] = deque()
+
+    def send(self, to: Member, message: Message) -> None:
+        """Send to a member, oneself included."""
+        if to.id == self._member.id:
+            self._own.append(message)
+        else:
+            self._effects.append(Send(to.address, message))
+
+    def send_to(self, address: Address, message: Message) -> None:
+        """Send to whoever lives at ``address``."""
+        self._effects.append(Send(address, message))
+
+    def emit(self, effect: Effect) -> None:
+        """Ask the driver for something."""
+        self._effects.append(effect)
+
+    def note(self, level: int, kind: str, text: str) -> None:
+        """Leave a remark for the log."""
+        self._effects.append(Note(level, kind, text))
+
+    def take_own(self) -> Message | None:
+        """The oldest message to oneself, None when there is none."""
+        return self._own.popleft() if self._own else None
+
+    def drain(self) -> list[Effect]:
+        """All effects since the last call."""
+        effects, self._effects = self._effects, []
+        return effects

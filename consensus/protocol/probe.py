@@ -1,0 +1,164 @@
+"""SWIM's failure detector: ping, then ping through others, then suspect (SWIM, sections 3.1 and 4.2; Lifeguard, IV-A).
+
+Up to ``mesh_limit`` members everybody pings everybody each round: that is detection and the *contact* which discounting
+needs (see ``evidence``) in one. Beyond it, one member a round, in shuffled order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+from typing import TYPE_CHECKING
+
+from ..config import Config
+from ..member import Address, Member
+from .awareness import Awareness
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = ["Probe", "ProbeStage", "Prober", "Relay"]
+
+
+class ProbeStage(Enum):
+    """DIRECT -> INDIRECT -> gone (answered, or failed at the end of the round)."""
+
+    DIRECT = "direct"
+    INDIRECT = "indirect"
+
+
+@dataclass(slots=True)
+class Probe:
+    """One ping of our own under way."""
+
+    seq: int
+    target: Member
+    sent: float
+    ask_others_at: float
+    fail_at: float
+    stage: ProbeStage = ProbeStage.DIRECT
+    helpers: int = 0
+    nacks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A ping on another's behalf: whom to tell, and when to say Nack."""
+
+    asker: Address
+    asker_seq: int
+    nack_at: float
+    expires: float
+
+
+@dataclass(slots=True)
+class Prober:
+    """Which pings are out. Decides whom to ping and what an unanswered ping means; sends nothing itself."""
+
+    config: Config
+    rng: Random
+    awareness: Awareness
+    next_round: float = 0.0
+    probes: dict[int, Probe] = field(default_factory=dict)
+    relays: dict[int, Relay] = field(default_factory=dict)
+    _seq: int = 0
+    _ring: list[str] = field(default_factory=list)
+
+    def next_seq(self) -> int:
+        """A number for the next ping."""
+        self._seq += 1
+        return self._seq
+
+    def begin_round(self, targets: Sequence[Member], now: float) -> list[Probe]:
+        """Start this round's probes; whom to ping."""
+        mesh = len(targets) < self.config.mesh_limit
+        interval = self.config.contact_interval if mesh else self.awareness.stretch(self.config.probe_interval)
+        self.next_round = now + interval
+        chosen = list(targets) if mesh else self._next_in_ring(targets)
+        return [self._start(member, now, interval) for member in chosen]
+
+    def _next_in_ring(self, targets: Sequence[Member]) -> list[Member]:
+        by_id = {member.id: member for member in targets}
+        while True:
+            if not self._ring:
+                self._ring = sorted(by_id)
+                self.rng.shuffle(self._ring)
+                if not self._ring:
+                    return []
+            chosen = by_id.get(self._ring.pop())
+            if chosen is not None:
+                return [chosen]
+
+    def _start(self, target: Member, now: float, interval: float) -> Probe:
+        timeout = self.awareness.stretch(self.config.probe_timeout)
+        probe = Probe(self.next_seq(), target, now, now + timeout, now + max(interval, 2.5 * timeout))
+        self.probes[probe.seq] = probe
+        return probe
+
+    def answered(self, seq: int, by: str) -> Probe | None:
+        """An ack arrived; the probe it belongs to, if it is still awaited."""
+        probe = self.probes.get(seq)
+        if probe is None or probe.target.id != by:
+            return None
+        del self.probes[seq]
+        self.awareness.better()
+        return probe
+
+    def answered_otherwise(self, member_id: str) -> None:
+        """A member showed life by other means: nothing of it is awaited any more."""
+        for seq in [seq for seq, probe in self.probes.items() if probe.target.id == member_id]:
+            del self.probes[seq]
+
+    def nacked(self, seq: int) -> None:
+        """A helper lives but could not reach the target (yet)."""
+        probe = self.probes.get(seq)
+        if probe is not None:
+            probe.nacks += 1
+
+    def overdue(self, now: float) -> tuple[list[Probe], list[Probe]]:
+        """Probes to be tried through others now, and probes that failed."""
+        indirect, failed = [], []
+        for probe in list(self.probes.values()):
+            if now >= probe.fail_at:
+                del self.probes[probe.seq]
+                failed.append(probe)
+                if probe.ask_others_at != inf:
+                    # Lifeguard: helpers that sent not even a nack point at ourselves.
+                    self.awareness.worse(max(0, probe.helpers - probe.nacks) if probe.helpers else 1)
+            elif probe.stage is ProbeStage.DIRECT and now >= probe.ask_others_at:
+                probe.stage = ProbeStage.INDIRECT
+                indirect.append(probe)
+        return indirect, failed
+
+    def relay(self, asker: Address, asker_seq: int, now: float) -> int:
+        """Remember a ping on another's behalf; its number."""
+        seq = self.next_seq()
+        wait = self.config.probe_timeout
+        self.relays[seq] = Relay(asker, asker_seq, now + wait * self.config.nack_share, now + 10 * wait)
+        return seq
+
+    def due_nacks(self, now: float) -> list[Relay]:
+        """Relays whose target has not answered in time; each is returned once, and forgotten when it is old."""
+        due = []
+        for seq, relay in list(self.relays.items()):
+            if now >= relay.expires:
+                del self.relays[seq]
+            elif now >= relay.nack_at != inf:
+                self.relays[seq] = Relay(relay.asker, relay.asker_seq, inf, relay.expires)
+                due.append(relay)
+        return due
+
+    def forget(self, keep: frozenset[str]) -> None:
+        """Drop probes of members that are not in ``keep``."""
+        for seq in [seq for seq, probe in self.probes.items() if probe.target.id not in keep]:
+            del self.probes[seq]
+
+    def deadline(self) -> float:
+        """When something is due next."""
+        times = [self.next_round]
+        for probe in self.probes.values():
+            times.append(min(probe.ask_others_at, probe.fail_at) if probe.stage is ProbeStage.DIRECT else probe.fail_at)
+        times += [min(relay.nack_at, relay.expires) for relay in self.relays.values()]
+        return min(times)

@@ -1,0 +1,30 @@
+"""Who may decide: the quorum rules of policy ``majority``, as pure functions.
+
+(a) More than half of the whole old view, dead members counted, or exactly half of it with its most senior member.
+(b) Every member that is not discounted as certainly dead. So processes on one host shrink safely down to one.
+
+Merely dropping the dead from the denominator forks; ``tests/transcripts`` keeps the histories that show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from ..view import View
+
+__all__ = ["is_quorum", "missing"]
+
+
+def is_quorum(view: View, responders: Set[str], discounted: Set[str]) -> bool:
+    """Whether ``responders`` may decide about the successor of ``view``."""
+    present = sum(1 for member in view.members if member.id in responders)
+    if 2 * present > len(view):
+        return True
+    if 2 * present == len(view) and view.members[0].id in responders:
+        return True
+    return all(member.id in responders or member.id in discounted for member in view.members)
+
+
+def missing(view: View, responders: Set[str], discounted: Set[str]) -> tuple[str, ...]:
+    """The members whose answers are waited for, in seniority order."""
+    return tuple(m.id for m in view.members if m.id not in responders and m.id not in discounted)

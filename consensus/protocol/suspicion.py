@@ -1,0 +1,48 @@
+"""How long a suspicion lasts (Lifeguard, section IV-B).
+
+It starts at the maximum and shrinks with every *distinct* member that suspects the same one, down to the minimum at k of
+them: ``max - (max - min) * ln(C + 1) / ln(k + 1)``.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Suspicion"]
+
+
+class Suspicion:
+    """A timed accusation. ``needed`` is k, the confirmations (besides the first accuser) at which it is shortest."""
+
+    def __init__(self, accuser: str, needed: int, minimum: float, maximum: float, now: float) -> None:
+        self.start = now
+        self._needed = needed
+        self._minimum = minimum
+        self._maximum = max(minimum, maximum)
+        self._accusers = {accuser}
+
+    def confirm(self, accuser: str) -> bool:
+        """Count one more accuser; whether it is a new one that still matters (and is worth passing on)."""
+        if accuser in self._accusers or len(self._accusers) > self._needed:
+            return False
+        self._accusers.add(accuser)
+        return True
+
+    @property
+    def accusers(self) -> tuple[str, ...]:
+        """Who suspects, in a fixed order."""
+        return tuple(sorted(self._accusers))
+
+    @property
+    def timeout(self) -> float:
+        """Seconds from the start, with the confirmations so far."""
+        if self._needed < 1:
+            return self._minimum
+        confirmations = len(self._accusers) - 1
+        share = math.log(confirmations + 1) / math.log(self._needed + 1)
+        return max(self._minimum, self._maximum - (self._maximum - self._minimum) * share)
+
+    @property
+    def deadline(self) -> float:
+        """When it expires."""
+        return self.start + self.timeout

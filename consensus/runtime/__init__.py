@@ -1,0 +1,1 @@
+"""The shell around the protocol: sockets, clock, seed and threads. It decides nothing (see ``protocol.machine``)."""

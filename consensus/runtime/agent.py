@@ -1,0 +1,298 @@
+"""One member's shell: sockets, codec, detector and driver around a protocol core. Lives wholly on one event loop.
+
+A packet's walk: ``udp | http -> envelope -> codec -> driver -> core -> effects -> driver -> agent -> udp | http``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from ..codec import MAX_BYTES, MAX_DATAGRAM, Codec
+from ..config import PROTOCOL_VERSION, Config
+from ..envelope import Open, Sealer
+from ..errors import CodecError, ForeignJobError, ForeignVersionError, JoinError
+from ..interface import DataPlane, Source
+from ..member import Address, Member, format_address
+from ..messages import Envelope, EvidenceKind, Message
+from .driver import Core, Driver, Snapshot
+from .http import HttpClient, HttpServer
+from .sockets import Endpoint, SocketPair, numeric, resolve
+from .tether import Answer, Tethers, ask, identity_headers
+from .traffic import Direction, Traffic
+from .udp import Udp, fits
+
+__all__ = ["Agent"]
+
+_LOOK_TIMEOUT = 1.0
+"""How long an address may take to say who listens there."""
+
+_FOREIGNERS = 64
+"""Of so many foreign senders each is mentioned once in the log."""
+
+
+class Agent:
+    """Carries out a core's effects (it is the driver's ``Carrier``) and feeds it what arrives."""
+
+    def __init__(
+        self,
+        config: Config,
+        member: Member,
+        sockets: SocketPair,
+        core: Core,
+        plane: DataPlane,
+        publish: Callable[[Snapshot], None],
+        sources: dict[str, Source],
+        introducers: Sequence[Address],
+        *,
+        sealer: Sealer | None = None,
+    ) -> None:
+        """Call on the loop's thread. ``sources`` is shared with the owner, who may add paths."""
+        self._config = config
+        self._member = member
+        self._sockets = sockets
+        self._sealer: Sealer = sealer or Open()
+        self._codec = Codec(config.job, max_members=config.max_members)
+        self._introducers = list(introducers)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fencing: set[str] = set()
+        self._foreigners: set[tuple[str, str]] = set()
+        self._latest: tuple[Message, bytes] | None = None
+        self._closed = False
+        self._started = False
+        self.traffic = Traffic()
+        self.driver = Driver(core, plane, self, publish)
+        self._tethers = Tethers(self._checked, trust_refused=config.trust_refused)
+        self._udp = Udp(self._datagram, self._send_failed)
+        self._client = HttpClient()
+        self._server = HttpServer(
+            identity_headers(member.id, config.job),
+            self._posted,
+            self.status,
+            sources,
+            limit=MAX_BYTES + self._sealer.overhead,
+        )
+
+    async def start(self) -> None:
+        """Listen, then let the core look for its cluster."""
+        await self._server.open(self._sockets.tcp)
+        await self._udp.open(self._sockets.udp)
+        self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
+        self._started = True
+        self.driver.perform(self.driver.core.start)
+
+    async def close(self) -> None:
+        """End without a goodbye. New connections are refused from here on. Idempotent."""
+        self.driver.close()
+        if self._closed:
+            return
+        self._closed = True
+        self._udp.close()
+        await self._server.close()
+        await self._tethers.close()
+        others = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._client.close()
+        self._sockets.close()
+        await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
+
+    def status(self) -> dict[str, Any]:
+        """What this member believes and has sent, as plain values."""
+        return {
+            "job": self._config.job,
+            "member": self._member.id,
+            "address": format_address(self._member.address),
+            "meta": dict(self._member.meta),
+            "protocol_version": PROTOCOL_VERSION,
+            "messages": self.traffic.as_dict(),
+            **self.driver.status(),
+        }
+
+    async def find(self, addresses: Iterable[Address]) -> tuple[Address, ...]:
+        """Those of ``addresses`` where another member of this job and version answers within about a second."""
+        wanted = list(addresses)
+        answers = await asyncio.gather(*(self._look(address) for address in wanted))
+        found = tuple(
+            address
+            for address, answer in zip(wanted, answers, strict=True)
+            if isinstance(answer, Answer)
+            and answer.job == self._config.job
+            and answer.version == PROTOCOL_VERSION
+            and answer.member_id != self._member.id
+        )
+        if found:
+            self._introducers += [address for address in found if address not in self._introducers]
+            self.driver.perform(lambda now: self.driver.core.add_introducers(found, now))
+        return found
+
+    # Carrier: the effects that leave this process
+
+    def send(self, address: Address, message: Message) -> None:
+        """``Send``: by datagram what fits one, by HTTP the rest."""
+        try:
+            sealed = self._sealed(message)
+        except CodecError as error:
+            self.driver.note(logging.ERROR, "codec", str(error))
+            self.traffic.count(Direction.DROPPED, "unencodable", 0)
+            return
+        endpoint = numeric(address)
+        if endpoint is not None and fits(len(sealed), endpoint):
+            self._send_datagram(endpoint, message, sealed)
+        else:
+            self._spawn(self._send_slowly(address, message, sealed))
+
+    def check(self, member: Member) -> None:
+        """``Check``."""
+        self._tethers.check(member)
+
+    def keep(self, members: tuple[Member, ...]) -> None:
+        """``Tether``."""
+        self._tethers.keep(members)
+
+    def fence(self, member: Member, reason: str) -> None:
+        """``Fence``: one request a member at a time."""
+        supervisor = member.fact("supervisor")
+        if supervisor is None or member.id in self._fencing:
+            return
+        self._fencing.add(member.id)
+        self._spawn(self._fence(member, supervisor, reason))
+
+    def explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
+        """Deliver the error with what answers at each introducer."""
+        self._spawn(self._explain_join(error, deliver))
+
+    def crashed(self) -> None:
+        """Let go of everything: the others see a dead process."""
+        self._spawn(self.close())
+
+    # What arrives
+
+    def _datagram(self, data: bytes, source: tuple[Any, ...]) -> None:
+        self._arrived(data, f"{source[0]}:{source[1]}", MAX_DATAGRAM)
+
+    def _posted(self, data: bytes, source: str) -> None:
+        self._arrived(data, source, MAX_BYTES)
+
+    def _arrived(self, data: bytes, source: str, limit: int) -> None:
+        if self._closed or not self._started:
+            return
+        try:
+            envelope = self._codec.decode(self._sealer.unseal(data), limit=limit)
+        except CodecError as error:
+            self._refused(error, source, len(data))
+            return
+        self.traffic.count(Direction.RECEIVED, type(envelope.message).__name__, len(data))
+        if envelope.sender != self._member.id:
+            self.driver.receive(envelope)
+
+    def _refused(self, error: CodecError, source: str, size: int) -> None:
+        """Nonsense from the network is counted and dropped; a foreign job or version is also named, once a sender."""
+        if not isinstance(error, (ForeignJobError, ForeignVersionError)):
+            self.traffic.count(Direction.DROPPED, "malformed", size)
+            return
+        self.traffic.count(Direction.DROPPED, "foreign", size)
+        key = (source, str(error))
+        if key not in self._foreigners and len(self._foreigners) < _FOREIGNERS:
+            self._foreigners.add(key)
+            mine = f"job {self._config.job!r}, protocol version {PROTOCOL_VERSION}"
+            self.driver.note(logging.WARNING, "foreign", f"ignored messages from {source}: {error}; this is {mine}")
+
+    def _checked(self, member_id: str, alive: bool | None, detail: str) -> None:
+        self.driver.perform(lambda now: self.driver.core.checked(member_id, alive, detail, now))
+
+    def _send_failed(self, _error: OSError | None) -> None:
+        self.traffic.count(Direction.DROPPED, "unsendable", 0)
+
+    # The long ways
+
+    def _sealed(self, message: Message) -> bytes:
+        """The bytes for ``message``; the same object sent to many is encoded once."""
+        if self._latest is not None and self._latest[0] is message:
+            packet = self._latest[1]
+        else:
+            packet = self._codec.encode(Envelope(self._config.job, self._member.id, self._member.address, message))
+            self._latest = (message, packet)
+        return self._sealer.seal(packet)
+
+    def _send_datagram(self, endpoint: Endpoint, message: Message, sealed: bytes) -> None:
+        self.traffic.count(Direction.SENT, type(message).__name__, len(sealed))
+        self._udp.send(sealed, endpoint)
+
+    async def _send_slowly(self, address: Address, message: Message, sealed: bytes) -> None:
+        """To a name, or too large for a datagram."""
+        try:
+            endpoint = await resolve(address)
+        except OSError:
+            self.traffic.count(Direction.DROPPED, "unresolved", len(sealed))
+            return
+        if fits(len(sealed), endpoint):
+            self._send_datagram(endpoint, message, sealed)
+            return
+        self.traffic.count(Direction.SENT, type(message).__name__, len(sealed))
+        if not await self._client.post(address, sealed):
+            self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
+
+    async def _fence(self, member: Member, supervisor: str, reason: str) -> None:
+        request = {"job": self._config.job, "member": member.id, "pid": member.fact("pid"), "reason": reason}
+        try:
+            answer = await self._client.fence(supervisor, request)
+        except OSError as error:
+            self.driver.note(
+                logging.WARNING, "fence", f"the supervisor {supervisor} of {member} did not answer: {error}"
+            )
+            return
+        finally:
+            self._fencing.discard(member.id)
+        if answer.get("reaped") is True:
+            detail = "killed and reaped by its supervisor"
+            self.driver.perform(lambda now: self.driver.core.evidence(member.id, EvidenceKind.PROOF, detail, now))
+        else:
+            self.driver.note(logging.WARNING, "fence", f"the supervisor {supervisor} did not reap {member}: {answer}")
+
+    async def _explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
+        wanted = [address for address in self._introducers if address != self._member.address][:8]
+        answers = await asyncio.gather(*(self._look(address) for address in wanted))
+        found = [
+            f"{format_address(each)}: {self._describe(answer)}" for each, answer in zip(wanted, answers, strict=True)
+        ]
+        explained = JoinError(f"{error} ({'; '.join(found)})") if found else error
+        self.driver.perform(lambda _now: deliver(explained))
+
+    async def _look(self, address: Address) -> Answer | str | None:
+        """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT):
+                answer, sock = await ask(address)
+        except TimeoutError:
+            return f"no answer within {_LOOK_TIMEOUT:g} s"
+        except ConnectionRefusedError:
+            return "nobody listens there"
+        except OSError as error:
+            return error.strerror or str(error)
+        sock.close()
+        return answer
+
+    def _describe(self, answer: Answer | str | None) -> str:
+        if isinstance(answer, str):
+            return answer
+        if answer is None:
+            return "something else listens there"
+        if answer.version != PROTOCOL_VERSION:
+            return f"speaks protocol version {answer.version}, this is {PROTOCOL_VERSION}"
+        if answer.job != self._config.job:
+            return f"a member of job {answer.job!r}, this is {self._config.job!r}"
+        return "a member of this job"
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.driver.note(logging.ERROR, "agent", f"{task.get_name()} failed: {type(error).__name__}: {error}")

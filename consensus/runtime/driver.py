@@ -1,0 +1,348 @@
+"""Drives a protocol core: the sole clock, the order of effects, and one timer.
+
+Everything that happens to the core happens here, on the loop's thread, one thing at a time: an input (message, timer,
+local call), then the effects it caused, in order. A call that a ``DataPlane`` callback makes back into the core is
+queued until the effects before it are carried out. An exception in the core or in a callback ends this member's
+lifetime: a member that half works would cost the others more than one that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..errors import JoinError, LeftError, StoppedError
+from ..interface import DataPlane
+from ..member import Address, Member
+from ..messages import Envelope, EvidenceKind, Message, Ping, PingRequest
+from ..protocol.effects import (
+    Activated,
+    Check,
+    Effect,
+    Fence,
+    Freeze,
+    Installed,
+    Note,
+    PeerProgress,
+    Send,
+    Stopped,
+    Tether,
+    Wish,
+)
+from ..view import View
+
+__all__ = ["Carrier", "Core", "Driver", "Snapshot", "now"]
+
+_LOG = logging.getLogger("ftlib.consensus")
+_NOTES = 500
+
+
+def now() -> float:
+    """Seconds on the boot-time clock: monotonic, and running on while the host sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Core(Protocol):
+    """What the driver needs of ``protocol.machine.Machine``. No method blocks; ``now`` never goes back."""
+
+    @property
+    def known_view(self) -> View | None:
+        """The newest chosen view that is known; for a joiner the cluster's, as it was told."""
+
+    @property
+    def active_view(self) -> View | None:
+        """The newest activated view."""
+
+    @property
+    def installed_view(self) -> View | None:
+        """The newest view handed to the data plane."""
+
+    @property
+    def changing(self) -> bool:
+        """Whether a view change is under way."""
+
+    @property
+    def applicants_waiting(self) -> bool:
+        """Whether a joiner waits to be admitted."""
+
+    def start(self, now: float) -> None:
+        """Begin to join or found."""
+
+    def receive(self, sender: str, address: Address, message: Message, now: float, /) -> None:
+        """A message arrived."""
+
+    def tick(self, now: float) -> None:
+        """Run what is due."""
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is needed next."""
+
+    def drain(self) -> list[Effect]:
+        """Effects to carry out, in order."""
+        ...
+
+    def evidence(self, accused: str, kind: EvidenceKind, detail: str, now: float, /) -> None:
+        """Local evidence."""
+
+    def checked(self, member_id: str, alive: bool | None, detail: str, now: float, /) -> None:
+        """The result of a check."""
+
+    def flushed(self, epoch: int, report: bytes, now: float, /) -> None:
+        """The data plane is frozen."""
+
+    def ready(self, view_id: str, now: float, /) -> None:
+        """The data plane has built its group."""
+
+    def boundary(self, call: int, leavers: tuple[str, ...], now: float, /) -> None:
+        """The data plane froze itself after ``call``."""
+
+    def hint(self, suspects: tuple[str, ...], now: float, /) -> None:
+        """The data plane froze itself after a failure."""
+
+    def seek_admission(self, now: float, /) -> None:
+        """Ready to be admitted."""
+
+    def leave(self, after_call: int | None, now: float, /) -> None:
+        """Leave gracefully."""
+
+    def add_introducers(self, addresses: tuple[Address, ...], now: float, /) -> None:
+        """More members to join through."""
+
+    def set_progress(self, progress: bytes, /) -> None:
+        """What rides on pings."""
+
+    def status(self) -> dict[str, Any]:
+        """Plain values."""
+        ...
+
+
+class Carrier(Protocol):
+    """What carries out the effects that leave this process."""
+
+    def send(self, address: Address, message: Message) -> None:
+        """``Send``."""
+
+    def check(self, member: Member) -> None:
+        """``Check``."""
+
+    def keep(self, members: tuple[Member, ...]) -> None:
+        """``Tether``."""
+
+    def fence(self, member: Member, reason: str) -> None:
+        """``Fence``."""
+
+    def explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
+        """Look at the introducers once more and ``deliver`` the error with what was found, soon."""
+
+    def crashed(self) -> None:
+        """Let go of all sockets: the core has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What other threads may know: published by the loop's thread, never changed."""
+
+    known: View | None = None
+    """The newest chosen view; for a joiner the cluster's, as it was told."""
+
+    installed: View | None = None
+    active: View | None = None
+    changing: bool = False
+    applicants_waiting: bool = False
+    stopped: StoppedError | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the active view is the newest known and nothing is under way."""
+        return (
+            self.stopped is None
+            and not self.changing
+            and self.active is not None
+            and (self.known is None or self.known.epoch <= self.active.epoch)
+        )
+
+
+class Driver:
+    """Owns the core. All methods belong to the loop's thread."""
+
+    def __init__(self, core: Core, plane: DataPlane, carrier: Carrier, publish: Callable[[Snapshot], None]) -> None:
+        """``publish`` gets each new snapshot, before the effects that go with it."""
+        self._core = core
+        self._plane = plane
+        self._carrier = carrier
+        self._publish = publish
+        self._snapshot = Snapshot()
+        self._inbox: deque[Callable[[float], object]] = deque()
+        self._busy = False
+        self._stopped: StoppedError | None = None
+        self._crashed = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._notes: deque[dict[str, Any]] = deque(maxlen=_NOTES)
+        self._latest_tick = 0.0
+
+    @property
+    def core(self) -> Core:
+        """The protocol core (for tests)."""
+        return self._core
+
+    def perform(self, action: Callable[[float], object]) -> None:
+        """Run ``action(now)`` against the core, then its effects; from within an effect: after those before it."""
+        if self._crashed:
+            return
+        self._inbox.append(action)
+        if not self._busy:
+            self._pump()
+
+    def receive(self, envelope: Envelope) -> None:
+        """A decoded packet."""
+        message = envelope.message
+
+        def deliver(now: float) -> None:
+            if isinstance(message, (Ping, PingRequest)):
+                self._core.set_progress(self._plane.progress())
+            self._core.receive(envelope.sender, envelope.address, message, now)
+
+        self.perform(deliver)
+
+    def note(self, level: int, kind: str, text: str) -> None:
+        """One line for the log and for ``explain``."""
+        self._notes.append({"time": time.time(), "level": logging.getLevelName(level), "kind": kind, "text": text})
+        _LOG.log(level, "%s: %s", kind, text)
+
+    def status(self) -> dict[str, Any]:
+        """The core's status with this driver's notes."""
+        return {
+            **self._core.status(),
+            "stopped": None if self._stopped is None else f"{type(self._stopped).__name__}: {self._stopped}",
+            "tick_delay_max": round(self._latest_tick, 6),
+            "notes": list(self._notes),
+        }
+
+    def close(self) -> None:
+        """No timer fires and nothing is performed any more."""
+        self._crashed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _pump(self) -> None:
+        self._busy = True
+        try:
+            while not self._crashed:
+                while self._inbox:
+                    self._inbox.popleft()(now())
+                self._renew_snapshot()
+                effects = self._core.drain()
+                if not effects and not self._inbox:
+                    break
+                for effect in effects:
+                    self._carry_out(effect)
+        except Exception as error:  # noqa: BLE001 - whatever it was, this lifetime is over
+            self._crash(error)
+        finally:
+            self._busy = False
+        if not self._crashed:
+            self._arm()
+
+    def _arm(self) -> None:
+        deadline = self._core.next_deadline()
+        if deadline == self._deadline and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._deadline = deadline
+        if deadline is not None:
+            self._timer = self._loop.call_later(max(0.0, deadline - now()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._deadline is not None:
+            self._latest_tick = max(self._latest_tick, now() - self._deadline)
+
+        def tick(now: float) -> None:
+            self._core.set_progress(self._plane.progress())
+            self._core.tick(now)
+
+        self.perform(tick)
+
+    def _renew_snapshot(self) -> None:
+        core = self._core
+        snapshot = Snapshot(
+            core.known_view,
+            core.installed_view,
+            core.active_view,
+            core.changing,
+            core.applicants_waiting,
+            self._stopped,
+        )
+        if snapshot != self._snapshot:
+            self._snapshot = snapshot
+            self._publish(snapshot)
+
+    def _carry_out(self, effect: Effect) -> None:
+        """What leaves this process, and what ends it; the rest is the data plane's."""
+        carrier = self._carrier
+        match effect:
+            case Send(address, message):
+                carrier.send(address, message)
+            case Check(member):
+                carrier.check(member)
+            case Tether(members):
+                carrier.keep(members)
+            case Fence(member, reason):
+                carrier.fence(member, reason)
+            case Note(level, kind, text):
+                self.note(level, kind, text)
+            case Stopped(error):
+                if isinstance(error, JoinError):
+                    carrier.explain_join(error, self._stop)
+                else:
+                    self._stop(error)
+            case _:
+                self._tell(effect)
+
+    def _tell(self, effect: Freeze | Installed | Activated | Wish | PeerProgress) -> None:
+        """One callback of the data plane."""
+        plane = self._plane
+        match effect:
+            case Freeze(epoch, after_call):
+                plane.freeze(epoch, after_call)
+            case Installed(view, reports):
+                plane.install(view, dict(reports))
+            case Activated(view):
+                plane.activate(view)
+            case Wish(wanted):
+                plane.wish(wanted)
+            case PeerProgress(member_id, progress):
+                plane.peer_progress(member_id, progress)
+
+    def _stop(self, error: StoppedError) -> None:
+        if self._stopped is not None:
+            return
+        self._stopped = error
+        self.note(
+            logging.INFO if isinstance(error, LeftError) else logging.WARNING,
+            "stopped",
+            f"{type(error).__name__}: {error}",
+        )
+        self._renew_snapshot()
+        self._plane.stopped(error)
+
+    def _crash(self, error: Exception) -> None:
+        _LOG.critical("the agent failed and ends this member's lifetime", exc_info=error)
+        self.close()
+        self._carrier.crashed()
+        if self._stopped is None:
+            self._stopped = StoppedError(f"the agent failed: {type(error).__name__}: {error}")
+            self._publish(Snapshot(stopped=self._stopped))
+            try:
+                self._plane.stopped(self._stopped)
+            except Exception:  # noqa: BLE001 - there is nobody left to tell
+                _LOG.exception("the data plane failed while it was told so")

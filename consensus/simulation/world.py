@@ -1,0 +1,302 @@
+"""A deterministic world of machines: virtual time, a simulated network, processes that crash, pause and restart.
+
+One seed decides everything; two worlds with the same seed and script have the same trace. The data plane is a stub that
+answers at once (its report says which member wrote it for which epoch), so that reports are checked too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from ..codec import Codec
+from ..config import Config
+from ..errors import StoppedError
+from ..member import Address, Member
+from ..messages import Envelope, EvidenceKind, Message
+from ..protocol.effects import (
+    Activated,
+    Check,
+    Effect,
+    Fence,
+    Freeze,
+    Installed,
+    Note,
+    PeerProgress,
+    Send,
+    Stopped,
+    Tether,
+    Wish,
+)
+from ..protocol.machine import Machine
+from ..view import View
+from .checkers import Checkers
+from .faults import Faults
+
+__all__ = ["Host", "World"]
+
+CHECK_TIME = 0.001
+"""How long connecting to an address takes to be refused."""
+
+
+class Host:
+    """One process lifetime: a machine, what it reported and what became of it."""
+
+    def __init__(self, world: World, machine: Machine, name: str) -> None:
+        self.world = world
+        self.machine = machine
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.backlog: list[Callable[[], None]] = []
+        """What happened to it while it was paused."""
+        self.tethers: tuple[Member, ...] = ()
+        self.activated: list[View] = []
+        self.installed: list[tuple[View, dict[str, bytes]]] = []
+        self.frozen_for = 0
+        self.stopped: StoppedError | None = None
+        self.notes: list[tuple[float, str, str]] = []
+        self.calls = 0
+        self.wished = False
+        self.woken = 0.0
+        self.spins = 0
+
+    @property
+    def id(self) -> str:
+        """The member id."""
+        return self.machine.member.id
+
+    @property
+    def running(self) -> bool:
+        """Alive, not paused, not stopped."""
+        return self.alive and not self.paused and self.stopped is None
+
+    def __repr__(self) -> str:
+        state = "dead" if not self.alive else "paused" if self.paused else str(self.stopped or "up")
+        return f"<{self.name} {self.id[:4]} epoch {self.machine.status()['epoch']} {state}>"
+
+
+class World:
+    """Time, network and processes. Script it with ``start``, ``kill``, ``pause``, ``run`` and ``faults``."""
+
+    def __init__(self, seed: int, config: Config | None = None, *, fences: bool = False) -> None:
+        self.rng = Random(seed)
+        self.now = 100.0
+        self.config = config or Config()
+        self.faults = Faults()
+        self.fences = fences
+        self.hosts: dict[str, Host] = {}
+        self.at_address: dict[Address, Host] = {}
+        self.checkers = Checkers()
+        self.trace: list[tuple[float, str, str]] = []
+        self.messages = 0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._codec = Codec(self.config.job)
+        self._timers: dict[str, float] = {}
+
+    # Script
+
+    def start(self, name: str, *, introducers: tuple[str, ...] = (), port: int | None = None, wants: bool = True) -> Host:
+        """Start a process called ``name``; ``introducers`` are names, the first may found."""
+        port = port if port is not None else 1000 + len(self.hosts)
+        ident = f"{self.rng.getrandbits(64):016x}"
+        meta = (("supervisor", "sim"),) if self.fences else ()
+        member = Member(ident, "10.0.0.1", port, meta)
+        addresses = tuple(self._address(n, name, port) for n in introducers)
+        config = replace(self.config, introducers=tuple(f"{host}:{p}" for host, p in addresses))
+        founder = not addresses or addresses[0] == member.address
+        machine = Machine(config, member, Random(self.rng.getrandbits(64)), founder=founder, introducers=addresses)
+        host = Host(self, machine, name)
+        self.hosts[ident] = host
+        self.at_address[member.address] = host
+        machine.start(self.now)
+        if wants:
+            machine.seek_admission(self.now)
+        self._settle(host)
+        return host
+
+    def _address(self, name: str, own_name: str, own_port: int) -> Address:
+        if name == own_name:
+            return ("10.0.0.1", own_port)
+        return self.named(name).machine.member.address
+
+    def cluster(self, size: int) -> list[Host]:
+        """``size`` members founding together; run until all are active."""
+        self.config = replace(self.config, initial_size=size)
+        hosts = [self.start("m0", introducers=("m0",))]
+        hosts += [self.start(f"m{i}", introducers=("m0",)) for i in range(1, size)]
+        self.run_until(lambda: all(len(h.activated) == 1 for h in hosts), 30.0)
+        return hosts
+
+    def named(self, name: str) -> Host:
+        """The newest process with that name."""
+        return [host for host in self.hosts.values() if host.name == name][-1]
+
+    def kill(self, host: Host) -> None:
+        """SIGKILL: its connections close, and whoever holds one finds out."""
+        host.alive = False
+        if self.at_address.get(host.machine.member.address) is host:
+            del self.at_address[host.machine.member.address]
+        for other in list(self.hosts.values()):
+            if other.alive and any(member.id == host.id for member in other.tethers):
+                self._later(CHECK_TIME, lambda o=other: self._check_result(o, host.machine.member))  # type: ignore[misc]
+
+    def pause(self, host: Host) -> None:
+        """SIGSTOP."""
+        host.paused = True
+
+    def resume(self, host: Host) -> None:
+        """SIGCONT: what happened to it meanwhile reaches it now."""
+        host.paused = False
+        backlog, host.backlog = host.backlog, []
+        for action in backlog:
+            self._at_host(host, action)
+        host.machine.tick(self.now)
+        self._settle(host)
+
+    def isolate(self, group: list[Host], others: list[Host]) -> None:
+        """Cut every link between two groups."""
+        for one in group:
+            for other in others:
+                self.faults.cut_both(one.id, other.id)
+
+    def run(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.run_until(lambda: False, seconds, expect=False)
+
+    def run_until(self, done: Callable[[], bool], seconds: float, *, expect: bool = True) -> float:
+        """Run until ``done`` or for ``seconds``; how long it took. AssertionError where it never came (``expect``)."""
+        start, end = self.now, self.now + seconds
+        while not done():
+            if not self._queue or self._queue[0][0] > end:
+                self.now = end
+                if expect and not done():
+                    raise AssertionError(f"not within {seconds} s: {list(self.hosts.values())}")
+                break
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+        return self.now - start
+
+    # Machinery
+
+    def _later(self, delay: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + delay, self._count, action))
+
+    def _at_host(self, host: Host, action: Callable[[], None]) -> None:
+        """Something happens inside a process, or waits until it is resumed."""
+        if host.paused and host.alive:
+            host.backlog.append(action)
+        elif host.running:
+            action()
+            self._settle(host)
+
+    def _wake(self, host: Host, at: float) -> None:
+        if self._timers.get(host.id) != at or not host.running:
+            return
+        host.spins = host.spins + 1 if self.now - host.woken < 1e-5 else 0
+        host.woken = self.now
+        assert host.spins < 100, f"{host} spins: its deadline stays in the past"
+        host.machine.tick(self.now)
+        self._settle(host)
+
+    def _arm(self, host: Host) -> None:
+        deadline = host.machine.next_deadline()
+        if deadline is None or not host.running:
+            return
+        at = max(deadline, self.now + 1e-6)
+        if self._timers.get(host.id) != at:
+            self._timers[host.id] = at
+            self._later(at - self.now, lambda: self._wake(host, at))
+
+    def _settle(self, host: Host) -> None:
+        """Carry out effects until there are none."""
+        while effects := host.machine.drain():
+            for effect in effects:
+                self._carry_out(host, effect)
+        self._arm(host)
+
+    def _carry_out(self, host: Host, effect: Effect) -> None:
+        match effect:
+            case Send(address, message):
+                self._send(host, address, message)
+            case Check(member):
+                self._later(CHECK_TIME, lambda: self._check_result(host, member))
+            case Tether(members):
+                self._tether(host, members)
+            case Fence(member):
+                victim = self.hosts[member.id]
+                self._later(0.01, lambda: self._fence(host, victim))
+            case Freeze(epoch, _):
+                self._freeze(host, epoch)
+            case Installed(view, reports):
+                self.trace.append((self.now, host.id, f"install {view.view_id}"))
+                host.installed.append((view, dict(reports)))
+                self.checkers.installed(host.id, view, dict(reports))
+                ready = lambda: host.machine.ready(view.view_id, self.now)  # noqa: E731
+                self._later(0.002, lambda: self._at_host(host, ready))
+            case Activated(view):
+                self.trace.append((self.now, host.id, f"activate {view.view_id}"))
+                host.activated.append(view)
+                self.checkers.activated(host.id, view)
+            case Stopped(error):
+                host.stopped = error
+                self.trace.append((self.now, host.id, f"stop {type(error).__name__}"))
+            case Note(level, kind, text):
+                host.notes.append((self.now, kind, text))
+                if kind == "fork":
+                    raise AssertionError(text)
+            case Wish(wanted):
+                host.wished = wanted
+            case PeerProgress():
+                pass
+
+    def _freeze(self, host: Host, epoch: int) -> None:
+        host.frozen_for = epoch
+        report = f"{host.id}:{epoch}".encode()
+        host.machine.flushed(epoch, report, self.now)
+
+    def _fence(self, asker: Host, victim: Host) -> None:
+        if victim.alive:
+            self.kill(victim)
+        proof = "killed and reaped by its supervisor"
+        self._at_host(asker, lambda: asker.machine.evidence(victim.id, EvidenceKind.PROOF, proof, self.now))
+
+    def _tether(self, host: Host, members: tuple[Member, ...]) -> None:
+        host.tethers = members
+        for member in members:  # connecting to one that is gone is refused at once
+            if not self.hosts[member.id].alive:
+                self._later(CHECK_TIME, lambda m=member: self._check_result(host, m))  # type: ignore[misc]
+
+    def _check_result(self, host: Host, member: Member) -> None:
+        target = self.hosts[member.id]
+        reachable = (host.id, member.id) not in self.faults.cut and (member.id, host.id) not in self.faults.cut
+        alive: bool | None = None
+        if reachable and not target.alive:
+            alive = False
+        elif reachable and not target.paused and target.stopped is None:
+            alive = True
+        detail = "connection refused by its host" if alive is False else ""
+        self._at_host(host, lambda: host.machine.checked(member.id, alive, detail, self.now))
+
+    def _send(self, host: Host, address: Address, message: Message) -> None:
+        self.messages += 1
+        target = self.at_address.get(address)
+        if target is None or (host.id, target.id) in self.faults.cut or self.rng.random() < self.faults.loss:
+            return
+        # The real bytes: what the codec cannot carry, or a comparison by identity, shows here too.
+        packet = self._codec.encode(Envelope(self.config.job, host.id, host.machine.member.address, message))
+        copies = 2 if self.rng.random() < self.faults.duplication else 1
+        for _ in range(copies):
+            delay = self.rng.uniform(*self.faults.latency)
+            if self.rng.random() < self.faults.reordering:
+                delay += self.rng.uniform(0, self.faults.late)
+            self._later(delay, lambda: self._deliver(target, host, packet))
+
+    def _deliver(self, host: Host, sender: Host, packet: bytes) -> None:
+        envelope = self._codec.decode(packet)
+        message = envelope.message
+        self._at_host(host, lambda: host.machine.receive(sender.id, envelope.address, message, self.now))

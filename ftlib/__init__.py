@@ -1,0 +1,62 @@
+"""Fault-tolerant data-parallel training without a master: the door of the package.
+
+    from ftlib import FTLib
+
+    ft = FTLib.init()
+    ft.register_state(model=model, optimizer=optimizer)
+    for batch in loader:
+        loss_fn(model(batch)).backward()
+        if ft.allreduce_average(model):
+            optimizer.step()
+        optimizer.zero_grad()
+
+What needs torch is imported when it is first asked for, so that the launcher starts quickly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    ConfigError,
+    Excluded,
+    FTLibError,
+    GroupError,
+    JoinError,
+    QuorumLost,
+    RebuildTimeout,
+    StateLost,
+    StepMismatch,
+)
+from .status import Status
+
+if TYPE_CHECKING:
+    from .ftlib import FTLib
+    from .ranks import RankAssignScheme
+
+__all__ = [
+    "ConfigError",
+    "Excluded",
+    "FTLib",
+    "FTLibError",
+    "GroupError",
+    "JoinError",
+    "QuorumLost",
+    "RankAssignScheme",
+    "RebuildTimeout",
+    "StateLost",
+    "Status",
+    "StepMismatch",
+]
+
+_LAZY = {"FTLib": "ftlib", "RankAssignScheme": "ranks"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is lazy."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    globals()[name] = value
+    return value

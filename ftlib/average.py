@@ -1,0 +1,144 @@
+"""One attempt at a call within one session: stage, reduce, and read the trailer. Runs on the training thread.
+
+What every call starts with has a size that all members know alike, whatever they are about to do: the head of the call that they
+finished together last. (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker with other tensors must
+be found out before it sends any.) A member whose call is laid out differently first takes part in a *prelude* of that size, which
+costs one small operation where the layout changes and nothing where it stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from .bucket import Bucket, Layout
+from .call import Call, Results
+from .errors import GroupError
+from .frameworks.base import Work
+from .salvage import blame
+from .session import Session
+from .staging import Slot, Staging
+from .trailer import Slot as Saying
+from .trailer import Trailer
+
+__all__ = ["Attempt", "Disagreement"]
+
+WAIT_SLICE = 0.5
+"""Seconds between looks at deadlines and signals while an operation is under way."""
+
+_BARE = Bucket(torch.uint8, 0, "SUM", ())
+
+
+class Disagreement(GroupError):
+    """Members entered this call with different signatures. ``blamed``: ids of those who have to stop."""
+
+    def __init__(self, text: str, blamed: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.blamed = blamed
+
+
+class Attempt:
+    """A call's operations in one session."""
+
+    def __init__(self, call: Call, session: Session, staging: Staging, watch: Callable[[float], None]) -> None:
+        """``watch``: called with the seconds waited for one operation, every ``WAIT_SLICE``; may raise."""
+        self._call = call
+        self._session = session
+        self._staging = staging
+        self._watch = watch
+        self._window: deque[tuple[Work, Slot | None]] = deque()
+        self._trailer: Trailer | None = None
+
+    def run(self, saying: Saying, in_flight: int, entered: Callable[[], None]) -> tuple[Trailer, Results]:
+        """Carry out all operations. GroupError if one failed: then abort the group and ``settle``.
+
+        ``entered`` is called when the first has finished: everybody is in this call, hence finished the one before.
+        """
+        session, call, layout, window = self._session, self._call, self._call.layout, self._window
+        group = session.group
+        assert group is not None
+        if session.agreed is not layout:
+            agreed = session.agreed
+            if not isinstance(agreed, Layout) or agreed.signature != layout.signature:
+                self._prelude(agreed.head if isinstance(agreed, Layout) else _BARE, saying, entered)
+        slots = []
+        for number, bucket in enumerate(layout.buckets):
+            if len(window) == in_flight:
+                self._reap(entered)
+            slot = self._staging.slot(number, session.codec.elements)
+            call.fill(slot)
+            if number == 0:
+                session.codec.write(slot.trailer, saying, bucket.op)
+            window.append((group.allreduce(slot.flat, bucket.op), slot))
+            slots.append(slot)
+        while window:
+            self._reap(entered)
+        assert self._trailer is not None
+        session.agreed = layout
+        return self._trailer, Results(call.number, layout, slots, self._trailer.weight)
+
+    def wait(self, work: Work, slot: Slot | None) -> None:
+        """Wait for one operation outside of ``run``; ``slot``: what it works on."""
+        self._window.append((work, slot))
+        self._wait(work)
+        self._window.popleft()
+
+    def settle(self, timeout: float) -> None:
+        """After the group was aborted: see that nothing writes into the staging any more, or give up what is written into."""
+        deadline = time.monotonic() + timeout
+        while self._window:
+            work, slot = self._window.popleft()
+            if not _ended(work, deadline) and slot is not None:
+                self._staging.abandon(slot)
+
+    def _prelude(self, head: Bucket, saying: Saying, entered: Callable[[], None]) -> None:
+        session = self._session
+        assert session.group is not None
+        buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype)
+        session.codec.write(buffer[head.count :], saying, head.op)
+        self.wait(session.group.allreduce(buffer, head.op), None)
+        self._check(session.codec.read(buffer[head.count :]))
+        entered()
+
+    def _reap(self, entered: Callable[[], None]) -> None:
+        """Wait for the oldest operation."""
+        work, slot = self._window[0]
+        self._wait(work)
+        self._window.popleft()
+        if self._trailer is None:
+            assert slot is not None
+            self._trailer = self._session.codec.read(slot.trailer)
+            self._check(self._trailer)
+            entered()
+
+    def _check(self, trailer: Trailer) -> None:
+        check = self._call.layout.check
+        if all(slot.check == check for slot in trailer.slots):
+            return
+        session = self._session
+        said = {session.by_rank[rank]: slot.check for rank, slot in enumerate(trailer.slots)}
+        blamed = blame({member_id: said[member_id] for member_id in session.view.ids}, session.plan.blank)
+        text = (
+            f"members entered {self._call} with different tensors or operations (this is what {session.name(session.member_id)} "
+            f"entered); it disagrees at {session.names(blamed)}: call the same things in the same order everywhere"
+        )
+        raise Disagreement(text, blamed)
+
+    def _wait(self, work: Work) -> None:
+        if work.wait(WAIT_SLICE):
+            return
+        began = time.monotonic() - WAIT_SLICE
+        while not work.wait(WAIT_SLICE):
+            self._watch(time.monotonic() - began)
+
+
+def _ended(work: Work, deadline: float) -> bool:
+    if not work.done():
+        try:
+            work.wait(max(0.0, deadline - time.monotonic()))
+        except GroupError:
+            pass
+    return work.done()

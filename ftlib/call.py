@@ -1,0 +1,169 @@
+"""A call: one average, allreduce, broadcast or barrier, the unit that is finished by all members or by none.
+
+Every kind is carried out as allreduces over the buckets of its layout, so that each call ends all-to-all and can be salvaged
+alike. A broadcast sums bytes of which all but the root's are zero: exact for every dtype.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import Enum
+
+import torch
+
+from .bucket import Layout
+from .errors import ConfigError
+from .session import Session
+from .staging import Slot
+from .trailer import Trailer
+
+__all__ = ["Call", "Kind", "Results"]
+
+
+class Kind(Enum):
+    """What a call does with its tensors."""
+
+    AVERAGE = "average"
+    ALLREDUCE = "allreduce"
+    BROADCAST = "broadcast"
+    BARRIER = "barrier"
+
+
+class Results:
+    """What a finished call left in staging: sums not yet divided. Valid until an operation of the next call has finished."""
+
+    __slots__ = ("layout", "number", "slots", "weight")
+
+    def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float) -> None:
+        self.number = number
+        self.layout = layout
+        self.slots = tuple(slots)
+        self.weight = weight
+
+
+class Call:
+    """A call in progress at this member; used by the training thread only (``number`` and ``layout`` are constant)."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        layout: Layout,
+        sources: Sequence[torch.Tensor | None],
+        *,
+        owners: Sequence[torch.Tensor] = (),
+        weight: float = 1.0,
+        divide: bool = False,
+        root_rank: int | None = None,
+    ) -> None:
+        """``sources``: read, and written once the call has finished; None (``owners`` has its parameter): zeros, created then.
+
+        ``weight``: this member's share in an average (``divide``). ``root_rank``: whose tensors a broadcast spreads.
+        """
+        self.kind = kind
+        self.layout = layout
+        self.sources = list(sources)
+        self.owners = owners
+        self.weight = weight
+        self.divide = divide
+        self.silent = False
+        """Contribute zeros: all but the root of a broadcast."""
+        self.root_rank = root_rank
+        self._root = ""
+        self.number = 0
+        self.began = time.monotonic()
+        self._flat: dict[int, torch.Tensor] = {}
+        self._versions = [_version(source) for source in sources]
+
+    def __str__(self) -> str:
+        return f"call {self.number}, {self.layout.text}"
+
+    @property
+    def counts_as_step(self) -> bool:
+        """Whether finishing it grants an optimizer step."""
+        return self.kind is Kind.AVERAGE
+
+    def address(self, session: Session) -> None:
+        """Before an attempt. A broadcast's root is the member that has the rank when the call first finds a session.
+
+        Only the root has a weight: should it die, or should members mean different ones, the weights tell.
+        """
+        if self.root_rank is None:
+            return
+        if not self._root:
+            if not 0 <= self.root_rank < session.size:
+                raise ConfigError(f"root_rank={self.root_rank} is no rank of {session.view}: give 0 to {session.size - 1}")
+            self._root = session.by_rank[self.root_rank]
+        self.silent = self._root != session.member_id
+        self.weight = 0.0 if self.silent else 1.0
+
+    def void(self, weight: float) -> bool:
+        """Whether the sum of weights says that this call has no result, at any member."""
+        return (self.divide and weight == 0.0) or (self.root_rank is not None and weight != 1.0)
+
+    def check_untouched(self) -> None:
+        """Before a redo: the inputs must be what they were."""
+        for index, (source, version) in enumerate(zip(self.sources, self._versions, strict=True)):
+            if _version(source) != version:
+                raise ConfigError(f"tensor {index} of {self} was changed by another thread while the call was in progress")
+
+    def fill(self, slot: Slot) -> None:
+        """Stage one bucket's inputs, scaled by the weight where this is an average."""
+        sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
+        scale = self.weight if self.divide else 1.0
+        if self.silent or scale == 0.0:
+            slot.data.zero_()  # not a product: 0 * inf is nan
+            return
+        if scale == 1.0:
+            found = [source for piece in pieces if (source := sources[piece.index]) is not None and piece.shape is not None]
+            if found and len(found) == len(pieces):
+                torch._foreach_copy_(views, found)
+                return
+        for piece, view in zip(pieces, views, strict=True):
+            source = sources[piece.index]
+            if source is None:
+                view.zero_()
+                continue
+            if piece.shape is None:
+                source = self._flattened(piece.index, source)[piece.start : piece.stop]
+            if scale == 1.0:
+                view.copy_(source)
+            else:
+                torch.mul(source, scale, out=view)
+
+    def deliver(self, results: Results) -> None:
+        """Copy the finished call's results to the caller's tensors, divided by the sum of the weights in an average."""
+        divisor = results.weight if self.divide else 1.0
+        for slot in results.slots:
+            for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
+                target = self._target(piece.index)
+                if piece.shape is None:
+                    target = self._flattened(piece.index, target)[piece.start : piece.stop]
+                if divisor == 1.0:
+                    target.copy_(view)
+                else:
+                    torch.div(view, divisor, out=target)
+        for index, flat in self._flat.items():
+            target = self._target(index)
+            if not target.is_contiguous():
+                target.copy_(flat.view(target.shape))
+        self._flat.clear()
+
+    def _target(self, index: int) -> torch.Tensor:
+        target = self.sources[index]
+        if target is None:
+            target = torch.zeros_like(self.owners[index], requires_grad=False)
+            self.owners[index].grad = target
+            self.sources[index] = target
+        return target
+
+    def _flattened(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that is cut as one row: a view where it is contiguous, else a copy that ``deliver`` writes back."""
+        flat = self._flat.get(index)
+        if flat is None:
+            flat = self._flat[index] = tensor.contiguous().view(-1)
+        return flat
+
+
+def _version(source: torch.Tensor | None) -> int:
+    return -1 if source is None or source.is_inference() else source._version

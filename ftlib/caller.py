@@ -1,0 +1,284 @@
+"""The training thread's way through one call: wait for a session, adopt or attempt, finish, deliver; again after a failure.
+
+The user sees nothing of what happens in between. Failures are reported before the group is aborted, since aborting makes healthy
+peers look guilty. What goes wrong for good is raised; whatever leaves a call by an exception aborts the group first, so that
+nobody waits for this member in vain.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from consensus import Consensus, LeftError
+
+from .average import Attempt, Disagreement
+from .call import Call, Results
+from .donation import Adoption
+from .errors import GroupError, RebuildTimeout, StepMismatch
+from .plane import Phase, Plane
+from .rebuild import Rebuilder
+from .session import Session
+from .staging import StagingPool
+from .status import Status
+from .trailer import Flag, Trailer
+from .trailer import Slot as Saying
+
+__all__ = ["Caller", "Limits"]
+
+logger = logging.getLogger("ftlib")
+
+WARN_AFTER = 10.0
+"""Seconds of waiting after which a warning names who is waited for; again each time it doubles."""
+
+SETTLE = 1.0
+"""Seconds that operations of an aborted group get to end before their buffers are given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines in seconds, and ``min_size`` members below which calls wait."""
+
+    step_timeout: float = 600.0
+    stall_timeout: float = 60.0
+    min_size: int = 1
+
+
+@dataclass(slots=True)
+class _Patience:
+    """How long something has been waited for, and when to say so."""
+
+    deadline: float
+    began: float = field(default_factory=time.monotonic)
+    warn_at: float = WARN_AFTER
+
+    def due(self) -> float | None:
+        """Seconds waited if a warning is due now."""
+        waited = time.monotonic() - self.began
+        if waited < self.warn_at:
+            return None
+        self.warn_at *= 2
+        return waited
+
+
+class Caller:
+    """Carries out calls, one at a time."""
+
+    def __init__(
+        self, plane: Plane, consensus: Consensus, rebuilder: Rebuilder, limits: Limits, in_flight: int
+    ) -> None:
+        self._plane = plane
+        self._consensus = consensus
+        self._rebuilder = rebuilder
+        self._limits = limits
+        self._in_flight = in_flight
+        self._pool = StagingPool(in_flight)
+        self._serial = threading.Lock()
+        self.leaving = False
+        """Set by a signal handler: the next attempt says that this member leaves after its call."""
+        self.said_goodbye = False
+        """Whether a finished call said so: everybody knows."""
+        self.load_state: Callable[[Call, Session], bool] = lambda call, session: False
+        """Loads registered state where this member lacks it (set by ``FTLib``); whether it did."""
+
+    def run(self, call: Call) -> Status:
+        """Finish ``call``; the status it ends with. Raises what ends this member's part."""
+        with self._serial:
+            self._plane.enter(call)
+            try:
+                return self._run(call)
+            except LeftError:
+                return Status.ABORT
+            finally:
+                if self._plane.current is call:
+                    self._abandon()
+
+    def _run(self, call: Call) -> Status:
+        if self._plane.phase is Phase.WAITING:
+            self._consensus.seek_admission()
+        self._pool.staging(call.layout).turn()
+        patience = _Patience(call.began + self._limits.step_timeout)
+        while True:
+            session = self._await_session(call, patience)
+            if session is None:
+                return Status.FAIL
+            if session.plan.donor_of(self._plane.member_id) is not None and call.number == session.plan.call:
+                results = self._adopt(call, session)
+            else:
+                if self.load_state(call, session):
+                    call.weight = 0.0  # these gradients were computed on other weights
+                results = self._attempt(call, session)
+            if results is not None:
+                break
+            self._plane.counters.redone += 1
+            call.check_untouched()
+        if call.void(results.weight):
+            return Status.FAIL
+        call.deliver(results)
+        return Status.SUCCESS if session.size > 1 else Status.NO_NEED
+
+    def _await_session(self, call: Call, patience: _Patience) -> Session | None:
+        """The session to act in; None where too few members are there and it is time to tell the caller."""
+        plane = self._plane
+        while True:
+            with plane.changed:
+                session = plane.session
+                if plane.phase is Phase.STOPPED:
+                    assert plane.error is not None
+                    raise plane.error
+                active = plane.phase is Phase.ACTIVE and session is not None
+                if active and session is not None and session.size >= self._limits.min_size:
+                    return session
+                left = patience.deadline - time.monotonic()
+                if left > 0:
+                    plane.changed.wait(min(left, WARN_AFTER))
+            if left <= 0:
+                if active:
+                    return None
+                raise RebuildTimeout(f"{call}: {self._phase_text()} for {self._limits.step_timeout:g} s; {self._blocking()}")
+            waited = patience.due()
+            if waited is not None:
+                logger.warning("%s: %s for %.0f s; %s", call, self._phase_text(), waited, self._blocking())
+
+    def _attempt(self, call: Call, session: Session) -> Results | None:
+        """All operations in ``session``; None where it failed or was frozen meanwhile."""
+        plane = self._plane
+        leaving = self.leaving
+        call.address(session)
+        if session.group is None:
+            return self._alone(call, session, leaving)
+        if not plane.begin(session):
+            return None
+        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
+        saying = Saying(call.weight, 0, flags, call.layout.check)
+        attempt = Attempt(call, session, self._pool.staging(call.layout), self._watch(call, session))
+        try:
+            trailer, results = attempt.run(saying, self._in_flight, plane.entered)
+        except GroupError as error:
+            self._failed(call, session, error)
+            attempt.settle(SETTLE)
+            return None
+        except BaseException:
+            self._abandon()
+            attempt.settle(SETTLE)
+            raise
+        return self._finish(call, session, trailer, results)
+
+    def _alone(self, call: Call, session: Session, leaving: bool) -> Results | None:
+        """A single member needs no operation; what it did is the result."""
+        if not self._plane.begin(session):
+            return None
+        freeze = self._plane.wished or leaving
+        trailer = Trailer((), call.weight, freeze, (0,) if leaving else ())
+        return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight))
+
+    def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
+        finish = self._plane.finish(session, call, trailer, results)
+        if finish is None:
+            return None
+        if finish.order is not None:
+            self._rebuilder.order(finish.order)
+        if finish.frozen:
+            self.said_goodbye = session.rank in trailer.leaving
+            self._consensus.boundary(call.number, session.members_of(trailer.leaving))
+        self._consensus.average_success(call.number)
+        return results
+
+    def _adopt(self, call: Call, session: Session) -> Results | None:
+        """Take the result of this call from a survivor that had finished it."""
+        plane = self._plane
+        donor = session.plan.donor_of(plane.member_id)
+        assert donor is not None
+        assert session.group is not None
+        if not plane.begin(session):
+            return None
+        staging = self._pool.staging(call.layout)
+        attempt = Attempt(call, session, staging, self._watch(call, session))
+        try:
+            results = Adoption(call, session.group, session.ranks[donor], staging).receive(attempt.wait)
+        except GroupError as error:
+            self._failed(call, session, error)
+            attempt.settle(SETTLE)
+            return None
+        except BaseException:
+            self._abandon()
+            attempt.settle(SETTLE)
+            raise
+        if not plane.adopt(session, call, results):
+            return None
+        self._consensus.average_success(call.number)
+        return results
+
+    def _failed(self, call: Call, session: Session, error: GroupError) -> None:
+        """Say so first, then abort: an aborted group makes healthy peers look guilty."""
+        first, order = self._plane.failed(session)
+        if first:
+            logger.debug("%s failed in %s: %s", call, session, error)
+            self._consensus.average_failure(call.number, session.members_of(error.peers))
+        if session.group is not None:
+            session.group.abort()
+        if order is not None:
+            self._rebuilder.order(order)
+        if isinstance(error, Disagreement):
+            logger.error("%s", error)
+            if self._plane.member_id in error.blamed:
+                self._stop(StepMismatch(str(error)))
+
+    def _abandon(self) -> None:
+        """This thread leaves its call by an exception: nobody may wait for it there."""
+        number = self._plane.finished + 1
+        session, order = self._plane.abandon()
+        if session is not None:
+            self._consensus.average_failure(number, ())
+            if session.group is not None:
+                session.group.abort()
+        if order is not None:
+            self._rebuilder.order(order)
+
+    def _stop(self, error: Exception) -> None:
+        group = self._plane.stop(error)
+        if group is not None:
+            group.abort()
+        self._consensus.leave()
+
+    def _watch(self, call: Call, session: Session) -> Callable[[float], None]:
+        patience = _Patience(call.began + self._limits.step_timeout)
+
+        def watch(waited: float) -> None:
+            plane = self._plane
+            with plane.changed:
+                over = plane.session is not session or plane.phase is not Phase.ACTIVE
+            if over and waited > SETTLE:
+                raise GroupError("the group was given up, but this operation does not end")
+            if time.monotonic() > patience.deadline:
+                raise RebuildTimeout(f"{call}: not finished within {self._limits.step_timeout:g} s; {self._blocking()}")
+            long = patience.due()
+            if long is not None:
+                logger.warning("%s: waiting for %.0f s; %s", call, long, self._blocking())
+
+        return watch
+
+    def _phase_text(self) -> str:
+        plane = self._plane
+        session = plane.session
+        if plane.phase is Phase.ACTIVE and session is not None:
+            return f"only {session.size} of at least {self._limits.min_size} members are there"
+        if plane.phase is Phase.WAITING:
+            return "not admitted to a view yet"
+        return "no new view"
+
+    def _blocking(self) -> str:
+        """Whom this member waits for, as far as the others' pings tell."""
+        with self._plane.changed:
+            session, peers, current = self._plane.session, dict(self._plane.peers), self._plane.current
+        if session is None:
+            return "no view is active at this worker"
+        number = current.number if current is not None else 0
+        absent = [m for m in session.view.ids if m != self._plane.member_id and max(peers.get(m, (0, 0))) < number]
+        if not absent:
+            return f"the members of {session.view} have all entered the call"
+        return f"waiting for {session.names(absent)}, not in this call yet"
+

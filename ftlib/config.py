@@ -1,0 +1,260 @@
+"""Settings: where each may be given, which wins, and what they become.
+
+Precedence: argument of ``FTLib.init`` > variable ``FTLIB_<NAME>`` > file (``config=``, ``FTLIB_CONFIG``, ``./ftlib.toml``; table
+``[ftlib]``) > default. An unknown setting is an error with the nearest name, for a misspelt one would silently do nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import consensus
+
+from .errors import ConfigError
+
+__all__ = ["Settings", "resolve"]
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+_PREFIX = "FTLIB_"
+_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX"})
+"""Variables that are no settings."""
+_DEFAULT_FILE = Path("ftlib.toml")
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)\s*")
+_LATER = {"secret": "authentication", "secret_file": "authentication", "storage": "shared storage", "lease": "shared storage"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``FTLib`` needs; times in seconds."""
+
+    consensus: consensus.Config
+    stall_timeout: float = 60.0
+    """Peers wait in a call that this worker has not entered for so long: its stack is logged."""
+    step_timeout: float = 600.0
+    """The longest a call may take, view changes included."""
+    min_size: int = 1
+    """Calls wait below so many members."""
+    max_size: int | None = None
+    bucket_mb: float = 4.0
+    """Size of a bucket in MiB; equal at all members."""
+    in_flight: int = 3
+    """Buckets under way at a time."""
+    supervisor: str = ""
+    """``host:port`` of the launcher, empty without one."""
+    name: str = ""
+    """What logs call this worker."""
+
+
+def resolve(
+    arguments: Mapping[str, Any] | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """All settings, checked. ConfigError naming the setting, where it came from and the remedy."""
+    environment = os.environ if environment is None else environment
+    found: dict[str, Any] = {}
+    for source, values in [
+        _from_file(config, environment),
+        ("the environment", _from_environment(environment)),
+        ("the arguments", dict(arguments or {})),
+    ]:
+        for name, value in values.items():
+            if source == "the environment" and name not in _READERS and not _close(name, 0.75):
+                continue  # somebody else's variable
+            label = f"{_PREFIX}{name.upper()}" if source == "the environment" else f"{name} in {source}"
+            found[name] = _checked(name, value, label)
+    own = {name: found.pop(name) for name in _OWN if name in found}
+    try:
+        inner = consensus.Config(**found)
+    except consensus.ConfigError as error:
+        raise ConfigError(str(error)) from None
+    settings = Settings(
+        inner, **own, supervisor=environment.get(f"{_PREFIX}SUPERVISOR", ""), name=environment.get(f"{_PREFIX}NAME", "")
+    )
+    if settings.max_size is not None and settings.max_size < settings.min_size:
+        raise ConfigError(f"max_size={settings.max_size} is below min_size={settings.min_size}: nothing could ever run")
+    return settings
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    names = (key.removeprefix(_PREFIX) for key in environment if key.startswith(_PREFIX))
+    return {name.lower(): environment[_PREFIX + name] for name in names if name not in _OTHER_VARIABLES}
+
+
+def _from_file(
+    config: str | os.PathLike[str] | Mapping[str, Any] | None, environment: Mapping[str, str]
+) -> tuple[str, dict[str, Any]]:
+    if isinstance(config, Mapping):
+        table = config.get("ftlib", config)
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"config: expected a mapping of settings, found {type(table).__name__}")
+        return "config", dict(table)
+    given = config or environment.get(f"{_PREFIX}CONFIG")
+    path = Path(given) if given else _DEFAULT_FILE
+    if not given and not path.is_file():
+        return "no file", {}
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file).get("ftlib", {})
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check config= or {_PREFIX}CONFIG") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: [ftlib] must be a table")
+    return str(path), table
+
+
+def _checked(name: str, value: Any, label: str) -> Any:
+    if name in _LATER:
+        raise ConfigError(f"{label}: {_LATER[name]} is not part of this release; remove the setting")
+    reader = _READERS.get(name)
+    if reader is None:
+        close = _close(name, 0.5)
+        hint = f"did you mean {close[0]}?" if close else f"known settings: {', '.join(sorted(_READERS))}"
+        raise ConfigError(f"unknown setting {label}: {hint}")
+    try:
+        return reader(value)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{label}={value!r}: {error}") from None
+
+
+def _close(name: str, cutoff: float) -> list[str]:
+    return difflib.get_close_matches(name, _READERS, n=1, cutoff=cutoff)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected a string")
+    return value
+
+
+def _duration(value: Any) -> float:
+    """Seconds, or text with a unit: ``"500 ms"``, ``"2s"``, ``"10 min"``."""
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            raise ValueError('expected seconds, or a number with ms, s, min or h, as in "500 ms"')
+        value = float(match[1]) * _UNITS[match[2]]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("expected a number of seconds")
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError("expected a positive number of seconds")
+    return float(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError("expected a number")
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError("expected a number of at least 0")
+    return number
+
+
+def _positive(value: Any) -> float:
+    number = _number(value)
+    if number <= 0:
+        raise ValueError("expected a number above 0")
+    return number
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    if type(value) is not int:
+        raise TypeError("expected a whole number")
+    return value
+
+
+def _count(value: Any) -> int:
+    number = _integer(value)
+    if number < 1:
+        raise ValueError("expected at least 1")
+    return number
+
+
+def _optional_count(value: Any) -> int | None:
+    return None if value is None or value == "" else _count(value)
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        return value.lower() in ("1", "true", "yes", "on")
+    if not isinstance(value, bool):
+        raise TypeError("expected true or false")
+    return value
+
+
+def _addresses(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise TypeError("expected a list of host:port")
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _descriptors(value: Any) -> tuple[int, ...]:
+    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return tuple(_integer(part) for part in parts)
+
+
+def _policy(value: Any) -> consensus.Policy:
+    text = value.value if isinstance(value, consensus.Policy) else _text(value)
+    if text == "storage":
+        raise ValueError("policy storage needs the shared_storage backend, which is not part of this release")
+    return _choice(consensus.Policy, text)
+
+
+def _mode(value: Any) -> consensus.Mode:
+    return _choice(consensus.Mode, value.value if isinstance(value, consensus.Mode) else _text(value))
+
+
+def _choice(kind: type[_Choice], text: str) -> _Choice:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"choose one of {', '.join(item.value for item in kind)}") from None
+
+
+_OWN: dict[str, Callable[[Any], Any]] = {
+    "stall_timeout": _duration,
+    "step_timeout": _duration,
+    "min_size": _count,
+    "max_size": _optional_count,
+    "bucket_mb": _positive,
+    "in_flight": _count,
+}
+_SPECIAL: dict[str, Callable[[Any], Any]] = {
+    "introducers": _addresses,
+    "initial_size": _count,
+    "socket_fds": _descriptors,
+    "policy": _policy,
+    "mode": _mode,
+    "advertise": lambda value: value or None,
+}
+_DURATIONS = frozenset({"exclude_after", "quorum_timeout", "join_timeout", "probe_interval", "probe_timeout", "gossip_interval",
+                        "settle_proof", "settle_silence", "settle_max", "boundary_wait", "frozen_wait", "resend", "ready_timeout"})  # fmt: skip
+_BY_TYPE: dict[str, Callable[[Any], Any]] = {"str": _text, "int": _integer, "float": _number, "bool": _flag}
+
+
+def _readers() -> dict[str, Callable[[Any], Any]]:
+    readers = {
+        item.name: _duration if item.name in _DURATIONS else _BY_TYPE.get(str(item.type), _text)
+        for item in dataclasses.fields(consensus.Config)
+    }
+    return {**readers, **_SPECIAL, **_OWN, **dict.fromkeys(_LATER, _text)}
+
+
+_READERS = _readers()

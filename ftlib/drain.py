@@ -1,0 +1,41 @@
+"""SIGTERM drains a worker: finish the call, leave gracefully, exit 0. The handler itself only raises a flag.
+
+The next call tells the others in its trailer, so they go on without a failed operation. A second SIGTERM ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+
+from .caller import Caller
+
+__all__ = ["Drain"]
+
+
+class Drain:
+    """The handler, where the program has none of its own."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._installed = False
+
+    def install(self) -> None:
+        """Take over SIGTERM if this is the main thread and nobody else has."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._handle)
+            self._installed = True
+
+    def remove(self) -> None:
+        """Give SIGTERM back. Only the main thread can."""
+        if self._installed and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._installed = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is given
+        if self._caller.leaving:
+            os._exit(128 + number)
+        self._caller.leaving = True

@@ -1,0 +1,115 @@
+"""What a communication backend must offer: build a group for a view, run operations on it, abort it at once.
+
+A ``Framework`` lives as long as the process, a ``Group`` as long as a view. Groups are built on the rebuild thread while the
+training thread may still wait in an operation of the old group; ``abort`` is what wakes it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Framework", "Group", "GroupSpec", "Work"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """All that building one group needs. Equal at all members but for ``rank``."""
+
+    view_id: str
+    """Unique a view: prefix of every key in the store, so that no attempt reads another's keys."""
+    epoch: int
+    rank: int
+    size: int
+    store: Mapping[str, str]
+    """What the member that hosts this group's rendezvous advertised (see ``Framework.start``)."""
+    timeout: float
+    """Seconds until building, or one operation, gives up."""
+
+
+class Work(ABC):
+    """One operation under way."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> bool:
+        """Block at most ``timeout`` seconds. True: done. False: still under way. Raises ``GroupError`` if it failed."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it ended, well or not."""
+
+
+class Group(ABC):
+    """A process group of one view. All operations return at once with a ``Work`` and work in place."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def allreduce(self, tensor: torch.Tensor, op: str = "SUM") -> Work:
+        """Reduce a contiguous tensor over all ranks (SUM, MIN, MAX, PRODUCT); bit-identical on all of them."""
+
+    @abstractmethod
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        """Copy the root's contiguous tensor to all ranks."""
+
+    @abstractmethod
+    def barrier(self) -> Work:
+        """Done once every rank has entered."""
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
+        """Send a contiguous tensor to one rank; safe beside collectives of other threads."""
+
+    @abstractmethod
+    def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
+        """Receive into a contiguous tensor from one rank."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Make every operation under way here fail within milliseconds, and those of the peers too. Idempotent.
+
+        Nothing completes at this rank after ``abort`` returned and its works have ended.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back the resources of a group that is idle or aborted. Idempotent."""
+
+
+class Framework(ABC):
+    """A backend. The names ``rebuild`` and ``abort_communicator`` are those of FTLib's design."""
+
+    name: str
+    group: Group | None = None
+    """The newest group."""
+
+    @abstractmethod
+    def start(self, host: str) -> Mapping[str, str]:
+        """Start what this member offers to others for rendezvous on interface address ``host``.
+
+        Returns the facts to advertise with the member, e.g. ``{"store": "127.0.0.1:41231"}``.
+        """
+
+    @abstractmethod
+    def rebuild(self, spec: GroupSpec) -> Group:
+        """Build the group and connect it to every rank before returning. GroupError on failure or timeout."""
+
+    def cancel(self) -> None:
+        """Make a ``rebuild`` under way in another thread fail soon (best effort; it has a deadline anyway)."""
+
+    def abort_communicator(self) -> None:
+        """Abort the newest group, if any."""
+        if self.group is not None:
+            self.group.abort()
+
+    @abstractmethod
+    def check(self, tensor: torch.Tensor) -> None:
+        """ConfigError naming the remedy where this backend cannot reduce such a tensor (device, dtype, layout)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back everything. Idempotent."""

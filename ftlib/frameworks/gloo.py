@@ -1,0 +1,260 @@
+"""Gloo over TCP: the default backend for CPU tensors. Building groups; what they do is in ``gloo_group``.
+
+Each group has a Gloo device, hence a listening port, of its own. The ranks exchange these addresses when they meet, which
+tells exactly which of the process's sockets are the group's: accepted ones have that port at this end, initiated ones a
+peer's listener at the other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import ProcessGroupGloo
+
+from ftlib.errors import ConfigError, GroupError
+from ftlib.frameworks import sockets
+from ftlib.frameworks.base import Framework, Group, GroupSpec
+from ftlib.frameworks.errands import errand, finish_errands
+from ftlib.frameworks.gloo_group import GlooGroup
+from ftlib.frameworks.gloo_work import afresh
+from ftlib.frameworks.rendezvous import Meeting, StoreServer, interface_address, join_address, split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftlib.frameworks.sockets import Address, Inode
+
+__all__ = ["GlooFramework"]
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+}
+"""What Gloo reduces; the others end in "Invalid scalar type"."""
+_THREADS = 2
+"""Operations that one group carries out at the same time."""
+_FINISH = 2.0
+"""Seconds that ``close`` waits for old groups to be destroyed, tens of milliseconds each in fact."""
+
+_making_device = threading.Lock()
+"""Held while a device is made, so that the one new listening socket is its own."""
+
+
+class GlooFramework(Framework):
+    """Builds ``GlooGroup`` objects; its store serves the views that choose this member for it."""
+
+    name = "gloo"
+
+    def __init__(self) -> None:
+        self.group: Group | None = None
+        self._host = ""
+        self._server: StoreServer | None = None
+        self._build: _Build | None = None
+        self._process = os.getpid()
+
+    def start(self, host: str) -> Mapping[str, str]:
+        """Start the store. ConfigError if ``host`` is not an address of this machine. Idempotent."""
+        if self._server is None:
+            sockets.guard_forks()
+            self._host = interface_address(host)
+            self._server = StoreServer(self._host)
+            self._process = os.getpid()
+            atexit.register(self.close)
+        return {"store": join_address(self._server.address)}
+
+    def rebuild(self, spec: GroupSpec) -> Group:
+        """Meet the other ranks at the store, connect to all of them. GroupError names who did not come."""
+        server = self._server
+        if server is None:
+            raise ConfigError("start the framework before building groups")
+        self._build = build = _Build(spec, self._host, server)
+        try:
+            self.group = build.run()
+        finally:
+            self._build = None
+        return self.group
+
+    def cancel(self) -> None:
+        """Give up the rebuild under way, if any; it raises GroupError at once."""
+        build = self._build
+        if build is not None:
+            build.give_up("cancelled")
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """ConfigError unless the tensor is dense, on the CPU and of a dtype that Gloo reduces."""
+        device = tensor.device.type
+        if device != "cpu":
+            raise ConfigError(
+                f"gloo reduces CPU tensors, this one is on {device}: move it, or choose another framework"
+            )
+        if tensor.layout is not torch.strided:
+            raise ConfigError(f"gloo reduces dense tensors, this one is {tensor.layout}: call .to_dense() on it")
+        if tensor.dtype not in _DTYPES:
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
+            raise ConfigError(f"gloo cannot reduce {tensor.dtype} tensors: convert to one of {names}")
+
+    def close(self) -> None:
+        """Cancel, close the newest group, stop the store. Idempotent. Nothing happens in a forked child."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._process:
+            return
+        self.cancel()
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if not finish_errands(_FINISH):
+            _log.warning("operations of an old group are still under way in Gloo")
+
+
+class _Build:
+    """One attempt to build a group, on a thread of its own, so that it can be given up whatever it waits for."""
+
+    def __init__(self, spec: GroupSpec, host: str, server: StoreServer) -> None:
+        self._spec, self._host, self._server = spec, host, server
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._given_up = False
+        self._meeting: Meeting | None = None
+        self._local: set[Address] = set()
+        self._remote: set[Address] = set()
+        self._outcome: GlooGroup | GroupError | None = None
+
+    def run(self) -> GlooGroup:
+        """Build, or raise GroupError."""
+        errand("gloo-build", self._run)
+        try:
+            if not self._ended.wait(self._spec.timeout + 1.0):
+                self.give_up(f"no group within {self._spec.timeout:g} s")
+        except BaseException:  # a signal: nobody will take the group
+            self.give_up("interrupted")
+            raise
+        if isinstance(self._outcome, GlooGroup):
+            return self._outcome
+        raise self._outcome or GroupError("no group was built")
+
+    def give_up(self, why: str) -> None:
+        """End ``run`` with a GroupError now and make the thread end soon."""
+        with self._lock:
+            if self._outcome is not None:
+                return
+            self._given_up = True
+            self._outcome = GroupError(f"building the group of epoch {self._spec.epoch} was given up: {why}")
+            self._ended.set()
+            meeting, local, remote = self._meeting, self._local, self._remote
+        if meeting is not None:
+            meeting.leave()
+        if meeting is not None and remote:  # Gloo itself is at work
+            meeting.cut()
+            for link in sockets.connections(local, remote):
+                link.cut()
+                link.close()
+
+    def _run(self) -> None:
+        outcome: GlooGroup | GroupError
+        try:
+            outcome = self._build()
+        except GroupError as error:
+            outcome = afresh(error)
+        except Exception as error:  # noqa: BLE001 - it must reach the thread that waits
+            _log.debug("building the group failed", exc_info=True)
+            outcome = GroupError(f"building the group of epoch {self._spec.epoch} failed: {error}")
+        with self._lock:
+            unwanted = self._given_up
+            if not unwanted:
+                self._outcome = outcome
+                self._ended.set()
+        if unwanted and isinstance(outcome, GlooGroup):
+            outcome.close()
+        elif isinstance(outcome, GlooGroup):
+            self._complete(outcome)
+
+    def _complete(self, group: GlooGroup) -> None:
+        """Do what nobody need wait for: tell the addresses of accepted connections, tidy up the store."""
+        meeting, me = self._meeting, str(self._spec.rank)
+        if meeting is not None:
+            with contextlib.suppress(GroupError):  # the group may be gone already
+                ends = {str(rank): join_address(local) for rank, local in group.locals().items()}
+                told = meeting.exchange("ends", ends)
+                group.name({split_address(ends[me]): rank for rank, ends in enumerate(told) if me in ends})
+        if split_address(self._spec.store["store"]) == self._server.address:
+            self._server.forget_before(self._spec.epoch)
+
+    def _build(self) -> GlooGroup:
+        spec = self._spec
+        address = split_address(spec.store["store"])
+        meeting = Meeting(address, spec.epoch, spec.view_id, spec.rank, spec.size, spec.timeout)
+        owned: list[Inode] = []
+        try:
+            with self._lock:
+                self._meeting = meeting
+            return self._connect(meeting, owned)
+        except BaseException:
+            meeting.close()
+            sockets.untrack(owned)
+            raise
+
+    def _connect(self, meeting: Meeting, owned: list[Inode]) -> GlooGroup:
+        spec = self._spec
+        self._proceed()
+        before = sockets.snapshot()
+        device, inode, listener = _make_device(self._host)
+        if inode is not None:
+            owned.append(inode)
+            sockets.track(owned)
+        addresses = meeting.exchange("listener", listener and join_address(listener))
+        peers = {split_address(text): rank for rank, text in enumerate(addresses) if text and rank != spec.rank}
+        with self._lock:
+            self._local = {listener} if listener else set()
+            self._remote = set(peers)
+        self._proceed()
+        make: Any = ProcessGroupGloo
+        options = make._Options()  # noqa: SLF001
+        options._devices = [device]  # noqa: SLF001
+        options._threads = _THREADS  # noqa: SLF001
+        options._timeout = timedelta(seconds=spec.timeout)  # noqa: SLF001
+        backend = make(meeting.store(), spec.rank, spec.size, options)
+        self._proceed()
+        links = sockets.connections(self._local, self._remote, before)
+        owned.extend(link.inode for link in links)
+        sockets.track(owned)
+
+        def give_back() -> None:
+            sockets.untrack(owned)
+            meeting.close()
+
+        return GlooGroup(spec, backend, links, peers, give_back)
+
+    def _proceed(self) -> None:
+        if self._given_up:
+            raise GroupError("given up")
+
+
+def _make_device(host: str) -> tuple[Any, Inode | None, Address | None]:
+    """Make a Gloo device on an interface, and find its listening socket if that can be told."""
+    make: Any = ProcessGroupGloo
+    with _making_device:
+        before = sockets.snapshot()
+        device = make.create_device(hostname=host, lazy_init=False)
+        new = sockets.listeners(host, before)
+    if len(new) != 1:  # not Linux, or another thread began to listen at the same moment
+        return device, None, None
+    inode, address = new.popitem()
+    return device, inode, address

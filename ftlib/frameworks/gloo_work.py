@@ -1,0 +1,154 @@
+"""Operations under way in Gloo, seen as ``Work``; every exception of Gloo leaves here as a ``GroupError``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ftlib.errors import GroupError
+from ftlib.frameworks.base import Work
+from ftlib.frameworks.errands import errand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+__all__ = ["FOREIGN", "FailedWork", "GlooTransfer", "GlooWork", "afresh"]
+
+FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
+"""What torch raises, in C++ and in the binding."""
+
+_ABANDONED_SLICE = 0.1
+"""Seconds after which a wait looks whether its operation was abandoned; only where sockets cannot be cut."""
+
+
+def afresh(error: GroupError) -> GroupError:
+    """Copy an error, without the frames it went through: these hold operations, and operations hold sockets."""
+    return GroupError(str(error), error.peers)
+
+
+class _Owner(Protocol):
+    """What a work asks its group."""
+
+    exact: bool
+
+    @property
+    def abandoned(self) -> bool: ...
+
+    def translate(self, error: Exception) -> GroupError: ...
+
+
+def _in_slices(wait: Callable[[float], bool], timeout: float) -> bool:
+    """Wait so that an abort which cuts nothing is seen."""
+    deadline = time.monotonic() + timeout
+    while not wait(min(_ABANDONED_SLICE, deadline - time.monotonic())):
+        if time.monotonic() >= deadline:
+            return False
+    return True
+
+
+class GlooWork(Work):
+    """A collective under way in Gloo's threads."""
+
+    __slots__ = ("_error", "_owner", "_raw")
+
+    def __init__(self, owner: _Owner, raw: Any) -> None:
+        self._owner = owner
+        self._raw = raw
+        self._error: GroupError | None = None
+
+    def wait(self, timeout: float) -> bool:
+        """Block in Gloo, at most ``timeout`` seconds."""
+        if not self._owner.exact:
+            return _in_slices(self._wait, timeout)
+        return self._wait(timeout)
+
+    def done(self) -> bool:
+        """Tell whether Gloo is through with it and with its buffer."""
+        raw = self._raw
+        return raw is None or bool(raw.is_completed())
+
+    def _wait(self, timeout: float) -> bool:
+        if self._raw is None:
+            return self._outcome()
+        try:
+            # A timeout of zero means for ever there, and fractions of a millisecond are cut off.
+            self._raw.wait(timedelta(seconds=max(0.001, timeout)))
+        except FOREIGN:
+            return self._settle()
+        self._raw = None
+        return True
+
+    def _settle(self) -> bool:
+        """After a wait that raised: tell "still under way" from success at the last moment and from failure."""
+        if not self._raw.is_completed():
+            if self._owner.abandoned:
+                raise GroupError("operation abandoned: its group was aborted and cannot be interrupted")
+            return False
+        try:
+            self._raw.wait()
+        except FOREIGN as real:
+            self._error = self._owner.translate(real)
+        self._raw = None  # and no frame of a traceback has it: it would keep sockets open
+        return self._outcome()
+
+    def _outcome(self) -> bool:
+        if self._error is not None:
+            raise afresh(self._error)
+        return True
+
+
+class GlooTransfer(Work):
+    """A send or receive. Gloo ends the whole group when a wait for one times out, so a thread waits to the end."""
+
+    def __init__(self, owner: _Owner, raw: Any, tensor: torch.Tensor) -> None:
+        self._owner = owner
+        self._tensor = tensor  # Gloo keeps only its address
+        self._error: GroupError | None = None
+        self._ended = threading.Event()
+        errand("gloo-transfer", lambda: self._run(raw))
+
+    def wait(self, timeout: float) -> bool:
+        """Block at most ``timeout`` seconds."""
+        if not self._owner.exact:
+            return _in_slices(self._wait, timeout)
+        return self._wait(timeout)
+
+    def done(self) -> bool:
+        """Tell whether Gloo is through with it and with its buffer."""
+        return self._ended.is_set()
+
+    def _wait(self, timeout: float) -> bool:
+        if not self._ended.wait(timeout):
+            if self._owner.abandoned:
+                raise GroupError("transfer abandoned: its group was aborted and cannot be interrupted")
+            return False
+        if self._error is not None:
+            raise afresh(self._error)
+        return True
+
+    def _run(self, raw: Any) -> None:
+        try:
+            raw.wait()
+        except FOREIGN as error:
+            self._error = self._owner.translate(error)
+        finally:
+            self._ended.set()
+
+
+class FailedWork(Work):
+    """An operation that could not even start."""
+
+    def __init__(self, error: GroupError) -> None:
+        self._error = error
+
+    def wait(self, timeout: float) -> bool:  # noqa: ARG002
+        """Raise the error."""
+        raise afresh(self._error)
+
+    def done(self) -> bool:
+        """Tell the truth: it ended before it began."""
+        return True

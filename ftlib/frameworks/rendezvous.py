@@ -1,0 +1,168 @@
+"""Where the members of one view meet to build a group: a store at one member, reached by the others.
+
+Every member runs a ``StoreServer`` for as long as it lives; the members of a view meet at one of them. All keys of a
+meeting start with the epoch and the view id, so no attempt ever reads another's, and old ones can be told and deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from ftlib.errors import ConfigError, GroupError
+from ftlib.frameworks import sockets
+
+if TYPE_CHECKING:
+    from ftlib.frameworks.sockets import Address
+
+__all__ = ["Meeting", "StoreServer", "interface_address", "join_address", "split_address"]
+
+_START_TIMEOUT = timedelta(seconds=10)
+"""For connecting to the server that this very process has just started."""
+_QUICKEST, _SLOWEST = 0.0005, 0.02
+"""Seconds between two questions whether the others have come."""
+
+
+def join_address(address: Address) -> str:
+    """Write ``host:port``, IPv6 in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(text: str) -> Address:
+    """Read what ``join_address`` wrote; ConfigError if it is no such thing."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"not an address of the form host:port: {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def interface_address(host: str) -> str:
+    """Resolve an interface given by name or number to a number; ConfigError if that fails."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"interface address {host!r} cannot be resolved: {error}; give a numeric address") from error
+    return str(found[0][4][0])
+
+
+class StoreServer:
+    """This member's store, on an ephemeral port of one interface."""
+
+    def __init__(self, host: str) -> None:
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.bind((host, 0))
+            listener.listen(512)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(f"cannot listen on interface address {host}: {error}") from error
+        self.address: Address = (host, int(listener.getsockname()[1]))
+        sockets.track([self.address])
+        self._store: Any = TCPStore(
+            *self.address,
+            None,
+            True,
+            _START_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # the store owns it from here on
+        )
+
+    def keys(self) -> list[str]:
+        """List all keys held."""
+        return [] if self._store is None else list(self._store.list_keys())
+
+    def forget_before(self, epoch: int) -> None:
+        """Delete the keys of all earlier epochs."""
+        for key in self.keys():
+            start = key.strip("/").partition("/")[0]
+            if start.isdigit() and int(start) < epoch:
+                self._store.delete_key(key)
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        self._store = None
+        sockets.untrack([self.address])
+
+
+class Meeting:
+    """One member's part in the meeting of one view."""
+
+    def __init__(self, address: Address, epoch: int, view_id: str, rank: int, size: int, timeout: float) -> None:
+        """Connect to the store at ``address``. GroupError if nobody answers there."""
+        self._where = f"the store of epoch {epoch} at {join_address(address)}"
+        self._rank, self._size = rank, size
+        self._deadline = time.monotonic() + timeout
+        self._left_early = threading.Event()
+        self._prefix = f"{epoch}/{view_id}/"
+        # The store's client repeats refused connections until its timeout; a dead host should be known at once.
+        try:
+            socket.create_connection(address, timeout=timeout).close()
+        except OSError as error:
+            raise GroupError(f"{self._where} does not answer: {error}") from error
+        before = sockets.snapshot()
+        try:
+            self._store: Any = TCPStore(*address, None, False, self._left(), wait_for_workers=False)
+        except RuntimeError as error:
+            raise GroupError(f"{self._where} failed: {error}") from error
+        self._links = sockets.connections((), {address}, before)
+        sockets.track(link.inode for link in self._links)
+
+    def exchange(self, topic: str, mine: object) -> list[Any]:
+        """Tell all ranks ``mine`` (JSON); return what each told, in rank order. GroupError names who is missing.
+
+        Asks again and again rather than wait in the store, whose client cannot be interrupted without a fuss.
+        """
+        keys = [f"{self._prefix}{topic}/{rank}" for rank in range(self._size)]
+        begin = time.monotonic()
+        store = self._store
+        try:
+            if store is None or self._left_early.is_set():
+                raise GroupError(f"{self._where} was left by this rank")
+            store.set(keys[self._rank], json.dumps(mine))
+            while not store.check(keys):
+                now = time.monotonic()
+                if self._left_early.wait(min(_SLOWEST, _QUICKEST + (now - begin) / 8)):
+                    raise GroupError(f"{self._where} was left by this rank")
+                if now > self._deadline:
+                    missing = tuple(rank for rank, key in enumerate(keys) if not store.check([key]))
+                    raise GroupError(f"{self._where} has no sign of ranks {list(missing)} ({topic})", missing)
+            return [json.loads(answer) for answer in store.multi_get(keys)]
+        except RuntimeError as error:
+            raise GroupError(f"{self._where} broke while the ranks met ({topic}): {error}") from error
+
+    def store(self) -> Any:
+        """Give the store in which a backend may write its own keys."""
+        self._store.set_timeout(self._left())
+        return PrefixStore(self._prefix + "backend", self._store)
+
+    def leave(self) -> None:
+        """Make an ``exchange`` under way in another thread fail now."""
+        self._left_early.set()
+
+    def cut(self) -> None:
+        """Make whatever else waits in the store fail now."""
+        self.leave()
+        for link in self._links:
+            link.cut()
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self.leave()
+        self._store = None
+        sockets.untrack(link.inode for link in self._links)
+        for link in self._links:
+            link.close()
+
+    def _left(self) -> timedelta:
+        return timedelta(seconds=max(0.01, self._deadline - time.monotonic()))

@@ -1,0 +1,226 @@
+"""Finding and cutting the sockets of one process group among all descriptors of this process.
+
+Gloo offers no way to interrupt an operation; shutting down its connected sockets does. Other parts of the process own
+sockets too, and a descriptor number may mean another socket a moment later, so everything here works on duplicates:
+duplicate first, look at the duplicate's addresses, keep it. A duplicate pins the socket itself: cutting it later hits
+nothing else.
+
+Listening sockets are never cut: Gloo's loop thread answers that by terminating the process.
+
+Forked children (data loader workers) inherit every descriptor and would keep a dead parent's connections open, so that
+its peers see nothing. With ``guard_forks`` a child lets go of all sockets tracked here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+__all__ = [
+    "Address",
+    "Inode",
+    "Link",
+    "connections",
+    "guard_forks",
+    "listeners",
+    "snapshot",
+    "supported",
+    "track",
+    "untrack",
+]
+
+_DESCRIPTORS = Path("/proc/self/fd")
+
+Address = tuple[str, int]
+"""Numeric IP (no brackets, no scope, IPv4 not mapped into IPv6) and port."""
+
+Inode = tuple[int, int]
+"""(device, inode): identity of a socket, the same for all its duplicates and in forked children."""
+
+_scanning = threading.Lock()
+_tracked: dict[Inode | Address, None] = {}
+_guards: list[None] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One connected socket: a duplicate that keeps it alive until ``close``."""
+
+    inode: Inode
+    local: Address
+    remote: Address
+    handle: socket.socket
+
+    def cut(self) -> None:
+        """Shut the connection down for every holder of the socket, here and at the peer. Idempotent."""
+        with contextlib.suppress(OSError):  # the peer was first, or this is closed already
+            self.handle.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the duplicate. Idempotent."""
+        self.handle.close()
+
+
+def supported() -> bool:
+    """Tell whether this system lets a process list its own sockets (Linux)."""
+    return _DESCRIPTORS.is_dir()
+
+
+def snapshot() -> frozenset[Inode]:
+    """Identify all sockets of this process, so that later ones can be told from them."""
+    if not supported():
+        return frozenset()
+    return frozenset(inode for inode in map(_inode, _descriptors()) if inode is not None)
+
+
+def listeners(host: str, but: frozenset[Inode] = frozenset()) -> dict[Inode, Address]:
+    """Find the listening TCP sockets bound to this very interface address, those in ``but`` aside."""
+    found: dict[Inode, Address] = {}
+    for inode, handle in _sockets(but):
+        with handle:
+            local = _local(handle)
+            if local is not None and local[0] == host and _listens(handle):
+                found[inode] = local
+    return found
+
+
+def connections(
+    local: Collection[Address], remote: Collection[Address], but: frozenset[Inode] = frozenset()
+) -> list[Link]:
+    """Find the connected sockets with one of these local or remote addresses, those in ``but`` aside.
+
+    The caller closes the links.
+    """
+    found: dict[Inode, Link] = {}
+    for inode, handle in _sockets(but):
+        link = None if inode in found else _link(inode, handle)
+        if link is not None and (link.local in local or link.remote in remote):
+            found[inode] = link
+        else:
+            handle.close()
+    return list(found.values())
+
+
+def track(sockets: Iterable[Inode | Address]) -> None:
+    """Have forked children let go of these sockets, or of all that have such an address at one end."""
+    _tracked.update(dict.fromkeys(sockets))
+
+
+def untrack(sockets: Iterable[Inode | Address]) -> None:
+    """Forget sockets that are closed, or about to be."""
+    for entry in sockets:
+        _tracked.pop(entry, None)
+
+
+def guard_forks() -> None:
+    """Install, once a process, the hook by which forked children let go of tracked sockets."""
+    if _guards or not hasattr(os, "register_at_fork"):
+        return
+    _guards.append(None)
+    # No fork while a scan holds its short-lived duplicates: they would stay open in the child.
+    os.register_at_fork(before=_scanning.acquire, after_in_parent=_scanning.release, after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    """Put the null device in place of every tracked socket of a forked child.
+
+    Closing would free the numbers, and a destructor that still believes to own one would then close a stranger.
+    """
+    _scanning.release()
+    if not _tracked or not supported():
+        return
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in _descriptors():
+        if _is_tracked(descriptor):
+            os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+
+
+def _is_tracked(descriptor: int) -> bool:
+    found = _duplicate(descriptor)
+    if found is None:
+        return False
+    inode, handle = found
+    with handle:
+        link = _link(inode, handle)
+        return inode in _tracked or _local(handle) in _tracked or (link is not None and link.remote in _tracked)
+
+
+def _descriptors() -> list[int]:
+    return [int(entry.name) for entry in _DESCRIPTORS.iterdir()]
+
+
+def _inode(descriptor: int) -> Inode | None:
+    """Identify an open socket; None for anything else."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISSOCK(status.st_mode) else None
+
+
+def _sockets(but: frozenset[Inode]) -> list[tuple[Inode, socket.socket]]:
+    """Duplicate the TCP sockets of this process; the caller closes them."""
+    if not supported():
+        return []
+    with _scanning:
+        return [found for found in (_duplicate(descriptor, but) for descriptor in _descriptors()) if found is not None]
+
+
+def _duplicate(descriptor: int, but: frozenset[Inode] = frozenset()) -> tuple[Inode, socket.socket] | None:
+    inode = _inode(descriptor)
+    if inode is None or inode in but:
+        return None
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    inode = _inode(copy)  # of the duplicate: the number may have changed hands since
+    if inode is None:
+        os.close(copy)
+        return None
+    try:
+        handle = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+    if handle.family not in {socket.AF_INET, socket.AF_INET6} or handle.type != socket.SOCK_STREAM:
+        handle.close()
+        return None
+    return inode, handle
+
+
+def _link(inode: Inode, handle: socket.socket) -> Link | None:
+    if _listens(handle):
+        return None
+    local, remote = _local(handle), None
+    with contextlib.suppress(OSError):
+        remote = _address(handle.getpeername())
+    return None if local is None or remote is None else Link(inode, local, remote, handle)
+
+
+def _listens(handle: socket.socket) -> bool:
+    return handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
+
+
+def _local(handle: socket.socket) -> Address | None:
+    try:
+        return _address(handle.getsockname())
+    except OSError:
+        return None
+
+
+def _address(raw: object) -> Address | None:
+    if not isinstance(raw, tuple) or len(raw) < 2:
+        return None
+    host, port = str(raw[0]), int(raw[1])
+    return host.removeprefix("::ffff:").partition("%")[0], port

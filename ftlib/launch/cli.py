@@ -1,0 +1,137 @@
+"""The command ``ftlib``. Every error is one line that says what to do.
+
+Exit codes: 0 all is well; 1 something failed; 2 the command line is wrong; ``ftlib run`` also passes on a worker's exit
+code, 128 + signal where a signal ended it (130 after Ctrl-C, 143 after SIGTERM).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import ConfigError, FTLibError
+from .plan import DEFAULT_RESTARTS, Plan, python_command, random_job
+from .supervisor import launch
+
+__all__ = ["commands", "main"]
+
+_REST = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: run a command and exit."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        code = commands.main(args=arguments, prog_name="ftlib", standalone_mode=False)
+    except click.ClickException as error:
+        return _complain(error.format_message(), 2)
+    except ConfigError as error:
+        return _complain(str(error), 2)
+    except FTLibError as error:
+        return _complain(str(error), 1)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"ftlib: error: {' '.join(text.split())}", err=True)
+    return code
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def commands(context: click.Context) -> None:
+    """Data-parallel PyTorch training that goes on when a worker is killed."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@commands.command(context_settings=_REST)
+@click.option("-n", "workers", type=click.IntRange(min=1), required=True, help="How many workers to start.")
+@click.option(
+    "--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members."
+)
+@click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
+@click.option(
+    "--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together."
+)
+@click.option(
+    "--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart."
+)
+@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
+@click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
+@click.option(
+    "--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file."
+)
+@click.option("--job", default=None, help="Job name  [default: a random one]")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    *,
+    workers: int,
+    min_workers: int,
+    max_workers: int | None,
+    max_restarts: int,
+    restart_delay: float,
+    grace: float,
+    log_dir: Path | None,
+    events: Path | None,
+    job: str | None,
+    module: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> int:
+    """Start workers of SCRIPT on this host, keep them going, and leave nothing behind.
+
+    A worker that dies is restarted and joins the others; one that its peers find silent is killed first.
+    """
+    plan = Plan(
+        command=python_command(script, args, module=module),
+        workers=workers,
+        job=job or random_job(),
+        min_workers=min_workers,
+        max_workers=max_workers,
+        max_restarts=max_restarts,
+        restart_delay=restart_delay,
+        log_dir=log_dir,
+        events=events,
+        grace=grace,
+    )
+    return launch(plan)
+
+
+@commands.command(context_settings=_REST, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def demo(args: tuple[str, ...]) -> int:
+    """Train on handwritten digits while workers are killed, stopped and added; about a minute."""
+    try:
+        module = importlib.import_module("ftlib.demo.main")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the demo needs the package {error.name}: pip install 'ftlib[demo]'") from None
+    return int(module.main(list(args)) or 0)
+
+
+@commands.command()
+@click.argument("address")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for the answer.")
+def status(*, address: str, as_json: bool, timeout: float) -> int:
+    """Show what the member at ADDRESS (host:port) believes."""
+    from .status import fetch_status, show_status  # noqa: PLC0415 - brings the whole runtime, which only this needs
+
+    answer = fetch_status(address, timeout)
+    click.echo(json.dumps(answer, indent=2) if as_json else show_status(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Where everything readable goes: the terminal, one log file a worker, and the file of events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .output import Writer, prefix, render
+from .worker import Stream, Worker
+
+__all__ = ["Console"]
+
+_STDOUT, _STDERR = 1, 2
+
+
+class Console:
+    """The launcher's only way out. Use from the loop's thread; two ``Writer`` threads do the writing."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, log_dir: Path | None = None, events: Path | None = None
+    ) -> None:
+        self._loop = loop
+        self._files: list[int] = []
+        self._logs: dict[int, int] = {}
+        self._log_dir = log_dir
+        if log_dir is not None:
+            try:
+                log_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"--log-dir {log_dir}: {error.strerror}: give a directory that can be written"
+                ) from None
+        self._events = self._open(events, "--events") if events is not None else None
+        plain = "NO_COLOR" in os.environ
+        self._coloured = {fd: os.isatty(fd) and not plain for fd in (_STDOUT, _STDERR)}
+        self._paused: list[Stream] = []
+        self._terminal = Writer(self._room_from_thread)
+        self._disk = Writer(self._room_from_thread)  # a paused terminal must not delay the files
+
+    # What workers write (the Sink of worker.py).
+
+    @property
+    def full(self) -> bool:
+        """Whether reading from workers should pause."""
+        return self._terminal.full or self._disk.full
+
+    def lines(self, worker: Worker, lines: Sequence[bytes], *, error: bool) -> None:
+        """Whole lines of a worker: prefixed to the terminal, untouched to its log."""
+        self._show(worker, lines, error=error)
+        log = self._logs.get(worker.start.index)
+        if log is not None:
+            self._disk.put(log, b"".join(line + b"\n" for line in lines))
+
+    def progress(self, worker: Worker, line: bytes, *, error: bool) -> None:
+        """A progress bar's present state; to the terminal only."""
+        self._show(worker, [line], error=error)
+
+    def pause(self, stream: Stream) -> None:
+        """Resume ``stream`` when there is room."""
+        self._paused.append(stream)
+        if not self.full:  # it became so between the two calls
+            self._room()
+
+    # What the launcher itself says.
+
+    def say(self, text: str) -> None:
+        """One line to stderr."""
+        mark = "\x1b[1m[ftlib]\x1b[0m" if self._coloured[_STDERR] else "[ftlib]"
+        self._terminal.put(_STDERR, f"{mark} {text}\n".encode())
+
+    def write(self, text: str) -> None:
+        """Text as it is to stderr."""
+        self._terminal.put(_STDERR, text.encode())
+
+    @property
+    def coloured(self) -> bool:
+        """Whether stderr shows colours."""
+        return self._coloured[_STDERR]
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """One line to the file of events: what happened, with both clocks (``t``: CLOCK_MONOTONIC)."""
+        if self._events is not None:
+            record = {"event": kind, "t": time.monotonic(), "time": time.time(), **facts}
+            self._disk.put(self._events, json.dumps(record).encode() + b"\n")
+
+    def open_log(self, index: int, header: str) -> None:
+        """Begin a lifetime in the worker's log file, which is appended to across restarts and runs."""
+        if self._log_dir is None:
+            return
+        if index not in self._logs:
+            self._logs[index] = self._open(self._log_dir / f"worker-{index}.log", "--log-dir")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._disk.put(self._logs[index], f"=== {now} {header}\n".encode())
+
+    def close(self, timeout: float | None) -> bool:
+        """Write everything out; False if readers did not take it within ``timeout`` seconds (None: wait for them)."""
+        if written := self._disk.close(timeout) & self._terminal.close(timeout):
+            for fd in self._files:
+                os.close(fd)
+            self._files.clear()
+        return written
+
+    def _show(self, worker: Worker, lines: Sequence[bytes], *, error: bool) -> None:
+        fd = _STDERR if error else _STDOUT
+        start = prefix(worker.start.index, coloured=self._coloured[fd])
+        self._terminal.put(fd, b"".join(render(start, line) for line in lines))
+
+    def _open(self, path: Path, option: str) -> int:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"{option} {path}: {error.strerror}: give a path that can be written") from None
+        self._files.append(fd)
+        return fd
+
+    def _room_from_thread(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            self._loop.call_soon_threadsafe(self._room)
+
+    def _room(self) -> None:
+        paused, self._paused = self._paused, []
+        for stream in paused:
+            stream.resume()

@@ -1,0 +1,65 @@
+"""What a worker gets in its environment: everything ``FTLib.init`` needs, so that a script needs no arguments.
+
+Ranks are not given: members agree on them at run time, and a restarted worker gets another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .plan import Plan
+from .sockets import HOST
+
+__all__ = ["Start", "worker_environment"]
+
+# What an outer launcher may have left behind and this one does not set in every start.
+_STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How one worker lifetime begins."""
+
+    index: int
+    """The slot, 0 to n-1; restarts keep it."""
+    introducers: Sequence[str]
+    """``host:port`` of the members to meet; a founder's own address may be among them."""
+    initial_size: int
+    port: int = 0
+    """The control port bound for it; 0: it binds one itself (every start after the founding)."""
+    socket_fds: tuple[int, int] | None = None
+    """UDP and TCP descriptors of that port."""
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return f"worker {self.index}"
+
+
+def worker_environment(base: Mapping[str, str], plan: Plan, start: Start, supervisor: str) -> dict[str, str]:
+    """The environment of one worker: ``base`` plus what this start decides.
+
+    ``supervisor``: ``host:port`` of the fence endpoint.
+    """
+    env = {key: value for key, value in base.items() if key not in _STALE}
+    if plan.workers > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")  # n workers with a thread per core each would fight over the cores
+    env.setdefault("PYTHONFAULTHANDLER", "1")  # a segfault then prints where it happened
+    env["PYTHONUNBUFFERED"] = "1"  # the last lines of a killed worker are the interesting ones
+    env |= {
+        "FTLIB_JOB": plan.job,
+        "FTLIB_INTRODUCERS": ",".join(start.introducers),
+        "FTLIB_INITIAL_SIZE": str(start.initial_size),
+        "FTLIB_BIND": f"{HOST}:{start.port}",
+        "FTLIB_SUPERVISOR": supervisor,
+        "FTLIB_NAME": start.name,
+        "FTLIB_WORKER_INDEX": str(start.index),
+    }
+    if start.socket_fds is not None:
+        env["FTLIB_SOCKET_FDS"] = ",".join(map(str, start.socket_fds))
+    if plan.min_workers > 1:
+        env["FTLIB_MIN_SIZE"] = str(plan.min_workers)
+    if plan.max_workers is not None:
+        env["FTLIB_MAX_SIZE"] = str(plan.max_workers)
+    return env

@@ -1,0 +1,100 @@
+"""The launcher's HTTP endpoint on loopback: what workers may ask of it. Bodies are JSON or msgpack maps.
+
+``POST /fence {job, pid, member, reason}``: kill that worker and answer once it is reaped. 200 ``{"reaped": true}`` is
+proof of death, the only thing that lets one of two go on at once; ``"known": false`` says that it was gone before. 404
+where the pid was never a worker here, 504 where the kernel will not let it die in time: no proof.
+
+``POST /announce {job, pid, member, address, epoch}``: a worker says where it is (see ``announce``).
+``GET /workers``: what the launcher believes, for people and tools.
+
+Whoever does not know the job's name is refused: on loopback that is what tells this run's workers from other users.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+from aiohttp import web
+
+from .office import Fate, Office
+
+__all__ = ["serve"]
+
+_MAX_BODY = 16 << 10
+
+_ANSWERS = {
+    Fate.REAPED: (200, {"reaped": True, "known": True}),
+    Fate.GONE: (200, {"reaped": True, "known": False}),
+    Fate.UNKNOWN: (404, {"reaped": False, "known": False}),
+    Fate.STUCK: (504, {"reaped": False, "known": True}),
+}
+
+
+async def serve(office: Office, listener: socket.socket) -> web.AppRunner:
+    """Answer on ``listener`` until ``cleanup`` of the runner that this returns."""
+    endpoint = _Endpoint(office)
+    app = web.Application(client_max_size=_MAX_BODY)
+    app.add_routes(
+        [
+            web.post("/fence", endpoint.fence),
+            web.post("/announce", endpoint.announce),
+            web.get("/workers", endpoint.workers),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    return runner
+
+
+class _Endpoint:
+    """One handler a path."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+
+    async def fence(self, request: web.Request) -> web.Response:
+        fields = await self._fields(request)
+        try:
+            pid, member, reason = int(fields["pid"]), str(fields.get("member", "")), str(fields.get("reason", ""))
+        except (KeyError, TypeError, ValueError):
+            raise _refusal(web.HTTPBadRequest, "expected pid (a number), member and reason") from None
+        status, answer = _ANSWERS[await self._office.fence(pid, member, reason[:200])]
+        return web.json_response(answer, status=status)
+
+    async def announce(self, request: web.Request) -> web.Response:
+        fields = await self._fields(request)
+        try:
+            values = int(fields["pid"]), str(fields["member"]), str(fields["address"]), int(fields.get("epoch", 0))
+        except (KeyError, TypeError, ValueError):
+            raise _refusal(web.HTTPBadRequest, "expected pid, member, address and epoch") from None
+        known = self._office.announced(*values)
+        return web.json_response({"known": known}, status=200 if known else 404)
+
+    async def workers(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._office.report())
+
+    async def _fields(self, request: web.Request) -> Mapping[str, Any]:
+        fields = _decode(await request.read())
+        if fields is None:
+            raise _refusal(web.HTTPBadRequest, "expected a JSON or msgpack map")
+        if not hmac.compare_digest(str(fields.get("job", "")).encode(), self._office.job.encode()):
+            raise _refusal(web.HTTPForbidden, "this launcher runs another job")
+        return fields
+
+
+def _refusal(kind: type[web.HTTPBadRequest | web.HTTPForbidden], text: str) -> web.HTTPException:
+    return kind(text=json.dumps({"error": text}), content_type="application/json")
+
+
+def _decode(body: bytes) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(body) if body.lstrip().startswith(b"{") else msgpack.unpackb(body)
+    except Exception:  # noqa: BLE001 - msgpack documents several unrelated errors, and all mean the same here
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,116 @@
+"""Why nothing survives the launcher: two processes that outlive each other.
+
+The process that the user starts is only the *guard*. It forks the supervisor, passes signals on, and ends with its exit
+code. Whichever of the two is killed, the other finds every descendant (both adopt orphans, see ``process``) and kills
+it: data loaders, daemons, sessions of their own. Only killing both in the same instant leaves nothing but the kernel's
+own "workers die with their parent" to rely on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+from .process import adopt_orphans, describe_exit, kill_descendants, shell_code
+
+__all__ = ["guarded", "on_death_of", "release_signals"]
+
+_PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_BLOCKED = {*_PASSED_ON, signal.SIGCHLD}
+_SWEEP = 5.0
+
+
+def guarded(main: Callable[[int], int]) -> int:
+    """Run ``main(guard_pid)`` in a forked supervisor; its result. Call on the main thread of a process without others.
+
+    ``main`` starts with signals blocked: it calls ``release_signals`` once its handlers stand, so that none is lost.
+    """
+    adopt_orphans()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    guard = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    supervisor = os.fork()
+    if supervisor == 0:
+        _supervise(main, guard)
+    try:
+        return _wait(supervisor)
+    finally:
+        kill_descendants(_SWEEP)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+
+
+def release_signals() -> None:
+    """Let the signals through that ``guarded`` held back."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+
+
+def on_death_of(pid: int, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> Callable[[], None]:
+    """Have ``loop`` call ``then`` once when ``pid``, this process's parent, ends. Returns what stops watching."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        loop.call_soon(then)
+        return lambda: None
+
+    def stop() -> None:
+        nonlocal fd
+        if fd >= 0:
+            loop.remove_reader(fd)
+            os.close(fd)
+            fd = -1
+
+    def ended() -> None:
+        stop()
+        then()
+
+    loop.add_reader(fd, ended)
+    if os.getppid() != pid:  # it had ended, and the number may be another's by now
+        loop.call_soon(ended)
+    return stop
+
+
+def _supervise(main: Callable[[int], int], guard: int) -> None:
+    """The forked child's whole life."""
+    code = 1
+    try:
+        os.setsid()  # the terminal's Ctrl-C goes to the guard alone, which passes it on: once
+        adopt_orphans()
+        code = main(guard)
+    except BaseException:  # noqa: BLE001 - nothing may get past this frame, which is a copy of the parent's
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(supervisor: int) -> int:
+    """Until the supervisor ends, which has deadlines of its own for everything but the workers' work."""
+    while True:
+        number = signal.sigwait(_BLOCKED)
+        if number in _PASSED_ON:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(supervisor, number)
+            continue
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return 1
+            if pid == 0:
+                break
+            if pid == supervisor:
+                code = os.waitstatus_to_exitcode(status)
+                if code < 0:
+                    sys.stderr.write(
+                        f"ftlib: error: the supervisor was {describe_exit(code)}; its workers are killed too\n"
+                    )
+                return shell_code(code)

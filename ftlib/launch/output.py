@@ -1,0 +1,124 @@
+"""Workers' output: split into lines, prefixed, written by one thread. Bytes, so that no output can break it.
+
+A terminal that is paused (or ``| less``) blocks whoever writes to it. That must not be the loop that fences and
+restarts workers, so a thread writes, and the loop stops reading from the workers while much is waiting: they then block
+on their own pipes, as they would without a launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["LineSplitter", "Writer", "prefix", "render"]
+
+MAX_LINE = 64 * 1024
+"""Bytes after which a line without end is cut."""
+
+_COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+
+
+class LineSplitter:
+    """Chunks in, whole lines out (without their newline)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that ``chunk`` completes."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        while len(rest) > MAX_LINE:
+            lines.append(rest[:MAX_LINE])
+            rest = rest[MAX_LINE:]
+        self._rest = rest
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """The last line, if it had no newline."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+    @property
+    def progress(self) -> bytes:
+        """The unfinished line, if carriage returns say that it is a progress bar; else empty."""
+        return self._rest if b"\r" in self._rest else b""
+
+
+def prefix(index: int, *, coloured: bool) -> bytes:
+    """What stands before each line of worker ``index``."""
+    text = f"[worker {index}]"
+    return f"\x1b[{_COLOURS[index % len(_COLOURS)]}m{text}\x1b[0m ".encode() if coloured else f"{text} ".encode()
+
+
+def render(start: bytes, line: bytes) -> bytes:
+    """One line for the console: prefixed, without what a carriage return overwrote, invalid UTF-8 replaced."""
+    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return start + shown.decode("utf-8", "replace").encode() + b"\n"
+
+
+class Writer:
+    """Writes bytes to descriptors, in order, on a thread of its own. ``on_room`` is called on that thread."""
+
+    def __init__(self, on_room: Callable[[], None], *, high: int = 4 << 20) -> None:
+        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._high = high
+        self._on_room = on_room
+        self._broken: set[int] = set()  # owned by the thread
+        self._thread = threading.Thread(target=self._run, name="ftlib-output", daemon=True)
+        self._thread.start()
+
+    def put(self, fd: int, data: bytes) -> None:
+        """Queue ``data`` for ``fd``."""
+        with self._lock:
+            self._waiting += len(data)
+        self._queue.put((fd, data))
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that reading should pause until ``on_room``."""
+        with self._lock:
+            return self._waiting > self._high
+
+    def close(self, timeout: float | None) -> bool:
+        """Write what is queued, then end; False if that took longer than ``timeout`` seconds (None: no limit)."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            fd, data = item
+            if fd not in self._broken:
+                try:
+                    _write_all(fd, data)
+                except (
+                    OSError
+                ) as error:  # the reader is gone, the disk is full: the training is worth more than its output
+                    self._broken.add(fd)
+                    with contextlib.suppress(OSError):
+                        _write_all(2, f"[ftlib] output is lost from here on: {_name(fd)}: {error.strerror}\n".encode())
+            with self._lock:
+                was_full = self._waiting > self._high
+                self._waiting -= len(data)
+                room = was_full and self._waiting <= self._high
+            if room:
+                self._on_room()
+
+
+def _name(fd: int) -> str:
+    try:
+        return str(Path(f"/proc/self/fd/{fd}").readlink())
+    except OSError:
+        return f"descriptor {fd}"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,390 @@
+"""The loop that owns all workers: starts them, hears of every exit at once, and carries out what the ledger decides.
+
+One thread, one loop, no locks: processes, timers and requests are all events here. Every wait has a deadline, except
+the one for the workers' own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from ..errors import ConfigError
+from . import guard
+from .console import Console
+from .environment import Start, worker_environment
+from .ledger import Entry, Ledger, Manner, Next, Phase
+from .office import Fate
+from .plan import Plan
+from .process import describe_exit, kill_descendants, require_linux, shell_code
+from .sockets import HOST, ControlSockets, bind_control, listen
+from .summary import outcome, table, traceback_of
+from .worker import Worker
+
+__all__ = ["Supervisor", "launch"]
+
+_REAP_TIMEOUT = 5.0
+"""How long a SIGKILLed process may take to go: more means that the kernel is stuck in it."""
+_SPAWN_FAILED = 71
+"""EX_OSERR of sysexits.h: the code noted for a worker that could not be started."""
+
+
+def launch(plan: Plan) -> int:
+    """Run ``plan`` to its end; the shell's exit code. Call on the main thread of a process without others."""
+    require_linux()
+
+    def supervise(guard_pid: int) -> int:
+        try:
+            return asyncio.run(Supervisor(plan, guard_pid=guard_pid).run())
+        except ConfigError as error:
+            sys.stderr.write(f"ftlib: error: {error}\n")
+            return 2
+        except OSError as error:
+            sys.stderr.write(f"ftlib: error: the run could not be started: {error}\n")
+            return 1
+
+    return guard.guarded(supervise)
+
+
+class Stage(Enum):
+    """How far the run is."""
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    """SIGTERM was sent; ``Plan.grace`` runs."""
+    KILLING = "killing"
+
+
+class Supervisor:
+    """One run. Everything happens on the loop of :meth:`run`, which must be the main thread's."""
+
+    def __init__(
+        self, plan: Plan, *, guard_pid: int | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.ledger = Ledger(plan)
+        self.stage = Stage.RUNNING
+        self._plan = plan
+        self._guard_pid = guard_pid
+        self._base = dict(os.environ if environment is None else environment)
+        self._workers: dict[int, Worker] = {}  # by pid; those not reaped yet
+        self._past: set[int] = set()  # pids of earlier workers, and of no present one
+        self._tails: dict[int, deque[bytes]] = {}
+        self._due: set[int] = set()  # slots that wait for their start, and whose delay is over
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._addresses: list[str] = []  # of the present founding, in the same order for everybody
+        self._ports: dict[int, int] = {}
+        self._interrupted = 0  # the signal that ended the run, if one did
+        self._born = time.monotonic()
+
+    # The run's life.
+
+    async def run(self) -> int:
+        """Start, watch, and clean up; the shell's exit code."""
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._console = Console(self._loop, log_dir=self._plan.log_dir, events=self._plan.events)
+        patience: float | None = 2.0
+        try:
+            await self._live()
+            code = self._conclude()
+            patience = 2.0 if self._interrupted else None  # else the reader decides how fast it reads
+        finally:
+            self._console.close(patience)
+        return code
+
+    async def _live(self) -> None:
+        listener = listen()
+        self._supervisor = f"{HOST}:{listener.getsockname()[1]}"
+        unwatch = self._take_signals()
+        runner = None
+        try:
+            self._greet()
+            self._found(range(self._plan.workers))
+            from . import fence  # noqa: PLC0415 - aiohttp takes 0.2 s to import: the workers start beside it
+
+            runner = await fence.serve(self, listener)
+            await self._over
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+            if runner is not None:
+                await runner.cleanup()
+            listener.close()
+            unwatch()
+            self._loop.remove_signal_handler(signal.SIGCHLD)  # from here on kill_descendants reaps
+            left = kill_descendants(_REAP_TIMEOUT) if self._guard_pid is not None else set()
+            if left:
+                self._console.say(f"still there after SIGKILL, stuck in the kernel: processes {sorted(left)}")
+
+    def _take_signals(self) -> Callable[[], None]:
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self._interrupt, number)
+        guard.release_signals()
+        if self._guard_pid is None:
+            return lambda: None
+        return guard.on_death_of(self._guard_pid, self._loop, self._abandon)
+
+    def _greet(self) -> None:
+        plan = self._plan
+        self._console.event(
+            "run", job=plan.job, supervisor=self._supervisor, workers=plan.workers, command=plan.command
+        )
+        self._console.say(f"job {plan.job}: {plan.workers} workers, supervisor at {self._supervisor}")
+        if plan.workers > 1 and "OMP_NUM_THREADS" not in self._base:
+            self._console.say("OMP_NUM_THREADS=1 for each worker, so that they share the cores; set it to change that")
+
+    # Starting workers.
+
+    def _found(self, slots: Iterable[int]) -> None:
+        """Start ``slots`` as the founders of one cluster, each at an address that all of them know."""
+        sockets: dict[int, ControlSockets] = {}
+        try:
+            for index in slots:
+                sockets[index] = bind_control()
+            self._ports = {index: pair.port for index, pair in sockets.items()}
+            self._addresses = [f"{HOST}:{port}" for port in self._ports.values()]
+            for index in list(sockets):
+                self._start(index, self._founder(index, sockets[index]), sockets.pop(index))
+        finally:
+            for pair in sockets.values():
+                pair.close()
+
+    def _founder(self, index: int, sockets: ControlSockets) -> Start:
+        return Start(index, self._addresses, len(self._addresses), sockets.port, sockets.fds)
+
+    def _start_due(self) -> None:
+        """Start whoever waits and may; called after everything that could have changed the answer."""
+        while self.stage is Stage.RUNNING and self._due:
+            manner = self.ledger.manner()
+            if manner is Manner.HOLD:
+                return
+            if manner is Manner.REFOUND:
+                self._refound("no member of the view is left")
+                return
+            index = self._due.pop()
+            if manner is Manner.FOUND and index in self._ports:
+                self._start_at_its_address(index)
+            else:
+                self._start(index, Start(index, self.ledger.introducers(), len(self._addresses)))
+
+    def _start_at_its_address(self, index: int) -> None:
+        try:
+            sockets = bind_control(self._ports[index])
+        except OSError:  # somebody took the port meanwhile: meet the others at theirs
+            others = [entry.address for entry in self.ledger.in_phase(Phase.RUNNING) if entry.address]
+            if others:
+                self._start(index, Start(index, others, len(self._addresses)))
+            else:
+                self._refound(f"port {self._ports[index]} is taken")
+        else:
+            self._start(index, self._founder(index, sockets), sockets)
+
+    def _refound(self, why: str) -> None:
+        """Start all that wait as the founders of a new cluster, at new addresses."""
+        everyone = [entry.index for entry in self.ledger.in_phase(Phase.WAITING)]
+        self._console.say(f"{why}: {len(everyone)} workers found a new cluster")
+        self.ledger.refound()
+        for index in everyone:
+            self._cancel_timer(index)
+        self._due.clear()
+        self._found(everyone)
+
+    def _start(self, index: int, start: Start, sockets: ControlSockets | None = None) -> None:
+        entry = self.ledger.entries[index]
+        env = worker_environment(self._base, self._plan, start, self._supervisor)
+        try:
+            worker = Worker.spawn(start, self._plan.command, env, self._console)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._console.say(f"{start.name} could not be started: {error}")
+            self.ledger.started(index, 0, "", founder=False)
+            self._loop.call_soon(self._ended, index, _SPAWN_FAILED)
+            return
+        finally:
+            if sockets is not None:
+                sockets.close()  # ours: "connection refused" must prove that the worker is gone
+        self._workers[worker.pid] = worker
+        self._past.discard(worker.pid)
+        self._tails[index] = worker.tail
+        address = f"{HOST}:{start.port}" if start.port else ""
+        self.ledger.started(index, worker.pid, address, founder=start.socket_fds is not None)
+        self._console.open_log(index, f"{start.name}, start {entry.starts}, pid {worker.pid}, job {self._plan.job}")
+        self._console.event("started", worker=index, pid=worker.pid, start=entry.starts, address=address)
+        if entry.starts > 1:
+            self._console.say(f"{start.name} is back as pid {worker.pid} ({self.ledger.restarts_left} restarts left)")
+
+    def _cancel_timer(self, index: int) -> None:
+        timer = self._timers.pop(index, None)
+        if timer is not None:
+            timer.cancel()
+
+    # Workers that end.
+
+    def _reap(self) -> None:
+        """SIGCHLD: one signal may stand for many exits, of workers and of orphans that this process adopted."""
+        while True:
+            try:
+                zombie = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if zombie is None:
+                return
+            worker = self._workers.pop(zombie.si_pid, None)
+            if worker is None:
+                os.waitpid(zombie.si_pid, 0)
+                continue
+            code = worker.reap()
+            self._past.add(worker.pid)
+            index = worker.start.index
+            entry = self.ledger.entries[index]
+            entry.cause = worker.cause
+            self._console.event("ended", worker=index, pid=worker.pid, code=code, cause=worker.cause)
+            self._ended(index, code, sent_away=worker.sent_away)
+
+    def _ended(self, index: int, code: int, *, sent_away: bool = False) -> None:
+        following = self.ledger.exited(index, code, sent_away=sent_away)
+        entry = self.ledger.entries[index]
+        if code != 0 and self.stage is Stage.RUNNING:
+            self._tell_death(entry)
+        if following is Next.END:
+            self._end()
+        elif following is Next.RETIRE:
+            self._retire()
+        elif entry.phase is Phase.WAITING:
+            self._timers[index] = self._loop.call_later(self._plan.restart_delay, self._delay_over, index)
+        self._start_due()
+        if self.ledger.over and not self._over.done():
+            self._over.set_result(None)
+
+    def _tell_death(self, entry: Entry) -> None:
+        how = describe_exit(entry.code) + (f" ({entry.cause})" if entry.cause else "")
+        live = len(self.ledger.in_phase(Phase.RUNNING))
+        what = (
+            f"restarting it in {self._plan.restart_delay:g} s" if entry.phase is Phase.WAITING else "not restarting it"
+        )
+        self._console.say(f"worker {entry.index} ended: {how}; {live} still run; {what}")
+
+    def _delay_over(self, index: int) -> None:
+        self._timers.pop(index, None)
+        if self.ledger.entries[index].phase is Phase.WAITING:
+            self._due.add(index)
+            self._start_due()
+
+    def _retire(self) -> None:
+        """The job is done: joiners that hold no view have nothing to join."""
+        self.ledger.retire_waiting()
+        for worker in self._workers.values():
+            worker.sent_away = True
+            worker.signal(signal.SIGTERM)
+        self._loop.call_later(self._plan.grace, self._kill_all, "the job was done")
+
+    # Ending.
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        """Ctrl-C and its kind: the first drains, the second kills."""
+        self._interrupted = self._interrupted or number
+        if self.stage is Stage.RUNNING:
+            name = signal.Signals(number).name
+            self._console.say(f"{name}: draining the workers (at most {self._plan.grace:g} s; again: kill them)")
+            self.ledger.end(name)
+            self._end()
+        else:
+            self._kill_all("interrupted twice")
+
+    def _end(self) -> None:
+        if self.stage is not Stage.RUNNING:
+            return
+        self.stage = Stage.DRAINING
+        for index in list(self._timers):
+            self._cancel_timer(index)
+        for worker in self._workers.values():
+            worker.signal(signal.SIGTERM)
+        self._loop.call_later(self._plan.grace, self._kill_all, f"did not end within {self._plan.grace:g} s")
+        if self.ledger.over and not self._over.done():
+            self._over.set_result(None)
+
+    def _abandon(self) -> None:
+        """The guard was killed: nobody wants this run any more."""
+        self._interrupted = signal.SIGKILL
+        self.ledger.end("the launcher was killed")
+        self._end()
+        self._kill_all("the launcher was killed")
+
+    def _kill_all(self, cause: str) -> None:
+        if self.stage is not Stage.RUNNING:
+            self.stage = Stage.KILLING
+        for worker in self._workers.values():
+            worker.kill(cause)
+        self._loop.call_later(_REAP_TIMEOUT, self._give_up)
+
+    def _give_up(self) -> None:
+        """Killed processes that do not go are stuck in the kernel; waiting longer helps nobody."""
+        if not self._over.done():
+            self._over.set_result(None)
+
+    # The office behind the HTTP endpoint (see fence.py).
+
+    @property
+    def job(self) -> str:
+        """The name that callers must know."""
+        return self._plan.job
+
+    async def fence(self, pid: int, member: str, reason: str) -> Fate:
+        """Kill an accused worker; see ``office``."""
+        worker = self._workers.get(pid)
+        if worker is None:
+            return Fate.GONE if pid in self._past else Fate.UNKNOWN
+        entry = self.ledger.entries[worker.start.index]
+        if member and entry.member and entry.member != member:
+            return Fate.GONE  # the number is a later lifetime's
+        if not worker.cause:
+            self._console.say(f"{worker.start.name} is silent to its peers ({reason or 'no reason given'}): killed")
+            self._console.event("fenced", worker=worker.start.index, pid=pid, reason=reason)
+        worker.kill("silent to its peers")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(worker.gone), _REAP_TIMEOUT)
+        return Fate.REAPED if worker.gone.done() else Fate.STUCK
+
+    def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
+        """Take note of a worker's member id, address and view."""
+        known = self.ledger.announced(pid, member, address, epoch)
+        if known:
+            self._console.event("announced", pid=pid, member=member, address=address, epoch=epoch)
+            self._start_due()
+        return known
+
+    def report(self) -> dict[str, Any]:
+        """What ``GET /workers`` shows."""
+        rows = [entry.facts() for entry in self.ledger.entries]
+        return {"stage": self.stage.value, "restarts_left": self.ledger.restarts_left, "workers": rows}
+
+    # The end.
+
+    def _conclude(self) -> int:
+        """Tell what happened, the traceback that matters last; the shell's exit code."""
+        ledger, console = self.ledger, self._console
+        code = 128 + self._interrupted if self._interrupted else shell_code(ledger.result)
+        seconds = time.monotonic() - self._born
+        console.event("over", code=code, seconds=seconds)
+        troubled = any(entry.phase is not Phase.DONE or entry.starts > 1 for entry in ledger.entries)
+        if troubled:
+            width = max(80, shutil.get_terminal_size((120, 24)).columns)
+            console.write(table(ledger, self._tails, coloured=console.coloured, width=width))
+        done = len(ledger.in_phase(Phase.DONE))
+        ending = f": {ledger.ending}" if ledger.ending else ""
+        console.say(f"{done} of {len(ledger.entries)} workers finished in {seconds:.1f} s, exit code {code}{ending}")
+        if ledger.result and not self._interrupted and ledger.last_failed is not None:
+            failed = ledger.entries[ledger.last_failed]
+            last = traceback_of(failed.index, self._tails.get(failed.index, ()))
+            console.say(f"worker {failed.index}: {outcome(failed)}; {last.rstrip()}")
+        return code

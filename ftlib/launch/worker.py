@@ -1,0 +1,187 @@
+"""One child: its process, its two pipes, the last lines it wrote. Born by ``spawn``, over when ``gone`` is set.
+
+The child is a session of its own: Ctrl-C reaches only the launcher, which drains the workers, and a dead worker's
+children can be killed with it (they would otherwise keep its sockets open, and its peers would think that it lives).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from .environment import Start
+from .output import LineSplitter
+from .process import die_with_parent
+
+__all__ = ["Sink", "Worker"]
+
+TAIL = 40
+"""How many of the last stderr lines are kept for the report."""
+
+_CHUNK = 1 << 16
+_DRAIN = 4 << 20  # a pipe holds at most 1 MiB unless someone still writes to it
+_PROGRESS_EVERY = 1.0
+
+
+class Sink(Protocol):
+    """Where a worker's lines go."""
+
+    @property
+    def full(self) -> bool:
+        """Whether reading should pause."""
+        ...
+
+    def lines(self, worker: Worker, lines: Sequence[bytes], *, error: bool) -> None:
+        """Whole lines of stdout, or with ``error`` of stderr."""
+
+    def progress(self, worker: Worker, line: bytes, *, error: bool) -> None:
+        """An unfinished line of a progress bar, at most one a second."""
+
+    def pause(self, stream: Stream) -> None:
+        """``stream`` stopped reading because of ``full``: call its ``resume`` when there is room."""
+
+
+class Worker:
+    """One lifetime of one worker. Use from the loop's thread only."""
+
+    def __init__(
+        self, start: Start, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, sink: Sink
+    ) -> None:
+        self.start = start
+        self.pid = process.pid
+        self.born = time.monotonic()
+        self.cause = ""
+        """Why the launcher killed it, where it did."""
+        self.sent_away = False
+        """Whether the launcher ended it for the run's sake: its end is then no failure."""
+        self.gone: asyncio.Future[int] = loop.create_future()
+        """Its return code as ``subprocess`` gives it, once it was reaped."""
+        self.tail: deque[bytes] = deque(maxlen=TAIL)
+        """The last lines of its stderr."""
+        self._process = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._streams = [
+            Stream(self, process.stdout.fileno(), loop, sink, error=False),
+            Stream(self, process.stderr.fileno(), loop, sink, error=True),
+        ]
+
+    @classmethod
+    def spawn(cls, start: Start, command: Sequence[str], env: Mapping[str, str], sink: Sink) -> Worker:
+        """Start the child. Call on the main thread: the kernel ties the child's life to the thread that forks."""
+        parent = os.getpid()
+        process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+            list(command),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=start.socket_fds or (),
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 - two system calls, no lock
+        )
+        return cls(start, process, asyncio.get_running_loop(), sink)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the worker itself, unless it has ended."""
+        if not self.gone.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self, cause: str = "") -> None:
+        """SIGKILL the worker and its children. ``cause``: for the report."""
+        self.cause = self.cause or cause
+        if not self.gone.done():
+            self._kill_group()
+
+    def reap(self) -> int:
+        """Called once, when the process is a zombie: end its children, take its status and its last output."""
+        self._kill_group()  # before the reaping: until then nobody else can have this number
+        _, status = os.waitpid(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        self._process.returncode = code  # subprocess must not wait for it again
+        for stream in self._streams:
+            stream.finish()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.gone.set_result(code)
+        return code
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        state = f"gone {self.gone.result()}" if self.gone.done() else "running"
+        return f"<Worker {self.start.index} pid {self.pid} {state}>"
+
+
+class Stream:
+    """The reading end of one pipe."""
+
+    def __init__(self, worker: Worker, fd: int, loop: asyncio.AbstractEventLoop, sink: Sink, *, error: bool) -> None:
+        self._worker = worker
+        self._fd = fd
+        self._loop = loop
+        self._sink = sink
+        self._error = error
+        self._splitter = LineSplitter()
+        self._open = True
+        self._progress_at = 0.0
+        os.set_blocking(fd, False)
+        loop.add_reader(fd, self._readable)
+
+    def resume(self) -> None:
+        """There is room again."""
+        if self._open:
+            self._loop.add_reader(self._fd, self._readable)
+
+    def finish(self) -> None:
+        """Take what the dead worker left in the pipe, and no more: a daemon of its own may hold the other end."""
+        taken = 0
+        while self._open and taken < _DRAIN and (size := self._read()):
+            taken += size
+        self._end()
+
+    def _readable(self) -> None:
+        if self._sink.full:
+            self._loop.remove_reader(self._fd)
+            self._sink.pause(self)
+        else:
+            self._read()
+
+    def _read(self) -> int:
+        """Pass one chunk on; its size, 0 where there was none."""
+        try:
+            chunk = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return 0
+        if not chunk:
+            self._end()
+            return 0
+        self._pass_on(self._splitter.feed(chunk))
+        if (bar := self._splitter.progress) and time.monotonic() - self._progress_at > _PROGRESS_EVERY:
+            self._progress_at = time.monotonic()
+            self._sink.progress(self._worker, bar, error=self._error)
+        return len(chunk)
+
+    def _end(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._fd)
+            self._pass_on(self._splitter.finish())
+
+    def _pass_on(self, lines: list[bytes]) -> None:
+        if lines:
+            if self._error:
+                self._worker.tail.extend(lines)
+            self._sink.lines(self._worker, lines, error=self._error)

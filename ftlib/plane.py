@@ -1,0 +1,335 @@
+"""What one member's data plane is doing, and every transition of it. One lock, held for moments; no thread, no I/O here.
+
+Three threads meet here: the training thread (in a call or outside), the rebuild thread (freeze, install, activate; see
+``rebuild``) and the agent's (progress only). The rule that carries everything: *finish or freeze is one transition*. A call is
+finished under the lock, in the session in which its operations ran, while the phase is ACTIVE; after a freeze nothing finishes.
+
+    WAITING --activate--> ACTIVE <--activate-- FROZEN
+    ACTIVE --freeze, failure, or a trailer that asks for it--> FROZEN
+    any --stop--> STOPPED
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from consensus import View
+
+from .bucket import Layout
+from .call import Call, Results
+from .frameworks.base import Group
+from .salvage import Report
+from .session import Session
+from .trailer import Trailer
+
+__all__ = ["Counters", "Finish", "Order", "Phase", "Plane"]
+
+_PROGRESS = struct.Struct("<QQ")
+
+
+class Phase(Enum):
+    """See the module's docstring for the transitions."""
+
+    WAITING = "waiting for a first view"
+    ACTIVE = "active"
+    FROZEN = "frozen for a view change"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A freeze asked for by the consensus: for the change to ``epoch``, at once or when ``after_call`` has ended."""
+
+    epoch: int
+    after_call: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What a finished call leads to. ``frozen``: its trailer asked for a freeze, which has happened."""
+
+    frozen: bool
+    order: Order | None
+    """A freeze that waited for this call."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Plain counts for ``FTLib.metrics``; each is written by one thread."""
+
+    calls: int = 0
+    redone: int = 0
+    adopted: int = 0
+    donated: int = 0
+    views: int = 0
+    rebuild_failures: int = 0
+    last_pause: float = 0.0
+    """Seconds from the last freeze to the activation that ended it."""
+    state_loads: int = 0
+    state_bytes: int = 0
+
+
+class Plane:
+    """The state. Methods named after transitions take the lock themselves; attributes are read under ``changed``."""
+
+    def __init__(self, identify: Callable[[], str]) -> None:
+        """``identify``: this member's id (known once the consensus has started)."""
+        self._identify = identify
+        self.changed = threading.Condition()
+        self.phase = Phase.WAITING
+        self.error: Exception | None = None
+        """Why STOPPED."""
+        self.session: Session | None = None
+        """The newest activated one (kept while FROZEN)."""
+        self.finished = 0
+        self.step = 0
+        self.current: Call | None = None
+        self.running: Session | None = None
+        """The session in which the training thread has operations under way."""
+        self.results: Results | None = None
+        self.founder = False
+        self.blank = True
+        self.origin = ""
+        self.has_state = False
+        self.wished = False
+        self.counters = Counters()
+        self.peers: dict[str, tuple[int, int]] = {}
+        """(finished, current) of the other members, as their pings told."""
+        self.changes: list[View] = []
+        """Views activated since the callbacks ran last."""
+        self._last_signature = b""
+        self._order: Order | None = None
+        self._reported: tuple[int, bytes] | None = None
+        self._frozen_at = 0.0
+
+    def __repr__(self) -> str:
+        now = f"in {self.current}" if self.current else "outside of calls"
+        return f"<Plane {self.phase.value}, {self.finished} calls finished, {now}, {self.session}>"
+
+    @property
+    def member_id(self) -> str:
+        """This member's id."""
+        return self._identify()
+
+    # --- the training thread -------------------------------------------------------------------------------------------
+
+    def enter(self, call: Call) -> None:
+        """The training thread enters a call; it gets its number."""
+        with self.changed:
+            assert self.current is None, "calls are serialized"
+            call.number = self.finished + 1
+            self.current = call
+            self.changed.notify_all()
+
+    def abandon(self) -> tuple[Session | None, Order | None]:
+        """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
+        with self.changed:
+            session, self.running, self.current = self.running, None, None
+            order, self._order = self._order, None
+            if session is not None and self._acting_in(session):
+                self._freeze()
+                return session, order
+            return None, order
+
+    def begin(self, session: Session) -> bool:
+        """Operations are about to start in ``session``; False if it is over."""
+        with self.changed:
+            if not self._acting_in(session):
+                return False
+            self.running = session
+            return True
+
+    def entered(self) -> None:
+        """An operation of the current call has finished, so nobody needs the results of the one before."""
+        with self.changed:
+            self.results = None
+
+    def finish(self, session: Session, call: Call, trailer: Trailer, results: Results | None) -> Finish | None:
+        """Finish ``call``, unless there was a freeze meanwhile (None: redo it in the next session)."""
+        with self.changed:
+            self.running = None
+            order, self._order = self._order, None
+            if not self._acting_in(session):
+                self._order = order
+                return None
+            self._finished(call, trailer.weight, results)
+            if trailer.freeze or order is not None:
+                self._freeze()
+            return Finish(trailer.freeze, order)
+
+    def adopt(self, session: Session, call: Call, results: Results) -> bool:
+        """Finish ``call`` with a donor's results; False if there was a freeze meanwhile."""
+        with self.changed:
+            self.running = None
+            if not self._acting_in(session):
+                return False
+            self._finished(call, results.weight, results)
+            self.counters.adopted += 1
+            return True
+
+    def failed(self, session: Session) -> tuple[bool, Order | None]:
+        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet)."""
+        with self.changed:
+            self.running = None
+            order, self._order = self._order, None
+            first = self._acting_in(session)
+            if first:
+                self._freeze()
+            return first, order
+
+    def loaded(self, session: Session, origin: str) -> bool:
+        """Registered state was loaded that descends from ``origin``; False, and forgotten, if the session ended meanwhile."""
+        with self.changed:
+            if not self._acting_in(session):
+                return False
+            self.origin = origin
+            self.counters.state_loads += 1
+            return True
+
+    def acting_in(self, session: Session) -> bool:
+        """Whether ``session`` is the active one."""
+        with self.changed:
+            return self._acting_in(session)
+
+    def in_call(self, number: int) -> bool:
+        """Whether the training thread is inside call ``number``, so that the state is what it was on entry."""
+        with self.changed:
+            return self.current is not None and self.current.number == number
+
+    # --- the rebuild thread --------------------------------------------------------------------------------------------
+
+    def freeze(self, order: Order) -> tuple[bytes, Session | None] | None:
+        """Freeze as ordered: the flush report, and the session whose group has to be aborted before sending it.
+
+        None: stale, or the answer comes when the call in progress has ended.
+        """
+        with self.changed:
+            if self.phase is Phase.STOPPED:
+                return None
+            if self._reported is not None and order.epoch <= self._reported[0]:
+                return (self._reported[1], None) if order.epoch == self._reported[0] else None
+            if self.session is not None and order.epoch <= self.session.view.epoch:
+                return None
+            if order.epoch == 2 and self.session is None:  # asked as a member of the first view, whose install got lost
+                self._found()
+            if self.phase is Phase.ACTIVE and self._ends_with(order.after_call):
+                self._order = order
+                return None
+            self._order = None
+            abort = self.session if order.after_call is None or self.running is not None else None
+            self._freeze()
+            report = self._report().encode()
+            self._reported = (order.epoch, report)
+            return report, abort
+
+    def installing(self, view: View) -> bool:
+        """Whether building for ``view`` makes sense; the phase can no longer be ACTIVE then."""
+        with self.changed:
+            if self.phase is Phase.STOPPED or (self.session is not None and view.epoch <= self.session.view.epoch):
+                return False
+            if self._reported is not None and self._reported[0] > view.epoch:
+                return False
+            if not view.parent_id:
+                self._found()
+            if self.phase is Phase.ACTIVE:
+                self._freeze()
+            return True
+
+    def activate(self, session: Session) -> bool:
+        """Act in ``session`` from now on; False if it is stale."""
+        plan = session.plan
+        with self.changed:
+            if self.phase is Phase.STOPPED or self.phase is Phase.ACTIVE:
+                return False
+            if self._reported is not None and self._reported[0] > session.view.epoch:
+                return False
+            if plan.donor_of(self.member_id) is None:
+                if self.blank and self.finished != plan.call:
+                    self.origin = ""  # what was loaded belonged to a call that nobody alive has finished
+                self.finished, self.step = plan.call, plan.step
+                if self.current is not None:
+                    self.current.number = self.finished + 1
+            if plan.authority == self.member_id:
+                self.origin = self.member_id
+            self.session = session
+            self.phase = Phase.ACTIVE
+            self.counters.views += 1
+            if self._frozen_at:
+                self.counters.last_pause = time.monotonic() - self._frozen_at
+            self._frozen_at = 0.0
+            self.peers = {member_id: state for member_id, state in self.peers.items() if member_id in session.view}
+            self.changes.append(session.view)
+            self.changed.notify_all()
+            return True
+
+    def stop(self, error: Exception) -> Group | None:
+        """This lifetime is over; the group to abort. The first reason stays."""
+        with self.changed:
+            if self.phase is Phase.STOPPED:
+                return None
+            self.phase = Phase.STOPPED
+            self.error = error
+            self.changed.notify_all()
+            return self.session.group if self.session is not None else None
+
+    # --- the agent's thread --------------------------------------------------------------------------------------------
+
+    def progress(self) -> bytes:
+        """Where this member is, for ``peer_progress``."""
+        with self.changed:
+            return _PROGRESS.pack(self.finished, self.current.number if self.current else 0)
+
+    def peer_progress(self, member_id: str, progress: bytes) -> None:
+        """Note where another member is."""
+        if len(progress) == _PROGRESS.size:
+            with self.changed:
+                self.peers[member_id] = _PROGRESS.unpack(progress)
+
+    # --- within the lock -----------------------------------------------------------------------------------------------
+
+    def _acting_in(self, session: Session) -> bool:
+        return self.phase is Phase.ACTIVE and self.session is session
+
+    def _ends_with(self, call: int | None) -> bool:
+        """Whether operations of ``call`` or an earlier one are under way."""
+        under_way = self.running is not None and self.current is not None
+        return call is not None and under_way and self.current is not None and self.current.number <= call
+
+    def _freeze(self) -> None:
+        if self.phase is Phase.ACTIVE:
+            self.phase = Phase.FROZEN
+            self._frozen_at = time.monotonic()
+        self.changed.notify_all()
+
+    def _found(self) -> None:
+        self.founder, self.blank = True, False
+
+    def _finished(self, call: Call, weight: float, results: Results | None) -> None:
+        self.finished = call.number
+        self.current = None
+        self.blank = False
+        self.results = results
+        self._last_signature = call.layout.signature
+        self.counters.calls += 1
+        if call.counts_as_step and weight > 0:
+            self.step += 1
+
+    def _report(self) -> Report:
+        current: Layout | None = self.current.layout if self.current else None
+        return Report(
+            finished=self.finished,
+            current=self.current.number if self.current else 0,
+            step=self.step,
+            last_signature=self._last_signature,
+            current_signature=current.signature if current else b"",
+            origin=self.origin,
+            founder=self.founder,
+            blank=self.blank,
+            has_state=self.has_state,
+        )
+

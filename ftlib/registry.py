@@ -1,0 +1,73 @@
+"""What the program registered as its state: objects with ``state_dict`` and ``load_state_dict``, as one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from .errors import ConfigError
+
+__all__ = ["Registered", "Stateful"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Modules, optimizers, schedulers, samplers."""
+
+    def state_dict(self) -> Any:
+        """The state as a tree (see ``state``)."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Take over such a tree."""
+
+
+class Registered:
+    """All registered objects by role."""
+
+    def __init__(
+        self,
+        roles: Mapping[str, object],
+        state_dict: Callable[[], Any] | None = None,
+        load_state_dict: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """``roles``: name -> one object or a sequence. ConfigError naming the object that has no state."""
+        self._roles = {role: _listed(role, value) for role, value in roles.items() if value is not None}
+        if (state_dict is None) != (load_state_dict is None):
+            raise ConfigError("register_state needs both state_dict= and load_state_dict=, or neither")
+        self._save, self._load = state_dict, load_state_dict
+        if not self._roles and state_dict is None:
+            raise ConfigError("register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict=")
+
+    def tree(self, step: int) -> dict[str, Any]:
+        """The state now. Tensors are not copied."""
+        tree: dict[str, Any] = {role: [item.state_dict() for item in items] for role, items in self._roles.items()}
+        if self._save is not None:
+            tree["custom"] = self._save()
+        return {"step": step, **tree}
+
+    def load(self, tree: object) -> None:
+        """Take over ``tree``; ConfigError where another program wrote it."""
+        if not isinstance(tree, dict):
+            raise ConfigError("the state that arrived is no dict: do all workers run the same program?")
+        expected = {role: len(items) for role, items in self._roles.items()}
+        arrived = {role: len(value) for role, value in tree.items() if role not in ("step", "custom") and isinstance(value, list)}
+        if expected != arrived or ("custom" in tree) != (self._load is not None):
+            raise ConfigError(f"this worker registered {_summary(expected)}, the donor {_summary(arrived)}: register the same everywhere")
+        for role, items in self._roles.items():
+            for item, state in zip(items, tree[role], strict=True):
+                item.load_state_dict(state)
+        if self._load is not None:
+            self._load(tree["custom"])
+
+
+def _listed(role: str, value: object) -> list[Stateful]:
+    listed: list[Stateful] = []
+    for item in value if isinstance(value, Sequence) and not isinstance(value, Stateful) else [value]:
+        if not isinstance(item, Stateful):
+            raise ConfigError(f"{role}={type(item).__name__} has no state_dict and load_state_dict: it cannot be registered")
+        listed.append(item)
+    return listed
+
+
+def _summary(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {role}" for role, count in counts.items()) or "only callables"

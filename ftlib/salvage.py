@@ -1,0 +1,207 @@
+"""What the survivors of a view change do next: a pure function of the view and the flush reports, computed alike by all.
+
+Virtual synchrony for allreduce. Every call ends all-to-all, so whoever finishes an operation of call k + 1 knows that everyone
+finished k: survivors' counts differ by at most one. If any survivor finished call K, all adopt its result; else all redo it
+from their untouched inputs. A call is therefore averaged over one member set on every survivor, or on none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from enum import Enum
+
+import msgpack
+
+from consensus import View
+
+__all__ = ["REPORT_LIMIT", "Fault", "FaultKind", "Plan", "Report", "blame", "plan"]
+
+REPORT_LIMIT = 512
+"""Bytes; a longer report is refused."""
+
+_VERSION = 1
+_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Where one member's data plane stood when it froze."""
+
+    finished: int
+    """Number of the last finished call."""
+    current: int
+    """Number of the call in progress, 0 for none."""
+    step: int
+    """Optimizer steps granted so far."""
+    last_signature: bytes
+    """Signature of call ``finished``."""
+    current_signature: bytes
+    """Signature of call ``current``."""
+    origin: str
+    """Whose state this member's descends from (a member id); empty: unknown."""
+    founder: bool
+    """Whether it was in the founding view: its own initial state is as good as any."""
+    blank: bool
+    """Whether it joined and has not finished a call yet: its counts are what a plan granted it, and it has no results."""
+    has_state: bool
+    """Whether the program registered state."""
+
+    def encode(self) -> bytes:
+        """As bytes, at most ``REPORT_LIMIT``."""
+        data: bytes = msgpack.packb((_VERSION, *astuple(self)))
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes) -> Report:
+        """The inverse of :meth:`encode`; ValueError for anything else."""
+        if len(data) > REPORT_LIMIT:
+            raise ValueError(f"flush report of {len(data)} bytes; at most {REPORT_LIMIT} are accepted")
+        try:
+            version, *values = msgpack.unpackb(data, use_list=False)
+        except Exception as error:  # msgpack raises many kinds; all mean the same here
+            raise ValueError(f"flush report is not readable: {error}") from None
+        if version != _VERSION:
+            raise ValueError(f"flush report of version {version}, this is version {_VERSION}: run one release everywhere")
+        if len(values) != len(_SHAPE) or any(type(v) is not t for v, t in zip(values, _SHAPE, strict=True)):
+            raise ValueError("flush report has the wrong shape")
+        report = cls(*values)
+        if min(report.finished, report.current, report.step) < 0:
+            raise ValueError("flush report has negative counts")
+        return report
+
+
+class FaultKind(Enum):
+    """Why a view cannot be acted in."""
+
+    MISMATCH = "mismatch"
+    STATE_LOST = "state lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong, and who has to stop because of it (member ids); the others go on without them."""
+
+    kind: FaultKind
+    blamed: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every member of a view does first. Equal at all of them."""
+
+    call: int
+    """K: the newest call that any survivor finished. Everybody goes on with call K + 1."""
+    step: int
+    """Steps granted once call K is finished."""
+    adoptions: tuple[tuple[str, str], ...] = ()
+    """Pairs (adopter, donor): the adopter takes the result of call K from the donor."""
+    blank: tuple[str, ...] = ()
+    """Joiners that have finished nothing yet: they count call K as finished."""
+    authority: str = ""
+    """The origin whose state is *the* state; empty where nobody holds any."""
+    holders: tuple[str, ...] = ()
+    """Members with that state, in seniority order."""
+    fault: Fault | None = None
+
+    def donor_of(self, member_id: str) -> str | None:
+        """Who gives ``member_id`` the result of call K; None where it has it."""
+        return dict(self.adoptions).get(member_id)
+
+    def adopters_of(self, member_id: str) -> tuple[str, ...]:
+        """To whom ``member_id`` gives it."""
+        return tuple(adopter for adopter, donor in self.adoptions if donor == member_id)
+
+
+def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
+    """The plan for ``view``; ``reports``: those of the continuing members. ValueError if one is not readable."""
+    if not view.parent_id:
+        return Plan(0, 0, authority=view.ids[0], holders=(view.ids[0],))
+    known = {member_id: Report.decode(reports[member_id]) for member_id in view.ids if member_id in reports}
+    acted = {member_id: report for member_id, report in known.items() if not report.blank} or _substitutes(known)
+    blank = tuple(member_id for member_id in view.ids if member_id not in acted or acted[member_id].blank)
+    if not acted:
+        text = "every member that held the trained state is gone; only members that never took part are left"
+        return Plan(0, 0, blank=blank, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
+    call = max(report.finished for report in acted.values())
+    donors = [member_id for member_id, report in acted.items() if report.finished == call]
+    adopters = [member_id for member_id, report in acted.items() if report.finished < call]
+    authority, holders = _authority(acted)
+    return Plan(
+        call=call,
+        step=acted[donors[0]].step,
+        adoptions=tuple((adopter, donors[i % len(donors)]) for i, adopter in enumerate(adopters)),
+        blank=blank,
+        authority=authority,
+        holders=holders,
+        fault=_mismatch(call, acted, donors, adopters) or _lost(view, acted, authority),
+    )
+
+
+def blame(signatures: Mapping[str, bytes], blank: Sequence[str] = ()) -> tuple[str, ...]:
+    """Who has to stop where members entered one call with different signatures; empty where they agree.
+
+    Joiners that differ from agreeing veterans are alone to blame; else whoever is not with the absolute majority; with no
+    such majority everybody.
+    """
+    if len(set(signatures.values())) < 2:
+        return ()
+    veterans = {value for member_id, value in signatures.items() if member_id not in blank}
+    if len(veterans) == 1:
+        right = next(iter(veterans))
+    else:
+        right, count = Counter(signatures.values()).most_common(1)[0]
+        if count * 2 <= len(signatures):
+            return tuple(signatures)
+    return tuple(member_id for member_id, value in signatures.items() if value != right)
+
+
+def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
+    """Joiners that can go on by themselves although nobody is left who finished a call.
+
+    Those that had loaded the state on entry to the newest call; where nothing was registered, those that had been told the count.
+    """
+    loaded = {member_id: report for member_id, report in known.items() if report.origin}
+    if loaded or any(report.has_state for report in known.values()):
+        newest = max((report.finished for report in loaded.values()), default=0)
+        return {member_id: report for member_id, report in loaded.items() if report.finished == newest}
+    newest = max((report.finished for report in known.values()), default=0)
+    return {member_id: report for member_id, report in known.items() if report.finished == newest}
+
+
+def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
+    """The origin that counts and who holds it. A founder's own initial state will do where nobody loaded any yet."""
+    origin = next((report.origin for report in acted.values() if report.origin), "")
+    if origin:
+        return origin, tuple(member_id for member_id, report in acted.items() if report.origin == origin)
+    founder = next((member_id for member_id, report in acted.items() if report.founder), "")
+    return (founder, (founder,)) if founder else ("", ())
+
+
+def _lost(view: View, acted: Mapping[str, Report], authority: str) -> Fault | None:
+    if authority or not any(report.has_state for report in acted.values()):
+        return None
+    return Fault(FaultKind.STATE_LOST, view.ids, "no member of the view holds the trained state: those who did are gone")
+
+
+def _mismatch(call: int, acted: Mapping[str, Report], donors: Sequence[str], adopters: Sequence[str]) -> Fault | None:
+    late = tuple(member_id for member_id in adopters if acted[member_id].finished < call - 1)
+    if late:
+        counts = ", ".join(f"{member_id} {report.finished}" for member_id, report in acted.items())
+        return Fault(FaultKind.MISMATCH, late, f"members are more than one call apart, so they did not act together: {counts}")
+    result = acted[donors[0]].last_signature
+    wrong = [m for m in donors if acted[m].last_signature != result]
+    if wrong:
+        return Fault(FaultKind.MISMATCH, tuple(donors), f"members finished call {call} with different tensors or operations")
+    wrong = [m for m in adopters if acted[m].current == call and acted[m].current_signature != result]
+    if wrong:
+        text = f"call {call}: {', '.join(wrong)} entered it with other tensors or another operation than those who finished it"
+        return Fault(FaultKind.MISMATCH, tuple(wrong), text)
+    entered = {m: acted[m].current_signature for m in donors if acted[m].current == call + 1}
+    blamed = blame(entered)
+    if not blamed:
+        return None
+    text = f"call {call + 1}: members entered it with different tensors or operations; it disagrees at {', '.join(blamed)}"
+    return Fault(FaultKind.MISMATCH, blamed, text)

@@ -1,0 +1,49 @@
+"""A session: one activated view with its process group and plan. Immutable but for what the training thread notes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from consensus import View
+
+from .frameworks.base import Group
+from .salvage import Plan
+from .trailer import TrailerCodec
+
+__all__ = ["Session"]
+
+
+class Session:
+    """What a member needs to act in a view. ``group`` is None where the member is alone."""
+
+    def __init__(self, view: View, plan: Plan, member_id: str, ranks: Mapping[str, int], group: Group | None) -> None:
+        self.view = view
+        self.plan = plan
+        self.member_id = member_id
+        self.group = group
+        self.rank = ranks[member_id]
+        self.size = len(ranks)
+        self.ranks = dict(ranks)
+        self.by_rank = tuple(sorted(ranks, key=ranks.__getitem__))
+        self.codec = TrailerCodec(self.rank, self.size)
+        self.agreed: object = None
+        """Layout of the newest call that was finished in this session (training thread only)."""
+
+    def __str__(self) -> str:
+        return f"{self.view}, rank {self.rank} of {self.size}"
+
+    def members_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Member ids at these ranks; nonsense is dropped."""
+        return tuple(self.by_rank[rank] for rank in ranks if 0 <= rank < self.size)
+
+    def name(self, member_id: str) -> str:
+        """How people know a member of this view: its worker label where it has one, else a short id."""
+        if member_id not in self.view:
+            return member_id[:6]
+        member = self.view.member(member_id)
+        label = member.fact("name")
+        return f"{label} ({member_id[:6]})" if label else str(member)
+
+    def names(self, member_ids: Sequence[str]) -> str:
+        """Several of them, for a sentence."""
+        return ", ".join(self.name(member_id) for member_id in member_ids)

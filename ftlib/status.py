@@ -1,0 +1,22 @@
+"""What a call that averages tells the training loop."""
+
+from enum import Enum
+
+__all__ = ["Status"]
+
+
+class Status(Enum):
+    """Truthy statuses mean that the step may be applied; falsy ones that nobody applies it.
+
+    SUCCESS: averaged over all members. NO_NEED: this worker is alone, its own gradients are the average.
+    FAIL: applied by nobody, gradients untouched, call again. ABORT: this worker's lifetime in the job is over.
+    """
+
+    SUCCESS = "success"
+    NO_NEED = "no_need"
+    FAIL = "fail"
+    ABORT = "abort"
+
+    def __bool__(self) -> bool:
+        """Whether the step may be applied."""
+        return self in (Status.SUCCESS, Status.NO_NEED)

@@ -1,0 +1,119 @@
+"""The few bytes that ride on every call: a slot per rank with its weight, sample count, flags and signature check.
+
+The first operation of a call carries them, so a healthy step needs no control message. Each byte is one element (0 to 255) of
+the buffer's dtype: exact in every dtype that holds 0..255. Every rank writes its own slot and the operation's neutral element
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntFlag
+
+import torch
+
+__all__ = ["CARRIERS", "NEUTRAL", "SLOT_BYTES", "Flag", "Slot", "Trailer", "TrailerCodec"]
+
+_SLOT = struct.Struct("<dIB4s")
+SLOT_BYTES = _SLOT.size
+"""Elements a rank takes in the buffer."""
+
+CARRIERS = frozenset(
+    {
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+    }
+)
+"""Dtypes that hold 0..255 exactly."""
+
+NEUTRAL = {"SUM": 0, "MAX": 0, "MIN": 255, "PRODUCT": 1}
+"""What leaves the other ranks' bytes as they are, by operation."""
+
+
+class Flag(IntFlag):
+    """Bits of a slot."""
+
+    FREEZE = 1
+    """Joins or leaves wait: everyone freezes after this call. Sampled once an attempt, by the coordinator."""
+    LEAVING = 2
+    """This rank leaves after this call."""
+    NONFINITE = 4
+    """Reserved: this rank's contribution holds inf or nan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What one rank says. ``check``: four bytes of the call's signature."""
+
+    weight: float
+    samples: int
+    flags: Flag
+    check: bytes
+
+    def pack(self) -> bytes:
+        """``SLOT_BYTES`` bytes."""
+        return _SLOT.pack(self.weight, self.samples, self.flags, self.check)
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """All slots in rank order, and what follows from them alike at every rank."""
+
+    slots: tuple[Slot, ...]
+    weight: float
+    """Sum of the weights, added in rank order."""
+    freeze: bool
+    leaving: tuple[int, ...]
+    """Ranks that leave after this call."""
+
+    @classmethod
+    def of(cls, slots: tuple[Slot, ...]) -> Trailer:
+        """Derive the sums from the slots."""
+        total = 0.0
+        for slot in slots:  # not sum(): from Python 3.12 on it rounds differently, and workers may run different versions
+            total += slot.weight
+        leaving = tuple(rank for rank, slot in enumerate(slots) if slot.flags & Flag.LEAVING)
+        freeze = bool(leaving) or any(slot.flags & Flag.FREEZE for slot in slots)
+        return cls(slots, total, freeze, leaving)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Trailer:
+        """From ``SLOT_BYTES`` bytes a rank."""
+        return cls.of(tuple(Slot(w, n, Flag(f), check) for w, n, f, check in _SLOT.iter_unpack(data)))
+
+
+class TrailerCodec:
+    """Writes and reads trailers of one rank. Keeps the last one each way: in a steady run all are equal."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.elements = SLOT_BYTES * size
+        self._key: tuple[bytes, torch.dtype, str] | None = None
+        self._row = torch.empty(0)
+        self._bytes = b""
+        self._trailer = Trailer((), 0.0, False, ())
+
+    def write(self, region: torch.Tensor, slot: Slot, op: str) -> None:
+        """Fill ``region`` (``elements`` elements of a dtype in ``CARRIERS``) with the own slot and neutral elements."""
+        key = (slot.pack(), region.dtype, op)
+        if key != self._key:
+            row = torch.full((self.elements,), NEUTRAL[op], dtype=region.dtype)
+            start = self.rank * SLOT_BYTES
+            row[start : start + SLOT_BYTES] = torch.tensor(list(key[0]), dtype=region.dtype)
+            self._key, self._row = key, row
+        region.copy_(self._row)
+
+    def read(self, region: torch.Tensor) -> Trailer:
+        """What all ranks wrote, from the reduced ``region``."""
+        data = region.to(torch.uint8).numpy().tobytes()
+        if data != self._bytes:
+            self._bytes, self._trailer = data, Trailer.unpack(data)
+        return self._trailer

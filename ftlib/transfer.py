@@ -1,0 +1,218 @@
+"""Bringing registered state to members that lack it: served by a holder over HTTP, fetched by the needy member.
+
+*Which* state: the one on entry to a call. The donor's training thread is inside that call, which cannot finish without the needy
+member, so nothing changes while it is read; should the needy one be given up and the call finish, the transfer breaks off before
+it has sent a byte that was changed. Founders load the most senior one's initial state from a snapshot made in ``register_state``,
+so that their first step counts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from urllib.parse import urlencode
+
+from consensus import Member
+
+from .call import Call
+from .errors import ConfigError, RebuildTimeout, StateLost
+from .plane import Phase, Plane
+from .registry import Registered
+from .session import Session
+from .state import StateReader, encode, snapshot
+
+__all__ = ["PATH", "Transfer"]
+
+logger = logging.getLogger("ftlib")
+
+PATH = "/state"
+STATE_LIMIT = 1 << 40
+"""Bytes a state may have."""
+POLL = 5.0
+"""Seconds that a donor keeps a request waiting before it says "ask again"."""
+SILENCE = 15.0
+"""Seconds without a byte after which another donor is tried."""
+RETRY = 0.5
+"""Seconds to wait for a view change where no donor answered."""
+_CHUNK = 1 << 20
+
+
+class _Answer(Enum):
+    LOADED = "loaded"
+    LATER = "later"
+    """The donor is not there yet."""
+    NOTHING = "nothing"
+    """The donor registered nothing."""
+    FAILED = "failed"
+
+
+class Transfer:
+    """Both sides of it at one member."""
+
+    def __init__(self, plane: Plane, join_timeout: float, step_timeout: float) -> None:
+        self._plane = plane
+        self._join_timeout = join_timeout
+        self._step_timeout = step_timeout
+        self._registered: Registered | None = None
+        self._snapshot: bytes | None = None
+        """The state before the first step, for the other founders. Guarded by the plane's lock, as is the one above."""
+
+    # --- the needy side, on the training thread ------------------------------------------------------------------------
+
+    def register(self, registered: Registered) -> None:
+        """Note what the state is. A founder gets the most senior member's before this returns."""
+        plane = self._plane
+        with plane.changed:
+            self._registered = registered
+            plane.has_state = True
+            founding = plane.founder and plane.step == 0
+        if founding:
+            self._found(registered)
+
+    def load(self, call: Call, session: Session) -> bool:
+        """Load the state on entry to ``call`` where this member lacks it; whether it did. Returns early if ``session`` ends."""
+        plane, plan = self._plane, session.plan
+        if self._snapshot is not None and plane.step > 0:
+            self._snapshot = None
+        if self._registered is None or not plan.authority or plane.origin == plan.authority:
+            return False
+        deadline = call.began + self._step_timeout
+        holders = [session.view.member(m) for m in plan.holders]
+        start = session.view.index(plane.member_id) % len(holders)
+        holders = holders[start:] + holders[:start]
+        query = {"call": str(call.number), "origin": plan.authority}
+        while plane.acting_in(session):
+            answers = []
+            for holder in holders:
+                answers.append(self._fetch(holder, query, self._registered, lambda: plane.acting_in(session)))
+                if answers[-1] is _Answer.LOADED:
+                    return plane.loaded(session, plan.authority)
+            if all(answer is _Answer.NOTHING for answer in answers):
+                raise ConfigError(
+                    f"{session.names(plan.holders)} registered no state, but this worker did: call register_state at every worker"
+                )
+            if time.monotonic() > deadline:
+                raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
+            if _Answer.LATER not in answers:
+                with plane.changed:
+                    plane.changed.wait_for(lambda: not plane.acting_in(session), RETRY)
+        return False
+
+    def _found(self, registered: Registered) -> None:
+        plane = self._plane
+        deadline = time.monotonic() + self._join_timeout
+        while True:
+            session = self._active(deadline)
+            plan = session.plan
+            if plan.authority in (plane.member_id, plane.origin) or not plan.holders:
+                if session.size > 1:
+                    data = snapshot(registered.tree(plane.step))
+                    with plane.changed:
+                        self._snapshot = data
+                        plane.changed.notify_all()
+                return
+            donor = session.view.member(plan.holders[0])
+            query = {"founding": "1", "origin": plan.authority}
+            answer = self._fetch(donor, query, registered, lambda: plane.session is session)
+            if answer is _Answer.LOADED and plane.loaded(session, plan.authority):
+                return
+            if answer is _Answer.NOTHING:
+                return  # too late for this: the first call provides
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{session.name(donor.id)} has not registered state within {self._join_timeout:g} s, but this worker has: "
+                    "call register_state at every worker"
+                )
+            if answer is _Answer.FAILED:
+                with plane.changed:
+                    plane.changed.wait_for(lambda: plane.session is not session or plane.phase is Phase.STOPPED, RETRY)
+
+    def _active(self, deadline: float) -> Session:
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), max(0.0, deadline - time.monotonic()))
+            if plane.phase is Phase.STOPPED:
+                raise plane.error or StateLost("this worker's part is over")
+            if plane.phase is not Phase.ACTIVE or plane.session is None:
+                raise RebuildTimeout(f"no view became active within {self._join_timeout:g} s while waiting for the initial state")
+            return plane.session
+
+    def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> _Answer:
+        began = time.monotonic()
+        connection = http.client.HTTPConnection(donor.host, donor.port, timeout=SILENCE)
+        try:
+            connection.request("GET", f"{PATH}?{urlencode(query)}")
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                text = response.read(1000).decode(errors="replace")
+                logger.debug("%s has no state for %s: %s", donor, dict(query), text)
+                return _Answer.NOTHING if _NOTHING in text else _Answer.LATER if _LATER in text else _Answer.FAILED
+
+            def read(count: int) -> bytes:
+                if not go_on():
+                    raise EOFError("the view changed")
+                data = response.read(count)
+                if len(data) != count:
+                    raise EOFError("the donor broke off")
+                return data
+
+            reader = StateReader(read)
+            tree = reader.read(STATE_LIMIT)
+        except (OSError, EOFError, http.client.HTTPException, ValueError) as error:
+            logger.info("no state from %s: %s", donor, error)
+            return _Answer.FAILED
+        finally:
+            connection.close()
+        registered.load(tree)
+        self._plane.counters.state_bytes += reader.nbytes
+        logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, (time.monotonic() - began) * 1e3)
+        return _Answer.LOADED
+
+    # --- the donor's side, on a worker thread of the agent -------------------------------------------------------------
+
+    def source(self, query: Mapping[str, str]) -> Iterator[bytes]:
+        """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
+        if "founding" in query:
+            return self._initial()
+        call, origin = query.get("call", ""), query.get("origin", "")
+        if not call.isdigit() or not origin:
+            raise LookupError("expected ?call=NUMBER&origin=ID, or founding=1")
+        return self._on_entry(int(call), origin)
+
+    def _initial(self) -> Iterator[bytes]:
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(lambda: self._snapshot is not None or plane.step > 0 or plane.current is not None, POLL)
+            data = self._snapshot
+            if data is None and (plane.step > 0 or plane.current is not None):
+                raise LookupError(f"{_NOTHING}: no state was registered before the first call")
+        if data is None:
+            raise LookupError(f"{_LATER}: no state is registered yet")
+        return iter([data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK)])
+
+    def _on_entry(self, call: int, origin: str) -> Iterator[bytes]:
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(
+                lambda: plane.in_call(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL
+            )
+            inside, registered, own = plane.in_call(call), self._registered, plane.origin
+        if not inside:
+            raise LookupError(f"{_LATER}: not inside call {call}")
+        if registered is None:
+            raise LookupError(f"{_NOTHING}: no state is registered here")
+        if own != origin:
+            raise LookupError(f"{_LATER}: this member does not hold that state")
+        return self._guarded(call, registered)
+
+    def _guarded(self, call: int, registered: Registered) -> Iterator[bytes]:
+        for chunk in encode(registered.tree(self._plane.step)):
+            if not self._plane.in_call(call):  # after the copy: what was copied before the call ended is intact
+                raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
+            yield chunk
+
+
+_LATER, _NOTHING = "ask again", "nothing"

@@ -1,0 +1,126 @@
+"""A protocol core that records what it is told and asks for what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from consensus.config import Config
+from consensus.interface import Source
+from consensus.member import Member
+from consensus.protocol.effects import Effect
+from consensus.runtime.agent import Agent
+from consensus.runtime.driver import Snapshot
+from consensus.runtime.sockets import open_pair, resolve_all
+from consensus.view import View
+
+
+class FakeCore:
+    """Every input becomes an entry in ``calls``; ``ask`` queues an effect."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.effects: list[Effect] = []
+        self.deadline: float | None = None
+        self.known_view: View | None = None
+        self.installed_view: View | None = None
+        self.active_view: View | None = None
+        self.changing = False
+        self.applicants_waiting = False
+        self.on_call: Callable[[tuple[Any, ...]], None] = lambda call: None
+
+    def _heard(self, *call: Any) -> None:
+        self.calls.append(call)
+        self.on_call(call)
+
+    def start(self, now: float) -> None:
+        self._heard("start")
+
+    def receive(self, sender: str, address: Any, message: Any, now: float) -> None:
+        self._heard("receive", sender, address, message)
+
+    def tick(self, now: float) -> None:
+        self.deadline = None
+        self._heard("tick", now)
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+    def drain(self) -> list[Effect]:
+        effects, self.effects = self.effects, []
+        return effects
+
+    def status(self) -> dict[str, Any]:
+        return {"core": "fake"}
+
+    def set_progress(self, progress: bytes) -> None:
+        self.progress = progress
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: self._heard(name, *args)
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        return [call for call in self.calls if call[0] == name]
+
+
+class RecordingPlane:
+    """A data plane that records its callbacks."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def progress(self) -> bytes:
+        return b"here"
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: self.calls.append((name, *args))
+
+
+@dataclass
+class Rig:
+    """An agent around a fake core, on the running loop."""
+
+    agent: Agent
+    core: FakeCore
+    plane: RecordingPlane
+    member: Member
+    sources: dict[str, Source]
+    snapshots: list[Snapshot] = field(default_factory=list)
+
+    def ask(self, *effects: Effect) -> None:
+        """Let the core ask for these effects now."""
+        self.agent.driver.perform(lambda _now: self.core.effects.extend(effects))
+
+    @property
+    def notes(self) -> list[str]:
+        return [note["text"] for note in self.agent.driver.status()["notes"]]
+
+
+@asynccontextmanager
+async def rig(member_id: str = "a" * 16, plane: Any = None, **settings: Any) -> AsyncIterator[Rig]:
+    config = Config(**settings)
+    pair = open_pair(config)
+    member = Member(member_id, *pair.advertised)
+    core, snapshots, sources = FakeCore(), [], dict[str, Source]()
+    plane = plane or RecordingPlane()
+    introducers = resolve_all(config.introducers)
+    agent = Agent(config, member, pair, core, plane, snapshots.append, sources, introducers)  # type: ignore[arg-type]
+    await agent.start()
+    try:
+        yield Rig(agent, core, plane, member, sources, snapshots)
+    finally:
+        await agent.close()
+
+
+async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+    """Wait for ``condition`` on the running loop; the test fails when it does not come true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)

@@ -1,0 +1,83 @@
+"""A member in a process of its own, to be killed: ``python -m tests.consensus.peer '{"bind": ...}'``.
+
+Prints one JSON line with its id and address once it listens, and lives until its standard
+input closes (so that it cannot outlive the test).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consensus import Config, Gossip, Member, format_address
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Peer:
+    """The parent's handle."""
+
+    process: subprocess.Popen[str]
+    member: Member
+
+    @property
+    def address(self) -> str:
+        return format_address(self.member.address)
+
+    def kill(self) -> None:
+        """SIGKILL, without waiting."""
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def spawn(*, pass_fds: tuple[int, ...] = (), fork: bool = False, **settings: Any) -> Peer:
+    """Start a peer with these settings of ``Config`` and wait until it listens."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.consensus.peer", json.dumps({"fork": fork, **settings})],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=pass_fds,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.wait(10)
+        raise RuntimeError(f"the peer ended with {process.returncode} before it listened")
+    found = json.loads(line)
+    return Peer(process, Member(found["id"], found["host"], found["port"]))
+
+
+def main() -> None:
+    """The child's side."""
+    settings = json.loads(sys.argv[1])
+    fork = settings.pop("fork")
+    for name in ("introducers", "socket_fds"):
+        settings[name] = tuple(settings.get(name, ()))
+    gossip = Gossip(Config(**settings))
+    gossip.start()
+    gossip.seek_admission()
+    if fork and os.fork() == 0:  # as a DataLoader's worker: it outlives its parent, until standard input closes
+        sys.stdin.read()
+        os._exit(0)
+    member = gossip.member
+    print(json.dumps({"id": member.id, "host": member.host, "port": member.port}), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

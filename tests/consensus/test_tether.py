@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from consensus.member import Member, format_address
+from consensus.runtime.tether import CHECK_TIMEOUT, Answer, Tethers, ask
+
+from .fake_core import rig, until
+from .peer import Peer, spawn
+
+Verdict = tuple[str, bool | None, str]
+
+
+@dataclass
+class Watch:
+    """Tethers whose verdicts are kept with their time."""
+
+    tethers: Tethers = field(init=False)
+    verdicts: list[Verdict] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def report(self, *verdict: Any) -> None:
+        self.verdicts.append(verdict)  # type: ignore[arg-type]
+        self.times.append(time.perf_counter())
+
+    async def verdict(self, number: int = 1) -> Verdict:
+        await until(lambda: len(self.verdicts) >= number)
+        return self.verdicts[number - 1]
+
+
+@asynccontextmanager
+async def watch(*, trust_refused: bool = True) -> AsyncIterator[Watch]:
+    watching = Watch()
+    watching.tethers = Tethers(watching.report, trust_refused=trust_refused)
+    try:
+        yield watching
+    finally:
+        await watching.tethers.close()
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(main())
+
+
+async def with_peer(**settings: Any) -> Peer:
+    return await asyncio.to_thread(lambda: spawn(**settings))
+
+
+def free_address() -> tuple[str, int]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        host, port = sock.getsockname()
+    return host, port
+
+
+@pytest.mark.process
+def test_a_killed_process_is_proven_dead_at_once() -> None:
+    async def main() -> None:
+        delays = []
+        for _ in range(5):
+            peer = await with_peer()
+            async with watch() as seen:
+                seen.tethers.keep([peer.member])
+                assert (await seen.verdict())[:2] == (peer.member.id, True)
+                await asyncio.sleep(0.05)
+                assert len(seen.verdicts) == 1  # nothing is said while the tether holds
+                killed = time.perf_counter()
+                peer.kill()
+                assert (await seen.verdict(2))[:2] == (peer.member.id, False)
+                delays.append(seen.times[1] - killed)
+            peer.close()
+        assert sorted(delays)[2] < 0.05, delays  # about 3 ms on an idle machine; most of it is the kernel's
+
+    run(main)
+
+
+@pytest.mark.process
+def test_a_forked_child_does_not_hide_its_parents_death() -> None:
+    async def main() -> None:
+        peer = await with_peer(fork=True)
+        async with watch() as seen:
+            seen.tethers.keep([peer.member])
+            assert (await seen.verdict())[1] is True
+            peer.kill()
+            assert (await seen.verdict(2))[1:] == (False, f"connection refused at {peer.address}")
+        peer.close()
+
+    run(main)
+
+
+@pytest.mark.process
+def test_a_process_that_was_replaced_at_its_address_is_dead() -> None:
+    async def main() -> None:
+        first = await with_peer()
+        async with watch() as seen:
+            first.close()
+            second = await with_peer(bind=first.address)
+            seen.tethers.check(first.member)
+            _, alive, detail = await seen.verdict()
+            assert alive is False
+            assert f"another lifetime ({second.member.id[:6]})" in detail
+            seen.tethers.check(second.member)
+            assert (await seen.verdict(2))[:2] == (second.member.id, True)
+        second.close()
+
+    run(main)
+
+
+@pytest.mark.process
+def test_a_stopped_process_is_undecided() -> None:
+    async def main() -> None:
+        peer = await with_peer()
+        os.kill(peer.process.pid, signal.SIGSTOP)
+        async with watch() as seen:
+            began = time.perf_counter()
+            seen.tethers.check(peer.member)
+            assert (await seen.verdict())[1] is None
+            assert CHECK_TIMEOUT * 0.9 < time.perf_counter() - began < CHECK_TIMEOUT + 1
+        peer.close()
+
+    run(main)
+
+
+def test_refused_is_proof_only_where_it_is_trusted() -> None:
+    async def main() -> None:
+        gone = Member("a" * 16, *free_address())
+        for trust, expected in ((True, False), (False, None)):
+            async with watch(trust_refused=trust) as seen:
+                seen.tethers.check(gone)
+                assert await seen.verdict() == (
+                    gone.id,
+                    expected,
+                    f"connection refused at {format_address(gone.address)}",
+                )
+
+    run(main)
+
+
+def test_one_question_at_a_time() -> None:
+    async def main() -> None:
+        async with rig() as a, watch() as seen:
+            for _ in range(5):
+                seen.tethers.check(a.member)
+            await seen.verdict()
+            await asyncio.sleep(0.05)
+            assert len(seen.verdicts) == 1
+            seen.tethers.check(a.member)
+            assert (await seen.verdict(2))[1] is True
+
+    run(main)
+
+
+def test_nothing_is_said_after_letting_go() -> None:
+    async def main() -> None:
+        async with watch() as seen:
+            async with rig() as a:
+                seen.tethers.keep([a.member])
+                await seen.verdict()
+                seen.tethers.keep([])
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
+            assert len(seen.verdicts) == 1
+
+    run(main)
+
+
+def test_a_broken_connection_to_a_living_member_is_renewed() -> None:
+    async def main() -> None:
+        async with rig() as a, watch() as seen:
+            seen.tethers.keep([a.member])
+            await seen.verdict()
+            web = a.agent._server._web
+            assert web is not None
+            for connection in list(web.connections):
+                connection.transport.abort()
+            assert (await seen.verdict(2))[1] is True
+            await until(lambda: len(seen.verdicts) >= 3)  # held again
+            assert all(alive for _, alive, _ in seen.verdicts)
+            await until(lambda: len(web.connections) >= 1)
+
+    run(main)
+
+
+@asynccontextmanager
+async def answering(behaviour: Callable[[socket.socket, int], None]) -> AsyncIterator[Member]:
+    """A listener whose n-th connection is handed to ``behaviour`` on a thread; it ends by closing the listener."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(3)
+
+    def serve() -> None:
+        number = 0
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    behaviour(connection, number)
+                except StopIteration:
+                    listener.close()
+                    return
+                except OSError:
+                    pass
+            number += 1
+
+    task = asyncio.create_task(asyncio.to_thread(serve))
+    try:
+        yield Member("a" * 16, *listener.getsockname())
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        await task
+
+
+def test_a_dying_listener_is_asked_again_until_it_is_refused() -> None:
+    def dying(connection: socket.socket, number: int) -> None:
+        if number == 4:
+            raise StopIteration
+
+    async def main() -> None:
+        async with answering(dying) as member, watch() as seen:
+            began = time.perf_counter()
+            seen.tethers.check(member)
+            assert (await seen.verdict())[1] is False
+            assert time.perf_counter() - began < 0.3
+
+    run(main)
+
+
+def test_a_listener_that_closes_everything_is_undecided_within_the_bound() -> None:
+    async def main() -> None:
+        async with answering(lambda connection, number: None) as member, watch() as seen:
+            began = time.perf_counter()
+            seen.tethers.check(member)
+            _, alive, detail = await seen.verdict()
+            assert alive is None
+            assert "closes them" in detail
+            assert time.perf_counter() - began < CHECK_TIMEOUT + 0.5
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"SSH-2.0-OpenSSH_9\r\n\r\n", b"HTTP/1.1 502 Bad Gateway\r\nServer: x\r\n\r\n", b"\xff" * 6000, b"\r\n\r\n"],
+)
+def test_something_else_at_the_address_is_undecided(answer: bytes) -> None:
+    def other(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(answer)
+
+    async def main() -> None:
+        async with answering(other) as member, watch() as seen:
+            seen.tethers.check(member)
+            _, alive, detail = await seen.verdict()
+            assert alive is None
+            assert "something else" in detail
+
+    run(main)
+
+
+def test_who_is_there() -> None:
+    async def main() -> None:
+        async with rig("b" * 16, job="a job: ü") as a:
+            answer, sock = await ask(a.member.address)
+            sock.close()
+            assert answer == Answer("b" * 16, "a job: ü", 1)
+
+    run(main)
+
+
+def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:
+    head = b"HTTP/1.1 200 OK\r\nX-Ftlib-Member: " + b"a" * 16 + b"\r\n\r\n"
+    count = 0
+
+    def flighty(connection: socket.socket, number: int) -> None:
+        nonlocal count
+        count += 1
+        connection.recv(1000)
+        connection.sendall(head)
+
+    async def main() -> None:
+        async with answering(flighty) as member, watch() as seen:
+            seen.tethers.keep([member])
+            await asyncio.sleep(0.5)
+            assert 2 <= len(seen.verdicts) <= 10
+            assert count <= 10
+            assert all(alive for _, alive, _ in seen.verdicts)
+
+    run(main)

@@ -1,0 +1,129 @@
+"""Finding, cutting and, in forked children, letting go of sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftlib.errors import ConfigError
+from ftlib.frameworks import sockets
+from ftlib.frameworks.rendezvous import interface_address, join_address, split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(not sockets.supported(), reason="needs /proc")
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def pair(listener: socket.socket) -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_connection(listener.getsockname()) as initiated:
+        accepted, _ = listener.accept()
+        with accepted:
+            yield initiated, accepted
+
+
+def test_both_ends_are_found(listener: socket.socket, pair: tuple[socket.socket, socket.socket]) -> None:
+    initiated, accepted = pair
+    address = listener.getsockname()
+    by_remote = sockets.connections((), {address})
+    by_local = sockets.connections({address}, ())
+    assert [link.local for link in by_remote] == [initiated.getsockname()]
+    assert [link.remote for link in by_local] == [accepted.getpeername()]
+    for link in by_remote + by_local:
+        link.close()
+
+
+def test_listeners_are_found_and_never_among_connections(listener: socket.socket) -> None:
+    address = listener.getsockname()
+    assert address in sockets.listeners("127.0.0.1").values()
+    assert address not in sockets.listeners("127.0.0.2").values()
+    assert sockets.connections({address}, {address}) == []
+    assert address not in sockets.listeners("127.0.0.1", sockets.snapshot()).values()
+
+
+def test_snapshot_hides_what_was_there(listener: socket.socket, pair: tuple[socket.socket, socket.socket]) -> None:
+    assert sockets.connections({listener.getsockname()}, (), sockets.snapshot()) == []
+
+
+def test_cut_ends_both_ends_and_nothing_else(
+    pair: tuple[socket.socket, socket.socket], listener: socket.socket
+) -> None:
+    initiated, accepted = pair
+    (link,) = sockets.connections((), {listener.getsockname()})
+    number = initiated.detach()
+    os.close(number)  # the owner lets go, and the number now means something else
+    reader, writer = os.pipe()
+    link.cut()
+    link.cut()
+    accepted.settimeout(5.0)
+    assert accepted.recv(1) == b""
+    os.write(writer, b"x")
+    assert os.read(reader, 1) == b"x"
+    os.close(reader)
+    os.close(writer)
+    link.close()
+    link.close()
+    link.cut()
+
+
+def test_mapped_addresses_are_seen_as_ipv4() -> None:
+    with (
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener,
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])),
+    ):
+        accepted, _ = listener.accept()
+        with accepted:
+            (link,) = sockets.connections({("127.0.0.1", listener.getsockname()[1])}, ())
+            assert link.local[0] == link.remote[0] == "127.0.0.1"
+            link.close()
+
+
+def test_forked_children_let_go(listener: socket.socket, pair: tuple[socket.socket, socket.socket]) -> None:
+    sockets.guard_forks()
+    (link,) = sockets.connections((), {listener.getsockname()})
+    sockets.track([link.inode])
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        gone = not sockets.connections((), {listener.getsockname()})
+        kept = listener.getsockname() in sockets.listeners("127.0.0.1").values()
+        os.write(writer, f"{gone} {kept}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100) == b"True True"
+    sockets.untrack([link.inode])
+    os.close(reader)
+    os.close(writer)
+    assert link.remote == listener.getsockname()
+    link.close()
+    pair[0].sendall(b"x")
+    assert pair[1].recv(1) == b"x"
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:80", "[::1]:80", "host.example:1"])
+def test_addresses_round_trip(text: str) -> None:
+    assert join_address(split_address(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:port"])
+def test_other_texts_are_no_addresses(text: str) -> None:
+    with pytest.raises(ConfigError):
+        split_address(text)
+
+
+def test_interfaces_by_name_and_number() -> None:
+    assert interface_address("127.0.0.1") == "127.0.0.1"
+    assert interface_address("::1") == "::1"
+    assert interface_address("localhost") in {"127.0.0.1", "::1"}
+    with pytest.raises(ConfigError, match="numeric"):
+        interface_address("no-such-host.invalid")

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consensus import Member, View
+from ftlib.salvage import REPORT_LIMIT, FaultKind, Plan, Report, blame, plan
+
+
+def members(ids: list[str]) -> tuple[Member, ...]:
+    return tuple(Member(name, "127.0.0.1", 1000 + i) for i, name in enumerate(ids))
+
+
+def view(ids: list[str], epoch: int = 2) -> View:
+    return View(epoch, "parent" if epoch > 1 else "", members(ids))
+
+
+def report(finished: int, *, current: int = 0, last: bytes = b"x", now: bytes = b"x", **other: object) -> Report:
+    values = {"step": finished, "origin": "a", "founder": True, "blank": False, "has_state": True, **other}
+    return Report(finished, current, last_signature=last, current_signature=now if current else b"", **values)  # type: ignore[arg-type]
+
+
+def planned(reports: dict[str, Report], ids: list[str] | None = None) -> Plan:
+    return plan(view(ids or list(reports)), {name: found.encode() for name, found in reports.items()})
+
+
+@st.composite
+def consistent(draw: st.DrawFn) -> tuple[list[str], dict[str, Report]]:
+    """Reports as the protocol can produce them: counts differ by at most one, and who is behind is in the call."""
+    ids = [f"m{i}" for i in range(draw(st.integers(1, 7)))]
+    call = draw(st.integers(1, 1000))
+    joiners = draw(st.integers(0, len(ids) - 1))
+    reports = {}
+    for index, name in enumerate(ids):
+        if index >= len(ids) - joiners:
+            if draw(st.booleans()):
+                granted = draw(st.integers(0, call))
+                reports[name] = report(granted, blank=True, founder=False, origin=draw(st.sampled_from(["", "m0"])))
+            continue
+        behind = draw(st.booleans())
+        current = call if behind else draw(st.sampled_from([0, call + 1]))
+        finished = call - 1 if behind else call
+        reports[name] = report(finished, current=current, origin=draw(st.sampled_from(["", "m0"])))
+        if behind:
+            reports[name] = report(finished, current=current, last=b"w", origin=reports[name].origin)
+    return ids, reports
+
+
+@given(consistent(), st.randoms())
+@settings(max_examples=300)
+def test_plan_is_alike_complete_and_never_mixes(case: tuple[list[str], dict[str, Report]], rng: object) -> None:
+    ids, reports = case
+    encoded = [(name, found.encode()) for name, found in reports.items()]
+    chosen = plan(view(ids), dict(encoded))
+    rng.shuffle(encoded)  # type: ignore[attr-defined]
+    assert plan(view(ids), dict(encoded)) == chosen
+    assert chosen.fault is None
+    acted = {name: found for name, found in reports.items() if not found.blank}
+    assert chosen.call == max(found.finished for found in acted.values())
+    adopters = {adopter for adopter, _ in chosen.adoptions}
+    assert adopters == {name for name, found in acted.items() if found.finished == chosen.call - 1}
+    assert set(chosen.blank) == set(ids) - set(acted)
+    for adopter, donor in chosen.adoptions:
+        assert acted[donor].finished == chosen.call
+        assert chosen.donor_of(adopter) == donor
+        assert adopter in chosen.adopters_of(donor)
+    assert chosen.holders
+    assert chosen.authority
+    counts = [sum(1 for _, donor in chosen.adoptions if donor == name) for name in acted]
+    assert max(counts) - min(count for name, count in zip(acted, counts, strict=True) if acted[name].finished == chosen.call) <= 1
+
+
+@given(
+    st.builds(
+        Report,
+        st.integers(0, 2**60),
+        st.integers(0, 2**60),
+        st.integers(0, 2**60),
+        st.binary(max_size=16),
+        st.binary(max_size=16),
+        st.text(max_size=32),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+    )
+)
+def test_reports_survive_the_wire(found: Report) -> None:
+    assert len(found.encode()) <= REPORT_LIMIT
+    assert Report.decode(found.encode()) == found
+
+
+@given(st.binary(max_size=80))
+def test_nonsense_is_no_report(data: bytes) -> None:
+    with pytest.raises(ValueError, match="report"):
+        Report.decode(data)
+
+
+def test_founding_starts_from_the_most_senior_members_state() -> None:
+    chosen = plan(view(["a", "b"], epoch=1), {})
+    assert chosen == Plan(0, 0, authority="a", holders=("a",))
+
+
+def test_more_than_one_call_apart_stops_those_behind() -> None:
+    chosen = planned({"a": report(7), "b": report(5), "c": report(7)})
+    assert chosen.fault is not None
+    assert chosen.fault.kind is FaultKind.MISMATCH
+    assert chosen.fault.blamed == ("b",)
+
+
+def test_who_entered_the_call_with_something_else_is_named() -> None:
+    reports = {"a": report(7, current=8), "b": report(7, current=8, now=b"y"), "c": report(7, current=8)}
+    chosen = planned(reports)
+    assert chosen.fault is not None
+    assert chosen.fault.blamed == ("b",)
+    assert "call 8" in chosen.fault.text
+    behind = planned({"a": report(8, last=b"x"), "b": report(7, current=8, now=b"y")})
+    assert behind.fault is not None
+    assert behind.fault.blamed == ("b",)
+
+
+def test_blame() -> None:
+    assert blame({"a": b"1", "b": b"1"}) == ()
+    assert blame({"a": b"1", "b": b"2"}) == ("a", "b")
+    assert blame({"a": b"1", "b": b"2"}, blank=["b"]) == ("b",)
+    assert blame({"a": b"1", "b": b"2", "c": b"2"}) == ("a",)
+    assert blame({"a": b"1", "b": b"2", "c": b"2"}, blank=["b", "c"]) == ("b", "c")
+    assert blame({"a": b"1", "b": b"2", "c": b"3"}) == ("a", "b", "c")
+
+
+def test_state_goes_on_with_whoever_holds_it() -> None:
+    assert planned({"b": report(3, origin="a"), "c": report(3, origin="")}).holders == ("b",)
+    nobody = planned({"b": report(3, origin=""), "c": report(3, origin="")})
+    assert (nobody.authority, nobody.holders) == ("b", ("b",))
+    joiners = {"b": report(3, origin="", founder=False), "c": report(3, origin="", founder=False)}
+    fault = planned(joiners).fault
+    assert fault is not None
+    assert fault.kind is FaultKind.STATE_LOST
+
+
+def test_a_joiner_that_has_loaded_can_go_on_alone() -> None:
+    loaded = report(9, blank=True, founder=False, origin="a")
+    chosen = planned({"j": loaded, "k": report(9, blank=True, founder=False, origin="")}, ["j", "k", "l"])
+    assert chosen.fault is None
+    assert (chosen.call, chosen.holders, chosen.blank) == (9, ("j",), ("j", "k", "l"))
+    lost = planned({"j": report(9, blank=True, founder=False, origin="")}, ["j"])
+    assert lost.fault is not None
+    assert lost.fault.kind is FaultKind.STATE_LOST
+
+
+def test_joiners_without_registered_state_go_on() -> None:
+    chosen = planned({"j": report(9, blank=True, founder=False, origin="", has_state=False)}, ["j", "k"])
+    assert chosen.fault is None
+    assert (chosen.call, chosen.authority) == (9, "")

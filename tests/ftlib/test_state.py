@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ftlib import ConfigError
+from ftlib.registry import Registered
+from ftlib.state import decode, encode, snapshot
+
+leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=5) | st.integers(-5, 5), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(trees)
+def test_trees_survive(tree: object) -> None:
+    assert decode(snapshot(tree), 1 << 20) == tree
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int8, torch.int64, torch.complex64])
+def test_tensors_survive_bit_for_bit(dtype: torch.dtype) -> None:
+    tree = {"a": torch.randn(5, 7).to(dtype), "b": [torch.zeros(0, 3, dtype=dtype), torch.ones((), dtype=dtype)], 3: torch.randn(4, 6).to(dtype).t()}
+    found = decode(snapshot(tree), 1 << 20)
+    for mine, theirs in [(tree["a"], found["a"]), (tree["b"][0], found["b"][0]), (tree["b"][1], found["b"][1]), (tree[3], found[3])]:
+        assert mine.dtype is theirs.dtype
+        assert mine.shape == theirs.shape
+        assert torch.equal(mine, theirs)
+
+
+def test_an_optimizer_goes_on_where_the_other_was() -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.arange(12.0).view(3, 4)).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    one, two = make(), make()
+    for _ in range(3):
+        step(*one)
+    Registered({"model": two[0], "optimizer": two[1]}).load(decode(snapshot(Registered({"model": one[0], "optimizer": one[1]}).tree(3)), 1 << 20))
+    step(*one)
+    step(*two)
+    assert all(torch.equal(a, b) for a, b in zip(one[0].state_dict().values(), two[0].state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("tree", "path"),
+    [
+        ({"a": [1, {"b": object()}]}, r"state\['a'\]\[1\]\['b'\]: a value of type object"),
+        ({"a": {(1, 2): 3}}, r"state\['a'\]: a key of type tuple"),
+        ([2**64], r"state\[0\]: the integer"),
+        ({"s": torch.eye(3).to_sparse()}, r"state\['s'\]: a tensor"),
+        (lambda: 0, "state: a value of type function"),
+    ],
+)
+def test_what_cannot_travel_is_named(tree: object, path: str) -> None:
+    with pytest.raises(ConfigError, match=path):
+        snapshot(tree)
+
+
+def test_damage_and_excess_are_refused() -> None:
+    data = bytearray(snapshot(collections.OrderedDict(weights=torch.ones(100))))
+    assert len(list(encode({"x": torch.ones(1 << 20)}))) == 7
+    for position in (0, 20, len(data) - 40, len(data) - 1):
+        broken = bytearray(data)
+        broken[position] ^= 1
+        with pytest.raises((ValueError, EOFError)):
+            decode(bytes(broken), 1 << 20)
+    with pytest.raises(EOFError):
+        decode(bytes(data[:-1]), 1 << 20)
+    with pytest.raises(ValueError, match="larger"):
+        decode(snapshot({"x": torch.ones(1000)}), 2000)

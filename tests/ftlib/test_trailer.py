@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftlib.trailer import CARRIERS, NEUTRAL, SLOT_BYTES, Flag, Slot, Trailer, TrailerCodec
+
+REDUCE = {"SUM": torch.add, "MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul}
+slots = st.builds(
+    Slot, st.floats(0, 1e300), st.integers(0, 2**32 - 1), st.integers(0, 7).map(Flag), st.binary(min_size=4, max_size=4)
+)
+
+
+@pytest.mark.parametrize("op", sorted(NEUTRAL))
+@pytest.mark.parametrize("dtype", sorted(CARRIERS, key=str), ids=str)
+@given(said=st.lists(slots, min_size=1, max_size=5))
+def test_every_byte_survives_every_dtype_and_operation(dtype: torch.dtype, op: str, said: list[Slot]) -> None:
+    regions = []
+    for rank, slot in enumerate(said):
+        region = torch.empty(SLOT_BYTES * len(said), dtype=dtype)
+        TrailerCodec(rank, len(said)).write(region, slot, op)
+        regions.append(region)
+    total = regions[0]
+    for region in regions[1:]:
+        total = REDUCE[op](total, region)
+    codec = TrailerCodec(0, len(said))
+    assert codec.read(total).slots == tuple(said)
+    assert codec.read(total) is codec.read(total)
+
+
+def test_sums_and_flags_are_those_of_all_ranks() -> None:
+    check = b"abcd"
+    plain, asks = Slot(0.1, 1, Flag(0), check), Slot(0.2, 2, Flag.FREEZE, check)
+    leaves = Slot(0.3, 3, Flag.LEAVING, check)
+    assert not Trailer.of((plain, plain)).freeze
+    assert Trailer.of((plain, asks)).freeze
+    found = Trailer.of((plain, asks, leaves))
+    assert found.leaving == (2,)
+    assert found.weight == (0.1 + 0.2) + 0.3
+    assert Trailer.of((plain, leaves)).freeze

@@ -1,0 +1,86 @@
+"""Workers in threads over the memory framework and a scripted cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ftlib.config import resolve
+from ftlib.frameworks.memory import MemoryHub
+from ftlib.ftlib import FTLib
+from ftlib.ranks import RankAssignScheme
+from tests.ftlib.fake_cluster import FakeCluster
+
+TIMEOUT = 20.0
+
+
+class Worker:
+    """One member: ``body(worker)`` runs in a thread; what it returns or raises is kept."""
+
+    def __init__(self, job: Job, name: str, body: Callable[[Worker], Any]) -> None:
+        self.job = job
+        self.name = name
+        self.body = body
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.consensus = job.cluster.consensus(name)
+        self.framework = job.hub.framework(name)
+        settings = {"step_timeout": TIMEOUT, "join_timeout": TIMEOUT, **job.settings}
+        self.ft = FTLib(resolve(settings, {}, {}), self.consensus, self.framework, RankAssignScheme())
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.ft._start()
+            self.result = self.body(self)
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> Any:
+        self.thread.join(TIMEOUT)
+        assert not self.thread.is_alive(), f"{self.name} is stuck: {self.ft!r}"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Job:
+    """A cluster with its workers; closes everything at the end."""
+
+    def __init__(self, initial_size: int, **settings: Any) -> None:
+        self.cluster = FakeCluster(initial_size)
+        self.hub = MemoryHub()
+        self.settings = settings
+        self.workers: dict[str, Worker] = {}
+
+    def start(self, name: str, body: Callable[[Worker], Any]) -> Worker:
+        worker = self.workers[name] = Worker(self, name, body)
+        worker.thread.start()
+        return worker
+
+    def kill(self, name: str, *, silent: bool = False) -> None:
+        """As SIGKILL: its operations end for the others, and it acts no more."""
+        self.cluster.dead.add(name)
+        self.hub.kill(name, silent=silent)
+        self.cluster.kill(name)
+        self.cluster.exclude(name)
+
+    def run(self, bodies: dict[str, Callable[[Worker], Any]]) -> dict[str, Any]:
+        for name, body in bodies.items():
+            self.start(name, body)
+        return {name: self.workers[name].join() for name in bodies}
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        for name, worker in self.workers.items():
+            if not worker.thread.is_alive():
+                continue
+            self.cluster.exclude(name)
+        for worker in self.workers.values():
+            worker.ft._plane.stop(RuntimeError("the test is over"))
+            worker.ft.close()
+        self.cluster.close()
+        assert not self.cluster.errors

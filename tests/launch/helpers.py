@@ -1,0 +1,156 @@
+"""A real ``ftlib run`` in a subprocess, and what tests ask of it. Every wait has a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 30.0
+
+# Prepended to every script: a worker says by a file what it has done, and waits for files instead of sleeping.
+PRELUDE = f"""
+import os, signal, subprocess, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+INDEX = int(os.environ["FTLIB_WORKER_INDEX"])
+def write(name, text=""):
+    with open(name + ".part", "w") as file:
+        file.write(str(text))
+    os.rename(name + ".part", name)
+def wait(name):
+    while not os.path.exists(name):
+        time.sleep(0.005)
+def first(name):
+    try:
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+def announce(epoch, address="127.0.0.1:1"):
+    from ftlib.launch.announce import announce
+    env = os.environ
+    me = dict(job=env["FTLIB_JOB"], member=f"m{{os.getpid()}}", address=address, epoch=epoch)
+    assert announce(env["FTLIB_SUPERVISOR"], **me)
+"""
+
+
+def script(body: str) -> str:
+    """The source of a worker."""
+    return PRELUDE + body
+
+
+def environment(**more: str) -> dict[str, str]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
+    env["PYTHONPATH"] = str(ROOT)
+    return env | more
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "ftlib.launch.cli", *map(str, arguments)]
+
+
+def cli(*arguments: object, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run to the end; text output."""
+    return subprocess.run(
+        command(*arguments),
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
+class Run:
+    """One launcher under way."""
+
+    def __init__(self, directory: Path, process: subprocess.Popen[bytes], events: Path) -> None:
+        self.directory = directory
+        self.process = process
+        self._events = events
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """What the launcher has written so far, whole lines only."""
+        if not self._events.exists():
+            return []
+        lines = self._events.read_bytes().split(b"\n")[:-1]
+        return [event for event in map(json.loads, lines) if kind in (None, event["event"])]
+
+    def wait_events(self, kind: str, count: int) -> list[dict[str, Any]]:
+        """At least ``count`` events of a kind."""
+        wait_until(lambda: len(self.events(kind)) >= count, f"{count} events {kind!r}, have {self.events()}")
+        return self.events(kind)
+
+    def wait_file(self, name: str) -> str:
+        """The text of a file that a worker writes (by renaming: it is whole when it is there)."""
+        path = self.directory / name
+        wait_until(path.exists, f"the file {name}; events: {self.events()}")
+        return path.read_text()
+
+    def finish(self, code: int | None = None) -> tuple[str, str]:
+        """Wait for the end; stdout and stderr."""
+        out, err = self.process.communicate(timeout=LIMIT)
+        texts = out.decode("utf-8"), err.decode("utf-8")
+        if code is not None:
+            assert self.process.returncode == code, texts
+        return texts
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path, *options: object, script: str, args: tuple[object, ...] = (), **more: str
+) -> Iterator[Run]:
+    """``ftlib run`` of ``script`` (its source) with fast restarts; ended on exit, whatever happened."""
+    path = directory / "script.py"
+    path.write_text(script)
+    events = directory / "events.jsonl"
+    line = command("run", "--events", events, "--restart-delay", 0.05, *options, path, *args)
+    process = subprocess.Popen(
+        line,
+        cwd=directory,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield Run(directory, process, events)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)  # the second one kills
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            process.kill()
+        process.communicate(timeout=LIMIT)
+
+
+def wait_until(condition: Any, what: str, limit: float = LIMIT) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {limit} s for {what}"
+        time.sleep(0.01)
+
+
+def wait_gone(pid: int, limit: float = 10.0) -> None:
+    """Until the process has ended (a zombie has)."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        assert poller.poll(limit * 1000), f"process {pid} still lives after {limit} s"
+    finally:
+        os.close(fd)

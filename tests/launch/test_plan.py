@@ -1,0 +1,96 @@
+"""What is refused before anything starts, and what a worker finds in its environment."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlib.errors import ConfigError
+from ftlib.launch.environment import Start, worker_environment
+from ftlib.launch.plan import Plan, python_command
+from ftlib.launch.sockets import HOST, bind_control
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"workers": 0}, "-n 0"),
+        ({"min_workers": 0}, "--min 0"),
+        ({"min_workers": 3}, "--min 3"),
+        ({"min_workers": 2, "max_workers": 1}, "--max 1"),
+        ({"max_restarts": -1}, "--max-restarts -1"),
+        ({"restart_delay": -1.0}, "--restart-delay"),
+        ({"grace": -1.0}, "--grace"),
+        ({"job": "a b"}, "--job 'a b'"),
+        ({"job": ""}, "--job ''"),
+    ],
+)
+def test_a_wrong_option_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        Plan(**({"command": ("x",), "workers": 2} | settings))
+
+
+def test_every_run_has_a_job_of_its_own() -> None:
+    assert Plan(("x",), 1).job != Plan(("x",), 1).job
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "package").mkdir()
+    assert python_command("train.py", ("-x",), module=False) == (sys.executable, "train.py", "-x")
+    assert python_command("json.tool", (), module=True) == (sys.executable, "-m", "json.tool")
+    assert python_command("train", (), module=True)
+    with pytest.raises(ConfigError, match=r"no script other\.py"):
+        python_command("other.py", (), module=False)
+    with pytest.raises(ConfigError, match=r"__main__\.py"):
+        python_command("package", (), module=False)
+    for name in ("no_such_module", "no-such-module", "..."):
+        with pytest.raises(ConfigError, match="no module"):
+            python_command(name, (), module=True)
+
+
+def test_the_environment_of_a_founder() -> None:
+    plan = Plan(("x",), 2, job="j", min_workers=2, max_workers=5)
+    start = Start(1, ["127.0.0.1:1", "127.0.0.1:2"], 2, port=2, socket_fds=(7, 8))
+    env = worker_environment({"PATH": "p", "FTLIB_ADVERTISE": "stale"}, plan, start, "127.0.0.1:9")
+    assert {key: value for key, value in env.items() if key.startswith("FTLIB_")} == {
+        "FTLIB_JOB": "j",
+        "FTLIB_INTRODUCERS": "127.0.0.1:1,127.0.0.1:2",
+        "FTLIB_INITIAL_SIZE": "2",
+        "FTLIB_BIND": "127.0.0.1:2",
+        "FTLIB_SOCKET_FDS": "7,8",
+        "FTLIB_SUPERVISOR": "127.0.0.1:9",
+        "FTLIB_NAME": "worker 1",
+        "FTLIB_WORKER_INDEX": "1",
+        "FTLIB_MIN_SIZE": "2",
+        "FTLIB_MAX_SIZE": "5",
+    }
+    assert (env["PATH"], env["OMP_NUM_THREADS"], env["PYTHONUNBUFFERED"]) == ("p", "1", "1")
+
+
+def test_the_environment_of_a_joiner() -> None:
+    start = Start(0, ["127.0.0.1:2"], 2)
+    env = worker_environment({"OMP_NUM_THREADS": "3", "FTLIB_SOCKET_FDS": "4,5"}, Plan(("x",), 2), start, "s:1")
+    assert "FTLIB_SOCKET_FDS" not in env
+    assert (env["FTLIB_BIND"], env["OMP_NUM_THREADS"]) == ("127.0.0.1:0", "3")
+
+
+def test_control_sockets_share_a_port_and_refuse_once_closed() -> None:
+    pair = bind_control()
+    port = pair.port
+    try:
+        assert pair.udp.getsockname() == pair.tcp.getsockname() == (HOST, port)
+        with pytest.raises(OSError, match="in use"):
+            bind_control(port)
+        with socket.create_connection((HOST, port), timeout=5):
+            pass
+    finally:
+        pair.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, port), timeout=5)
+    bind_control(port).close()

@@ -1,0 +1,380 @@
+"""``ftlib run`` with real processes and real signals. The workers are tiny scripts that know nothing of torch."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from .helpers import cli, command, environment, running, script, wait_gone, wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
+
+
+def post(address: str, path: str, body: bytes) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request("POST", path, body)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+# Endings.
+
+
+def test_all_finish(tmp_path: Path) -> None:
+    with running(tmp_path, "-n", 3, script=script("print('out', INDEX); print('err', INDEX, file=sys.stderr)")) as run:
+        out, err = run.finish(0)
+    assert sorted(out.splitlines()) == [f"[worker {index}] out {index}" for index in range(3)]
+    for index in range(3):
+        assert f"[worker {index}] err {index}\n" in err
+    assert err.count("OMP_NUM_THREADS=1") == 1
+    assert "3 of 3 workers finished" in err
+    assert "starts" not in err  # no table where nothing happened
+
+
+def test_every_worker_fails(tmp_path: Path) -> None:
+    with running(
+        tmp_path, "-n", 2, script=script("raise SystemExit(3 if INDEX else ValueError('boom').args[0])")
+    ) as run:
+        _, err = run.finish()
+    assert run.process.returncode in (1, 3)
+    assert "the script is at fault" in err
+
+
+def test_the_traceback_comes_last(tmp_path: Path) -> None:
+    with running(tmp_path, "-n", 1, script="def f():\n    raise ValueError('boom')\nf()\n") as run:
+        _, err = run.finish(1)
+    assert len(run.events("started")) == 1
+    last = err[err.rindex("the last lines of worker 0") :].splitlines()
+    assert last[1].startswith("Traceback")
+    assert last[-1] == "ValueError: boom"
+
+
+def test_a_signal_is_128_and_its_number(tmp_path: Path) -> None:
+    with running(tmp_path, "-n", 1, "--max-restarts", 1, script=script("os.kill(os.getpid(), signal.SIGSEGV)")) as run:
+        _, err = run.finish(128 + signal.SIGSEGV)
+    assert len(run.events("started")) == 2
+    assert "killed by SIGSEGV" in err
+    assert "Segmentation fault" in err  # faulthandler
+
+
+def test_a_death_that_others_outlive_does_not_fail_the_run(tmp_path: Path) -> None:
+    body = """
+if INDEX == 1:
+    write("ready")
+    time.sleep(60)
+wait("gone")
+"""
+    with running(tmp_path, "-n", 3, "--max-restarts", 0, script=script(body)) as run:
+        run.wait_file("ready")
+        victim = next(event["pid"] for event in run.events("started") if event["worker"] == 1)
+        os.kill(victim, signal.SIGKILL)
+        run.wait_events("ended", 1)
+        (tmp_path / "gone").touch()
+        _, err = run.finish(0)
+    assert "worker 1 ended: killed by SIGKILL; 2 still run; not restarting it" in err
+    assert "killed by SIGKILL" in err[err.index("outcome") :]
+    assert len(run.events("started")) == 3
+
+
+def test_too_few_left(tmp_path: Path) -> None:
+    body = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if INDEX:
+    wait("go")
+    sys.exit(5)
+write("go")
+time.sleep(60)
+"""
+    with running(tmp_path, "-n", 2, "--min", 2, "--max-restarts", 0, script=script(body)) as run:
+        _, err = run.finish(5)
+    assert "--min is 2" in err
+
+
+# Restarts.
+
+
+def test_before_a_view_a_worker_returns_to_its_address(tmp_path: Path) -> None:
+    body = """
+facts = [os.environ["FTLIB_BIND"], os.environ["FTLIB_INTRODUCERS"], os.environ["FTLIB_INITIAL_SIZE"]]
+if INDEX == 0 and first("died"):
+    write("before", facts)
+    os.kill(os.getpid(), signal.SIGKILL)
+if INDEX == 0:
+    write("after", facts)
+wait("after")
+"""
+    with running(tmp_path, "-n", 2, script=script(body)) as run:
+        run.finish(0)
+    assert (tmp_path / "before").read_text() == (tmp_path / "after").read_text()
+
+
+def test_after_a_view_a_worker_joins_the_living(tmp_path: Path) -> None:
+    body = """
+import socket
+env = os.environ
+if not first(f"first-{INDEX}"):
+    assert "FTLIB_SOCKET_FDS" not in env
+    assert env["FTLIB_INITIAL_SIZE"] == "3"
+    announce(7, "127.0.0.1:4321")
+    write("joined", env["FTLIB_INTRODUCERS"] + " " + env["FTLIB_BIND"])
+else:
+    udp, tcp = map(int, env["FTLIB_SOCKET_FDS"].split(","))
+    address = ":".join(map(str, socket.socket(fileno=tcp).getsockname()))
+    assert env["FTLIB_INTRODUCERS"].split(",")[INDEX] == env["FTLIB_BIND"] == address
+    write(f"address-{INDEX}", address)
+    announce(1, address)
+    write(f"announced-{INDEX}")
+    if INDEX == 1:
+        wait("announced-0")
+        os.kill(os.getpid(), signal.SIGKILL)
+wait("joined")
+"""
+    with running(tmp_path, "-n", 3, script=script(body)) as run:
+        introducers, bind = run.wait_file("joined").split()
+        run.finish(0)
+    assert bind == "127.0.0.1:0"
+    assert introducers.split(",") == [(tmp_path / f"address-{index}").read_text() for index in (0, 2)]
+
+
+def test_with_nobody_left_all_found_again(tmp_path: Path) -> None:
+    body = """
+if first(f"first-{INDEX}"):
+    announce(1, os.environ["FTLIB_BIND"])
+    write(f"up-{INDEX}")
+    wait("up-0"), wait("up-1")
+    os.kill(os.getpid(), signal.SIGKILL)
+write(f"introducers-{INDEX}", os.environ["FTLIB_INTRODUCERS"])
+assert os.environ["FTLIB_BIND"] in os.environ["FTLIB_INTRODUCERS"]
+assert "FTLIB_SOCKET_FDS" in os.environ
+wait("introducers-0"), wait("introducers-1")
+"""
+    # The delay is long enough for the second death to come before the first restart.
+    with running(tmp_path, "-n", 2, "--restart-delay", 1.0, script=script(body)) as run:
+        run.finish(0)
+    assert (tmp_path / "introducers-0").read_text() == (tmp_path / "introducers-1").read_text()
+
+
+def test_a_taken_address_is_given_up(tmp_path: Path) -> None:
+    body = """
+if first("died"):
+    write("before", os.environ["FTLIB_BIND"])
+    os.kill(os.getpid(), signal.SIGKILL)
+write("after", os.environ["FTLIB_BIND"] + " " + os.environ["FTLIB_INTRODUCERS"])
+"""
+    with running(tmp_path, "-n", 1, "--restart-delay", 1.0, script=script(body)) as run:
+        run.wait_events("ended", 1)
+        host, port = run.wait_file("before").split(":")
+        with socket.create_server((host, int(port))):
+            bind, introducers = run.wait_file("after").split()
+            _, err = run.finish(0)
+    assert bind == introducers != f"{host}:{port}"
+    assert f"port {port} is taken" in err
+
+
+def test_restarts_run_out(tmp_path: Path) -> None:
+    body = "announce(1)\nsys.exit(9)"
+    with running(tmp_path, "-n", 1, "--max-restarts", 2, script=script(body)) as run:
+        run.finish(9)
+    assert [event["code"] for event in run.events("ended")] == [9, 9, 9]
+
+
+def test_a_joiner_is_sent_away_when_the_work_is_done(tmp_path: Path) -> None:
+    body = """
+if INDEX == 0 and not first("first"):
+    write("joining")
+    time.sleep(60)
+announce(1)
+write(f"up-{INDEX}")
+if INDEX == 0:
+    wait("up-1")
+    os.kill(os.getpid(), signal.SIGKILL)
+wait("joining")
+"""
+    with running(tmp_path, "-n", 2, script=script(body)) as run:
+        _, err = run.finish(0)
+    assert "1 of 2 workers finished" in err
+
+
+# Output.
+
+
+def test_output_survives_bad_bytes_missing_newlines_and_sudden_death(tmp_path: Path) -> None:
+    body = r"""
+if INDEX == 0:
+    os.write(1, b"caf\xe9\nno newline")
+    os.write(2, b"x" * 300000 + b"\nlast words")
+    os.kill(os.getpid(), signal.SIGKILL)
+wait("go")
+"""
+    with running(tmp_path, "-n", 2, "--max-restarts", 0, "--log-dir", tmp_path / "logs", script=script(body)) as run:
+        run.wait_events("ended", 1)
+        (tmp_path / "go").touch()
+        out, err = run.finish(0)
+    assert "[worker 0] caf\N{REPLACEMENT CHARACTER}\n[worker 0] no newline\n" in out
+    assert "[worker 0] last words\n" in err
+    assert err.count("x") >= 300000
+    log = (tmp_path / "logs" / "worker-0.log").read_bytes()
+    assert b"caf\xe9\n" in log
+    assert b"no newline\n" in log
+
+
+def test_log_files_are_appended_to(tmp_path: Path) -> None:
+    body = """
+print("hello from", INDEX)
+if first("died"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    for _ in range(2):
+        with running(tmp_path, "-n", 1, "--log-dir", "a/b", script=script(body)) as run:
+            run.finish(0)
+    log = (tmp_path / "a" / "b" / "worker-0.log").read_text().splitlines()
+    assert [line.startswith("===") for line in log] == [True, False] * 3
+    assert "worker 0, start 2, pid" in log[2]
+
+
+def test_a_log_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "script.py").touch()
+    result = cli("run", "-n", 1, "--log-dir", "file/logs", "script.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("ftlib: error: --log-dir file/logs: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
+    body = "wait('go')\nfor _ in range(2000): print('y' * 100)\nwrite(f'done-{INDEX}')"
+    with running(tmp_path, "-n", 2, script=script(body)) as run:
+        assert run.process.stdout is not None
+        run.process.stdout.close()
+        run.process.stdout = None
+        (tmp_path / "go").touch()
+        run.wait_file("done-0")
+        run.wait_file("done-1")
+        assert run.process.wait(30) == 0
+
+
+def test_a_reader_that_stalls_does_not_stop_the_fence(tmp_path: Path) -> None:
+    body = """
+if INDEX == 0:
+    while True: os.write(1, b"z" * 100000 + b"\\n")
+write("up", os.getpid())
+time.sleep(60)
+"""
+    with running(tmp_path, "-n", 2, "--max-restarts", 0, script=script(body)) as run:
+        pid = int(run.wait_file("up"))
+        supervisor = run.wait_events("run", 1)[0]
+        body_of = {"job": supervisor["job"], "pid": pid, "member": "", "reason": "test"}
+        assert post(supervisor["supervisor"], "/fence", json.dumps(body_of).encode())[0] == 200
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(30) == 130
+
+
+# Fencing.
+
+
+def test_the_fence_kills_a_stopped_worker(tmp_path: Path) -> None:
+    body = """
+if first(f"first-{INDEX}") and INDEX == 1:
+    announce(3)
+    write("pid", os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+wait("go")
+"""
+    with running(tmp_path, "-n", 2, script=script(body)) as run:
+        pid = int(run.wait_file("pid"))
+        wait_until(lambda: b"\nState:\tT" in Path(f"/proc/{pid}/status").read_bytes(), "the worker to stop")
+        facts = run.events("run")[0]
+        address, job = facts["supervisor"], facts["job"]
+        accusation = {"job": job, "pid": pid, "member": f"m{pid}", "reason": "no ack for 1.5 s"}
+
+        assert post(address, "/fence", json.dumps(accusation | {"job": "other"}).encode())[0] == 403
+        assert post(address, "/fence", json.dumps(accusation | {"pid": os.getpid()}).encode()) == (
+            404,
+            {"reaped": False, "known": False},
+        )
+        assert post(address, "/fence", json.dumps(accusation | {"member": "older"}).encode()) == (
+            200,
+            {"reaped": True, "known": False},
+        )
+        for nonsense in (b"", b"[1]", b"{", b"\xc1", json.dumps({"job": job}).encode()):
+            assert post(address, "/fence", nonsense)[0] == 400
+        assert post(address, "/announce", json.dumps({"job": job, "pid": pid}).encode())[0] == 400
+        assert not run.events("ended")
+
+        started = time.monotonic()
+        assert post(address, "/fence", msgpack.packb(accusation)) == (200, {"reaped": True, "known": True})
+        assert time.monotonic() - started < 1.0
+        wait_gone(pid, 0.1)
+        assert post(address, "/fence", msgpack.packb(accusation)) == (200, {"reaped": True, "known": False})
+        run.wait_events("started", 3)
+        (tmp_path / "go").touch()
+        _, err = run.finish(0)
+    assert "worker 1 is silent to its peers (no ack for 1.5 s): killed" in err
+
+
+def test_workers_can_be_listed(tmp_path: Path) -> None:
+    with running(tmp_path, "-n", 1, script=script("announce(2, '127.0.0.1:5')\nwrite('up')\nwait('go')")) as run:
+        run.wait_file("up")
+        address = run.events("run")[0]["supervisor"]
+        connection = http.client.HTTPConnection(address, timeout=10)
+        connection.request("GET", "/workers")
+        report = json.loads(connection.getresponse().read())
+        connection.close()
+        (tmp_path / "go").touch()
+        run.finish(0)
+    row = report["workers"][0]
+    assert (row["phase"], row["epoch"], row["address"], row["starts"]) == ("running", 2, "127.0.0.1:5", 1)
+
+
+def test_refused_proves_death(tmp_path: Path) -> None:
+    """The launcher keeps no copy of a worker's listening socket, nor do the other workers."""
+    body = "write(f'at-{INDEX}', os.environ['FTLIB_BIND'] + ' ' + str(os.getpid()))\nwait('go')"
+    with running(tmp_path, "-n", 3, "--max-restarts", 0, script=script(body)) as run:
+        places = [run.wait_file(f"at-{index}").split() for index in range(3)]
+        for address, pid in places[:2]:
+            host, port = address.split(":")
+            socket.create_connection((host, int(port)), timeout=5).close()
+            os.kill(int(pid), signal.SIGKILL)
+            wait_gone(int(pid))
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, int(port)), timeout=5)
+        (tmp_path / "go").touch()
+        run.finish(0)
+
+
+# The command line.
+
+
+def test_modules_and_arguments(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "train.py").write_text("import sys\nprint(sys.argv[1:], __name__)\n")
+    result = cli("run", "-n", 1, "-m", "package.train", "--lr", "0.1", "-n", "7", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "[worker 0] ['--lr', '0.1', '-n', '7'] __main__\n"
+
+
+def test_a_terminal_gets_colours(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('hello')")
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        command("run", "-n", 1, "script.py"), cwd=tmp_path, env=environment(), stdout=theirs, stderr=subprocess.PIPE
+    ) as process:
+        os.close(theirs)
+        process.communicate(timeout=30)
+    text = os.read(ours, 4096)
+    os.close(ours)
+    assert b"\x1b[36m[worker 0]\x1b[0m hello" in text
