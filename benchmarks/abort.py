@@ -129,9 +129,8 @@ def main() -> None:
         if arguments.verbose:
             print(repetition, "victim", victim, " ".join(f"{value:.1f}" for value in rows[-1]))
             for worker, (at, count, text, peers) in zip(survivors, results, strict=True):
-                print(
-                    f"   rank {workers.index(worker)}: +{1e3 * (at['error'] - killed):.1f} ms, {count} reduced, {peers} {text[:150]}"
-                )
+                late = 1e3 * (at["error"] - killed)
+                print(f"   rank {workers.index(worker)}: +{late:.1f} ms, {count} reduced, blames {peers}: {text[:150]}")
         workers[victim] = Worker(context, elements)
     for worker in workers:
         worker.pipe.send(None)

@@ -38,7 +38,7 @@ def worker(args: argparse.Namespace) -> None:
     store = dist.TCPStore("127.0.0.1", args.port, size, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
     for name in args.sizes:
-        for pieces in (1, PIECES):
+        for pieces in args.pieces:
             rounds = args.small_rounds if name == "4KB" else args.rounds
             times = measure(torch, dist, ft, SIZES[name] // 4, pieces, rounds)
             slowest = torch.tensor(times, dtype=torch.float64)
@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=40, help="pairs for the large sizes")
     parser.add_argument("--small-rounds", type=int, default=2000, help="pairs for 4 KB")
+    parser.add_argument("--pieces", type=int, nargs="+", default=[1, PIECES])
     parser.add_argument("--threads", type=int, default=1, help="torch threads a worker")
     parser.add_argument("--bucket-mb", type=float, default=4.0)
     parser.add_argument("--in-flight", type=int, default=3)
@@ -165,7 +166,7 @@ def main() -> None:
         worker(args)
         return
     arguments = ["--sizes", *args.sizes, "--rounds", str(args.rounds), "--small-rounds", str(args.small_rounds)]
-    arguments += ["--threads", str(args.threads), "--bucket-mb", str(args.bucket_mb), "--in-flight", str(args.in_flight)]
+    arguments += ["--pieces", *map(str, args.pieces), "--threads", str(args.threads), "--bucket-mb", str(args.bucket_mb), "--in-flight", str(args.in_flight)]
     results = [run(workers, arguments) for workers in args.workers]
     raise SystemExit(0 if all(results) else 1)
 

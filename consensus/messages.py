@@ -273,7 +273,7 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """I know views up to ``epoch`` only: what was chosen since?"""
+    """I know views up to ``epoch`` only: tell me what was chosen since."""
 
     epoch: int
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from consensus import Consensus, StoppedError, View
+from consensus import Consensus, LeftError, StoppedError, View
 
 from . import errors
 from .donation import donate
@@ -241,7 +241,8 @@ class Rebuilder:
 
     def _stop(self, error: Exception) -> None:
         self._plane.stop(error)
-        if self._group is not None:
+        # Who leaves after a call keeps its group until it closes: a slow peer may still be reading that call's last bytes.
+        if self._group is not None and (self._plane.running is not None or not isinstance(error, LeftError)):
             self._group.abort()
 
     def _drop_group(self) -> None:

@@ -121,7 +121,7 @@ class Admission:
             return
         core.outbox.send_to(address, JoinReply(core.view, core.coordinator()))
         for member in core.view.members:
-            if member.address == request.member.address and member.id != sender and member.id != core.member.id:
+            if member.address == request.member.address and member.id not in (sender, core.member.id):
                 core.outbox.emit(Check(member))  # its address was taken over: it must be gone
         if core.coordinates() and sender not in core.view:
             if core.applicants.heard(request.member, request.wants, now) is None:
@@ -170,7 +170,7 @@ class Admission:
             return
         core.evidence.leaving.setdefault(core.member.id, now)
         if coordinator.id == core.member.id:
-            self._change.consider(now)
+            self._change.proposer.consider(now)
         else:
             core.outbox.send(coordinator, LeaveRequest(core.view.view_id, core.member.id, self._leave_call))
 
@@ -179,4 +179,4 @@ class Admission:
         core = self._core
         if core.view is not None and sender == message.member_id and sender in core.view:
             core.evidence.leaving.setdefault(sender, now)
-            self._change.consider(now)
+            self._change.proposer.consider(now)

@@ -43,9 +43,10 @@ class Attempt:
         """Enter ACCEPT with ``proposal``, unless a promise names a value that may be chosen already."""
         best: Ballot | None = None
         for promise in self.promises.values():
-            if promise.accepted is not None and promise.accepted_ballot is not None:
-                if best is None or promise.accepted_ballot > best:
-                    best, proposal = promise.accepted_ballot, promise.accepted
+            if promise.accepted is None or promise.accepted_ballot is None:
+                continue
+            if best is None or promise.accepted_ballot > best:
+                best, proposal = promise.accepted_ballot, promise.accepted
         self.proposal = proposal
         self.phase = Phase.ACCEPT
 

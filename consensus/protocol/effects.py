@@ -9,7 +9,20 @@ from ..member import Address, Member
 from ..messages import Message
 from ..view import View
 
-__all__ = ["Activated", "Check", "Effect", "Fence", "Freeze", "Installed", "Note", "PeerProgress", "Send", "Stopped", "Tether", "Wish"]
+__all__ = [
+    "Activated",
+    "Check",
+    "Effect",
+    "Fence",
+    "Freeze",
+    "Installed",
+    "Note",
+    "PeerProgress",
+    "Send",
+    "Stopped",
+    "Tether",
+    "Wish",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ carries out what ``drain`` returns, and calls again no later than ``next_deadlin
 in a simulation with thousands of members.
 
 A packet's way: ``machine`` -> ``detection`` (``probe``, ``suspicion``, ``member_table``) -> ``evidence`` -> ``view_change``
-(``attempt``, ``acceptor``, ``quorum``, ``installation``) -> ``outbox``.
+(``accusations``, ``proposer``, ``attempt``, ``quorum``, ``voter``, ``acceptor``, ``flush``, ``installer``) -> ``outbox``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Machine:
     def start(self, now: float) -> None:
         """Begin to look for the cluster. Call once, before anything else."""
         core = self._core
-        self._detection = Detection(core, self._change.accuse, now)
+        self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
         search = Search(core.config, core.member, self._introducers, self._founder, now)
         self._admission = Admission(core, self._detection, self._change, search, now)
@@ -97,23 +97,25 @@ class Machine:
 
     def evidence(self, accused: str, kind: EvidenceKind, detail: str, now: float) -> None:
         """This member's own evidence against another one."""
-        self._change.accuse(accused, kind, detail, now)
+        self._change.accusations.accuse(accused, kind, detail, now)
         self._settle(now)
 
     def checked(self, member_id: str, alive: bool | None, detail: str, now: float) -> None:
         """The result of a ``Check`` or of a closed tether: False proves death, None is undecided."""
-        self._change.checked(member_id, alive, detail, now)
+        if alive:
+            self._detection.answered_check(member_id)
+        self._change.accusations.checked(member_id, alive, detail, now)
         self._settle(now)
 
     def hint(self, suspects: tuple[str, ...], now: float) -> None:
         """The data plane failed here and froze itself; ``suspects`` are checked at once (empty: everybody)."""
         self._change.frozen(now)
-        self._change.hint(suspects, now)
+        self._change.accusations.hint(suspects, now)
         self._settle(now)
 
     def flushed(self, epoch: int, report: bytes, now: float) -> None:
         """Answer to ``Freeze``."""
-        self._change.flushed(epoch, report)
+        self._change.voter.flushed(epoch, report)
         self._settle(now)
 
     def ready(self, view_id: str, now: float) -> None:
@@ -246,16 +248,18 @@ class Machine:
             if core.stopped is None:
                 self._dispatch(core.member.id, core.member.address, message, now)
 
-    def _dispatch(self, sender: str, address: Address, message: Message, now: float) -> None:
+    def _dispatch(  # noqa: C901, PLR0912, PLR0915 - one case a message type: a table, read as one
+        self, sender: str, address: Address, message: Message, now: float
+    ) -> None:
         core, detection, change, admission = self._core, self._detection, self._change, self._admission
         match message:
             case Ping():
                 detection.on_ping(sender, address, message, now)
-                core.compare(sender, address, message.epoch, message.view_id, may_tell=change.may_tell)
+                core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
             case Ack():
                 detection.on_ack(sender, message, now)
                 if message.target == sender:
-                    core.compare(sender, address, message.epoch, message.view_id, may_tell=change.may_tell)
+                    core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
             case PingRequest():
                 detection.on_ping_request(address, message, now)
             case Nack():
@@ -265,29 +269,29 @@ class Machine:
             case Gossip():
                 detection.merge(message.updates, now)
             case Evidence():
-                change.on_evidence(sender, address, message, now)
+                change.accusations.on_evidence(sender, message, now)
             case Prepare():
-                change.on_prepare(sender, address, message, now)
+                change.voter.on_prepare(sender, address, message)
             case Promise():
-                change.on_promise(sender, message, now)
+                change.proposer.on_promise(sender, message, now)
             case Promised():
-                change.on_promised(message, now)
+                change.proposer.on_promised(message, now)
             case Accept():
-                change.on_accept(sender, address, message, now)
+                change.voter.on_accept(sender, address, message, now)
             case Accepted():
                 change.on_accepted(sender, message, now)
             case FlushRequest():
                 change.on_flush_request(sender, address, message, now)
             case FlushReply():
-                change.on_flush_reply(sender, message, now)
+                change.installer.on_flush_reply(sender, message, now)
             case Install():
                 change.on_install(sender, address, message, now)
             case Ready():
-                change.on_ready(sender, address, message, now)
+                change.installer.on_ready(sender, address, message)
             case Activate():
                 change.on_activate(message, now)
             case Pull():
-                change.on_pull(sender, address, message, now)
+                change.on_pull(sender, address, message)
             case Chosen():
                 change.on_chosen(message, now)
             case JoinRequest():

@@ -158,7 +158,7 @@ class Prober:
     def deadline(self) -> float:
         """When something is due next."""
         times = [self.next_round]
-        for probe in self.probes.values():
-            times.append(min(probe.ask_others_at, probe.fail_at) if probe.stage is ProbeStage.DIRECT else probe.fail_at)
+        times += [min(p.ask_others_at, p.fail_at) for p in self.probes.values() if p.stage is ProbeStage.DIRECT]
+        times += [p.fail_at for p in self.probes.values() if p.stage is ProbeStage.INDIRECT]
         times += [min(relay.nack_at, relay.expires) for relay in self.relays.values()]
         return min(times)

@@ -8,14 +8,14 @@ Merely dropping the dead from the denominator forks; ``tests/transcripts`` keeps
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 
 from ..view import View
 
 __all__ = ["is_quorum", "missing"]
 
 
-def is_quorum(view: View, responders: Set[str], discounted: Set[str]) -> bool:
+def is_quorum(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
     """Whether ``responders`` may decide about the successor of ``view``."""
     present = sum(1 for member in view.members if member.id in responders)
     if 2 * present > len(view):
@@ -25,6 +25,6 @@ def is_quorum(view: View, responders: Set[str], discounted: Set[str]) -> bool:
     return all(member.id in responders or member.id in discounted for member in view.members)
 
 
-def missing(view: View, responders: Set[str], discounted: Set[str]) -> tuple[str, ...]:
+def missing(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> tuple[str, ...]:
     """The members whose answers are waited for, in seniority order."""
     return tuple(m.id for m in view.members if m.id not in responders and m.id not in discounted)

@@ -26,8 +26,8 @@ class Checkers:
         installed = self._installed.get(view.epoch)
         assert installed is not None and installed[0].view_id == view.view_id
 
-    def installed(self, member_id: str, view: View, reports: dict[str, bytes]) -> None:
-        """``member_id`` got everybody's reports for ``view``."""
+    def installed(self, view: View, reports: dict[str, bytes]) -> None:
+        """Somebody got everybody's reports for ``view``."""
         for writer, report in reports.items():
             assert report == f"{writer}:{view.epoch}".encode(), f"a report of another epoch in {view}: {report!r}"
         known = self._installed.setdefault(view.epoch, (view, reports))

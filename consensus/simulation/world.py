@@ -219,7 +219,7 @@ class World:
                 self._carry_out(host, effect)
         self._arm(host)
 
-    def _carry_out(self, host: Host, effect: Effect) -> None:
+    def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901 - one case an effect
         match effect:
             case Send(address, message):
                 self._send(host, address, message)
@@ -235,7 +235,7 @@ class World:
             case Installed(view, reports):
                 self.trace.append((self.now, host.id, f"install {view.view_id}"))
                 host.installed.append((view, dict(reports)))
-                self.checkers.installed(host.id, view, dict(reports))
+                self.checkers.installed(view, dict(reports))
                 ready = lambda: host.machine.ready(view.view_id, self.now)  # noqa: E731
                 self._later(0.002, lambda: self._at_host(host, ready))
             case Activated(view):
@@ -245,7 +245,7 @@ class World:
             case Stopped(error):
                 host.stopped = error
                 self.trace.append((self.now, host.id, f"stop {type(error).__name__}"))
-            case Note(level, kind, text):
+            case Note(_, kind, text):
                 host.notes.append((self.now, kind, text))
                 if kind == "fork":
                     raise AssertionError(text)

@@ -1,8 +1,8 @@
 """Threads that run C++ code in the background and must have ended before the interpreter does.
 
-A daemon thread that returns from C++ while the interpreter finalizes is unwound in the middle of it, which terminates the
-process with SIGABRT; a thread that is no daemon would keep a process alive whose errand hangs. So: daemons, joined for a
-bounded time.
+A daemon thread that returns from C++ while the interpreter finalizes is unwound in the middle of it, which terminates
+the process with SIGABRT; a thread that is no daemon would keep a process alive whose errand hangs. So: daemons,
+joined for a bounded time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gloo over TCP: the default backend for CPU tensors. Building groups; what they do is in ``gloo_group``.
 
-Each group has a Gloo device, hence a listening port, of its own. The ranks exchange these addresses when they meet, which
-tells exactly which of the process's sockets are the group's: accepted ones have that port at this end, initiated ones a
-peer's listener at the other.
+Each group has a Gloo device, hence a listening port, of its own. The ranks exchange these addresses when they meet,
+which tells exactly which of the process's sockets are the group's: accepted ones have that port at this end,
+initiated ones a peer's listener at the other.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A Gloo process group that can be aborted, with its operations.
 
-Gloo itself cannot be interrupted: after a peer's death only its neighbours in the ring notice, the others wait for their
-timeout. A ``GlooGroup`` holds duplicates of its own connected sockets (see ``sockets``); ``abort`` shuts these down, and
-all operations under way fail within milliseconds, at the peers too.
+Gloo itself cannot be interrupted: after a peer's death only its neighbours in the ring notice, the others wait for
+their timeout. A ``GlooGroup`` holds duplicates of its own connected sockets (see ``sockets``); ``abort`` shuts these
+down, and all operations under way fail within milliseconds, at the peers too.
 
-Where not all sockets could be found (not Linux), ``abort`` abandons the operations instead: waiting for them fails soon,
-and ``done`` stays False until Gloo's own timeout has ended them, so that nobody reuses their buffers.
+Where not all sockets could be found (not Linux), ``abort`` abandons the operations instead: waiting for them fails
+soon, and ``done`` stays False until Gloo's own timeout has ended them, so that nobody reuses their buffers.
 
 Destroying a group joins Gloo's threads, which takes tens of milliseconds, so that happens on a thread of its own.
 """
@@ -30,10 +30,9 @@ from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.base import Group, GroupSpec, Work
 from ftlib.frameworks.errands import errand
 from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
-from ftlib.frameworks.line import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ftlib.frameworks.sockets import Address, Link
 
@@ -59,10 +58,10 @@ class _State(enum.Enum):
 
 
 class GlooGroup(Group):
-    """The group of one view. Collectives: one thread at a time, in the same order at all ranks.
+    """The group of one view. Collectives: one thread at a time, the same ones in the same order at all ranks.
 
-    A collective that nothing foretold (see ``foresight``) starts only once all ranks have come to it, and is carried
-    forward by waiting for it; so wait for every work, and in order if they are to overlap.
+    Gloo terminates a process that receives more bytes than it asked for. The calls of ``FTLib`` find out beforehand that
+    members disagree (see ``average``); whoever uses ``ft.group`` directly must pass equal sizes, as with torch itself.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class GlooGroup(Group):
         self._state = _State.OPEN
         self._lock = threading.Lock()
         self._works: deque[Work] = deque()
-        self._line = Line(self)
         self._reductions: dict[str, AllreduceOptions] = {}
         for name, operation in OPERATIONS.items():
             self._reductions[name] = AllreduceOptions()
@@ -107,18 +105,14 @@ class GlooGroup(Group):
         options = self._reductions.get(op)
         if options is None:
             raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(OPERATIONS)}")
-        return self._collective(
-            (op, tensor.dtype, tensor.numel()), lambda backend: backend.allreduce([tensor], options)
-        )
+        return self._launch(lambda backend: backend.allreduce([tensor], options))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         """Copy as bytes, hence any dtype."""
         options = BroadcastOptions()
         options.rootRank = root
         flat = _bytes(tensor)
-        return self._collective(
-            (root, tensor.dtype, tensor.numel()), lambda backend: backend.broadcast([flat], options)
-        )
+        return self._launch(lambda backend: backend.broadcast([flat], options))
 
     def barrier(self) -> Work:
         """Allreduce one byte."""
@@ -166,15 +160,6 @@ class GlooGroup(Group):
     def name(self, peers: Mapping[Address, int]) -> None:
         """Add addresses by which errors may mean a rank."""
         self._peers = {**self._peers, **peers}
-
-    def gather(self, outputs: list[torch.Tensor], mine: torch.Tensor) -> Work:
-        """Compare operations, for ``Line``: an allgather matches no allreduce or broadcast in Gloo."""
-        return self._launch(lambda backend: backend.allgather([outputs], [mine]))
-
-    def _collective(self, operation: Hashable, start: Callable[[Any], Any]) -> Work:
-        if self.size == 1:
-            return self._launch(start)
-        return self._line.start(operation, lambda: self._launch(start))
 
     def _launch(self, start: Callable[[Any], Any]) -> Work:
         try:

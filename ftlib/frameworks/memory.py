@@ -1,7 +1,8 @@
-"""Process groups among threads of one process: deterministic, abortable, with faults on request. For tests and for trying out.
+"""Process groups among threads of one process: deterministic, abortable, with faults on request.
 
-Frameworks of one ``MemoryHub`` meet in a ``_Room`` a view. An operation is carried out, in rank order, by the last rank to enter
-it, under the room's lock; so it ends for all ranks at once unless a fault says otherwise.
+For tests and for trying out. Frameworks of one ``MemoryHub`` meet in a ``_Room`` a view. An operation is carried out,
+in rank order, by the last rank to enter it, under the room's lock; so it ends for all ranks at once unless a fault
+says otherwise.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class MemoryHub:
     def fail_next(self, rank: int, skip: int = 0, *, finish_elsewhere: bool = False) -> None:
         """Make one collective fail: the next one that ``rank`` (of whatever group) starts, or the one ``skip`` later.
 
-        ``finish_elsewhere``: only at that rank; the others finish this operation and fail in the next, as after a death late in
-        an operation. Otherwise it fails at all ranks. The group is of no use afterwards in both cases.
+        ``finish_elsewhere``: only at that rank; the others finish this operation and fail in the next, as after a
+        death late in an operation. Otherwise it fails at all ranks. The group is of no use afterwards in both cases.
         """
         with self._lock:
             self._faults.append(_Fault(rank, skip, finish_elsewhere))
@@ -276,6 +277,7 @@ class MemoryGroup(Group):
         self._room = room
 
     def allreduce(self, tensor: torch.Tensor, op: str = "SUM") -> Work:
+        """Reduce in rank order."""
         reduce = _REDUCTIONS.get(op)
         if reduce is None:
             raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(_REDUCTIONS)}")
@@ -290,6 +292,8 @@ class MemoryGroup(Group):
         return self._room.collective(self._entry(tensor, "allreduce", op), carry_out)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
+        """Copy from the root's tensor."""
+
         def carry_out(tensors: Sequence[torch.Tensor]) -> None:
             for target in tensors:
                 if target is not tensors[root]:
@@ -298,18 +302,23 @@ class MemoryGroup(Group):
         return self._room.collective(self._entry(tensor, "broadcast", root), carry_out)
 
     def barrier(self) -> Work:
+        """Allreduce one byte."""
         return self.allreduce(torch.zeros(1, dtype=torch.uint8), "MAX")
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
+        """Send; done once received."""
         return self._room.transfer(self._entry(tensor, "transfer", tag), (self.rank, to, tag), sends=True)
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
+        """Receive the oldest message of that rank and tag."""
         return self._room.transfer(self._entry(tensor, "transfer", tag), (source, self.rank, tag), sends=False)
 
     def abort(self) -> None:
+        """Fail all operations of all ranks."""
         self._room.fail(f"aborted by rank {self.rank}")
 
     def close(self) -> None:
+        """Fail all operations of all ranks, should there be any."""
         self._room.fail(f"closed by rank {self.rank}")
 
     def _entry(self, tensor: torch.Tensor, kind: str, detail: object) -> _Entry:
@@ -329,9 +338,11 @@ class MemoryFramework(Framework):
         self._room: _Room | None = None
 
     def start(self, host: str) -> Mapping[str, str]:
+        """Start nothing."""
         return {"store": f"{host}:0"}
 
     def rebuild(self, spec: GroupSpec) -> Group:
+        """Wait in the view's room for the other ranks."""
         if self.hub.is_dead(self.member):
             raise GroupError(f"member {self.member} is dead")
         self._cancelled = cancelled = threading.Event()
@@ -344,6 +355,7 @@ class MemoryFramework(Framework):
         return self.group
 
     def cancel(self) -> None:
+        """Fail a rebuild under way, for all who wait in it."""
         self._cancelled.set()
         room = self._room
         if room is not None:
@@ -351,13 +363,15 @@ class MemoryFramework(Framework):
                 room.changed.notify_all()
 
     def check(self, tensor: torch.Tensor) -> None:
+        """ConfigError unless it is a dense CPU tensor of numbers."""
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
             raise ConfigError(
-                f"the memory framework reduces dense CPU tensors of numbers, not {tensor.dtype} with layout {tensor.layout} "
-                f"on {tensor.device}: convert it"
+                f"the memory framework reduces dense CPU tensors of numbers, not {tensor.dtype} with layout "
+                f"{tensor.layout} on {tensor.device}: convert it"
             )
 
     def close(self) -> None:
+        """Cancel and close the newest group. Idempotent."""
         self.cancel()
         if self.group is not None:
             self.group.close()

@@ -1,4 +1,4 @@
-"""Worker processes that do what a test tells them, one function call at a time, each with a Gloo framework of its own."""
+"""Worker processes, each with a Gloo framework of its own, that do what a test tells them, one call at a time."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Crew:
         self.hands: list[Hand] = []
 
     def hire(self, count: int) -> list[Hand]:
-        """Have ``count`` workers altogether, new ones in place of dead ones and of those still busy for a failed test."""
+        """Have ``count`` workers, new ones in place of dead ones and of those still busy for a failed test."""
         for hand in self.hands:
             if hand.pending and not hand.closed:
                 hand.kill()

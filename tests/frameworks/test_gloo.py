@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
+from torch.distributed import ProcessGroupGloo
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks import GroupSpec, framework_by_name, sockets
+from ftlib.frameworks import GroupSpec, framework_by_name, gloo, sockets
 from ftlib.frameworks.gloo import GlooFramework
 from tests.frameworks.crew import Crew, Hand, Worker, rebuild
 
@@ -113,32 +115,6 @@ def patterns(worker: Worker) -> list[float]:
     return results
 
 
-def disagree(worker: Worker, sizes: list[int], dtype: torch.dtype = torch.float32) -> str:
-    """Allreduces of these sizes; the error, or "fine"."""
-    try:
-        for size in sizes:
-            assert worker.group.allreduce(torch.ones(size, dtype=dtype)).wait(TIMEOUT)
-    except GroupError as error:
-        return str(error)
-    return "fine"
-
-
-def disagree_late(worker: Worker, skipper: int) -> str:
-    """Rank ``skipper`` leaves out one of two alternating operations that all have done many times."""
-    group = worker.group
-    sizes = [30_000, 500] * 5
-    if group.rank == skipper:
-        sizes.append(500)
-    else:
-        sizes += [30_000, 500]
-    timer = threading.Timer(1.0, group.abort)
-    timer.start()
-    try:
-        return disagree(worker, sizes)
-    finally:
-        timer.cancel()
-
-
 def abort_from_another_thread(worker: Worker, waiting: bool) -> float:
     """Seconds from the abort to the error of an operation that the others never enter."""
     group = worker.group
@@ -233,13 +209,33 @@ def child_sockets(worker: Worker) -> tuple[int, str]:
 
 def rebuild_blindly(worker: Worker, spec: GroupSpec) -> str:
     """Build as where sockets cannot be listed."""
-    supported = sockets.supported
-    sockets.supported = lambda: False
-    try:
+    with mock.patch.object(sockets, "supported", return_value=False):
         rebuild(worker, spec)
-    finally:
-        sockets.supported = supported
     return str(worker.group)
+
+
+def fail_in_the_middle(worker: Worker, spec: GroupSpec) -> str:
+    """Meet the others, then do not connect to them."""
+
+    whole: Any = ProcessGroupGloo
+
+    class Broken:
+        create_device = whole.create_device
+        _Options = whole._Options
+
+        def __init__(self, *arguments: object) -> None:
+            raise RuntimeError("broken on purpose")
+
+    with mock.patch.object(gloo, "ProcessGroupGloo", Broken):
+        return try_rebuild(worker, spec, None)[1]
+
+
+def building_threads(worker: Worker) -> int:
+    """Threads still in a build, after some time to end."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline and any("build" in thread.name for thread in threading.enumerate()):
+        time.sleep(0.02)
+    return sum("build" in thread.name for thread in threading.enumerate())
 
 
 def abandon(worker: Worker) -> tuple[float, bool, float]:
@@ -356,26 +352,6 @@ def test_close_gives_everything_back(crew: Crew) -> None:
     assert all(freed >= 4 for _, freed in answers), answers  # listener, two connections, store
 
 
-@pytest.mark.parametrize("sizes", [[100, 101, 100], [10, 10, 1_000_000], [1_000_000, 10, 10]])
-def test_disagreement_is_an_error_for_all(crew: Crew, sizes: list[int]) -> None:
-    hands = crew.hire(3)
-    crew.build(hands)
-    for hand, size in zip(hands, sizes, strict=True):
-        hand.tell(disagree, [size])
-    answers = [hand.answer() for hand in hands]
-    assert all("another operation" in answer or "onnection" in answer for answer in answers), answers
-    assert any("another operation" in answer for answer in answers)
-
-
-@pytest.mark.parametrize("skipper", [0, 1, 2])
-def test_disagreement_over_known_operations_kills_nobody(crew: Crew, skipper: int) -> None:
-    hands = crew.hire(3)
-    crew.build(hands)
-    assert "fine" not in crew.run(hands, disagree_late, skipper)
-    crew.build(hands)
-    assert crew.run(hands, reduce_one, 10) == [3.0] * 3
-
-
 def test_rebuild_names_who_is_missing(crew: Crew) -> None:
     hands = crew.hire(3)
     specs = crew.specs(hands, timeout=0.5)
@@ -395,6 +371,22 @@ def test_cancel_ends_a_rebuild(crew: Crew) -> None:
     assert took < 2.0
     crew.build(hands)
     assert crew.run(hands, reduce_one, 10) == [2.0] * 2
+
+
+def test_cancel_while_gloo_connects(crew: Crew) -> None:
+    hands = crew.hire(3)
+    specs = crew.specs(hands)
+    hands[1].tell(fail_in_the_middle, specs[1])
+    for rank in (0, 2):
+        hands[rank].tell(try_rebuild, specs[rank], 0.5)
+    assert "broken on purpose" in hands[1].answer()
+    for rank in (0, 2):
+        took, text = hands[rank].answer()
+        assert "cancelled" in text
+        assert took < 3.0
+    assert crew.run(hands, building_threads) == [0, 0, 0]
+    crew.build(hands)
+    assert crew.run(hands, reduce_one, 10) == [3.0] * 3
 
 
 def test_rebuild_with_a_dead_store_fails_at_once(crew: Crew) -> None:
@@ -532,6 +524,7 @@ def test_thirty_kills_in_a_row(crew: Crew) -> None:
     for repetition in range(30):
         hands: list[Hand] = crew.hire(4)
         crew.build(hands, host=repetition % 4)
+        crew.run(hands, reduce_one, 1000)  # new ones import this module first
         for hand in hands:
             hand.tell(loop, 1_000_000)
         time.sleep(0.05)

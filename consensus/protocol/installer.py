@@ -1,0 +1,137 @@
+"""The driver of a chosen view: it collects the reports, sends INSTALL, counts READY, and activates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from ..errors import LeftError
+from ..member import Address, Member
+from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushReply, FlushRequest, Install, Ready
+from ..view import View
+from .attempt import Attempt
+from .core import Core
+from .installation import Installation
+
+__all__ = ["Installer"]
+
+RESEND_AT_MOST = 0.5
+"""INSTALL is sent again at growing intervals up to this: whoever got it may still be building."""
+
+
+class Installer:
+    """Drives the installation of the view that this member had chosen, until it is active or superseded."""
+
+    def __init__(self, core: Core, accuse: Callable[[str, EvidenceKind, str, float], None]) -> None:
+        self._core = core
+        self._accuse = accuse
+        self._installation: Installation | None = None
+
+    def begin(self, installation: Installation, now: float) -> None:
+        """Drive a view that was just chosen."""
+        self._installation = installation
+        self._push(now)
+
+    def adopt(self, view: View) -> None:
+        """Follow a new view: whatever was under way for an older one is over."""
+        if self._installation is not None and self._installation.view.view_id != view.view_id:
+            self._installation = None
+
+    @property
+    def may_tell(self) -> bool:
+        """Whether the chosen view may be told: a leaver must keep its old group until INSTALL is out."""
+        return self._installation is None or self._installation.sent
+
+    def waits_for(self) -> tuple[str, ...]:
+        """Who keeps the view from becoming active (empty: nothing under way)."""
+        installation = self._installation
+        if installation is None or installation.active:
+            return ()
+        return installation.missing_reports() or installation.missing_ready()
+
+    def tick(self, now: float) -> None:
+        """Ask again; accuse who takes too long."""
+        installation = self._installation
+        if installation is None or installation.active:
+            return
+        self._push(now)
+        if now >= installation.started + self._core.config.ready_timeout:
+            what = "did not report" if installation.missing_reports() else "did not build its group"
+            detail = f"{what} within ready_timeout={self._core.config.ready_timeout:g} s"
+            for member_id in self.waits_for():
+                if member_id != self._core.member.id:
+                    self._accuse(member_id, EvidenceKind.UNREADY, detail, now)
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        return inf if self._installation is None else self._installation.next_send
+
+    def _push(self, now: float) -> None:
+        installation = self._installation
+        assert installation is not None
+        missing = installation.missing_reports()
+        if missing:
+            if now >= installation.next_send:
+                installation.next_send = now + self._core.config.resend
+                self._send(installation, missing, installation.flush_request())
+        elif not installation.sent:
+            installation.sent = True
+            installation.next_send = now + installation.pause
+            self._send(installation, installation.view.ids, installation.message())
+            for member in installation.leavers:
+                if member.id != self._core.member.id:
+                    self._core.outbox.send(member, Chosen(installation.view, self._core.member.id))
+        elif now >= installation.next_send:
+            installation.pause = min(2 * installation.pause, RESEND_AT_MOST)
+            installation.next_send = now + installation.pause
+            self._send(installation, installation.missing_ready(), installation.message())
+
+    def _send(self, installation: Installation, to: tuple[str, ...], message: Install | FlushRequest) -> None:
+        for member_id in to:
+            if member_id not in self._core.evidence.proofs:
+                self._core.outbox.send(installation.view.member(member_id), message)
+
+    def on_late_vote(self, sender: str, message: Accepted, now: float) -> None:
+        """A vote that came after the quorum still brings its report."""
+        installation = self._installation
+        if installation is None or installation.parent is None:
+            return
+        if message.ballot == installation.ballot and message.parent_id == installation.parent.view_id:
+            self._add_report(installation, sender, message.report, now)
+
+    def on_flush_reply(self, sender: str, message: FlushReply, now: float) -> None:
+        """A report that was asked for."""
+        installation = self._installation
+        if installation is not None and message.view_id == installation.view.view_id:
+            self._add_report(installation, sender, message.report, now)
+
+    def _add_report(self, installation: Installation, sender: str, report: bytes, now: float) -> None:
+        if not installation.sent:
+            installation.reports.setdefault(sender, report)
+            if not installation.missing_reports():
+                self._push(now)
+
+    def on_ready(self, sender: str, address: Address, message: Ready) -> None:
+        """A member built its group."""
+        installation = self._installation
+        if installation is None or message.view_id != installation.view.view_id or sender not in installation.view:
+            return
+        installation.ready.add(sender)
+        if installation.active:
+            self._core.reply(sender, address, Activate(installation.view.epoch, installation.view.view_id))
+        elif not installation.missing_ready():
+            # Kept until the next view, to answer a Ready whose Activate got lost; a coordinator that leaves goes now.
+            installation.active = True
+            installation.next_send = inf
+            for member in installation.view.members:
+                self._core.outbox.send(member, Activate(installation.view.epoch, installation.view.view_id))
+            if self._core.member.id not in installation.view:
+                self._core.stop(LeftError("left the job on its own wish"))
+
+    @staticmethod
+    def after(attempt: Attempt, view: View, leavers: tuple[Member, ...], now: float) -> Installation:
+        """The installation of what ``attempt`` had chosen."""
+        installation = Installation(view, attempt.parent, attempt.ballot, dict(attempt.reports), now)
+        installation.after_call = attempt.after_call
+        installation.leavers = leavers
+        return installation

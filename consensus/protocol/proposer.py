@@ -1,0 +1,173 @@
+"""The coordinator's decision to propose: when, what, and with which ballot.
+
+It waits a moment for more evidence (``evidence.due``), lets joins ride on a call boundary, and proposes the difference
+between the current view and the next. Safety never depends on who believes to be the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from ..errors import LeftError
+from ..messages import Accepted, Ballot, Promise, Promised
+from ..view import Proposal, View
+from .acceptor import NO_BALLOT
+from .attempt import Attempt, Phase
+from .core import Core
+from .effects import Wish
+from .voter import Voter
+
+__all__ = ["Proposer"]
+
+
+class Proposer:
+    """``chosen(attempt, now)`` is called with each attempt that a quorum accepted."""
+
+    def __init__(self, core: Core, voter: Voter, chosen: Callable[[Attempt, float], None]) -> None:
+        self._core = core
+        self._voter = voter
+        self._chosen = chosen
+        self.attempt: Attempt | None = None
+        self._round = -1
+        self._retry_at = -inf
+        self._wish_since: float | None = None
+        self._boundary: int | None = None
+
+    def adopt(self) -> None:
+        """Start over for the successor of a new view."""
+        self.attempt = None
+        self._round = -1
+        self._retry_at = -inf
+        self._boundary = None
+        self._drop_wish()
+
+    # When
+
+    def boundary(self, call: int) -> None:
+        """The data plane stopped after ``call``: whatever waits for a call boundary may be proposed now."""
+        self._boundary = call
+
+    def tick(self, now: float) -> None:
+        """Ask again who has not answered."""
+        if self.attempt is not None and now >= self.attempt.next_send:
+            self._send(self.attempt, now)
+
+    def deadline(self) -> float:
+        """When ``tick`` or ``consider`` is needed next."""
+        if self.attempt is not None:
+            return self.attempt.next_send
+        return max(self._wanted_at(), self._retry_at) if self._core.coordinates() else inf
+
+    def _wanted_at(self) -> float:
+        """When the coordinator wants to propose next, as ``consider`` decides it."""
+        due = self._core.evidence.due()
+        if due is not None:
+            return due
+        if self._boundary is not None:
+            return -inf
+        if self._wish_since is not None:
+            return self._wish_since + self._core.config.boundary_wait
+        return inf
+
+    def consider(self, now: float) -> None:
+        """Propose, if we coordinate, there is a reason, and enough was waited for more."""
+        core = self._core
+        if core.view is None or core.stopped is not None or self.attempt is not None or now < self._retry_at:
+            return
+        if core.member.id not in core.view or not core.coordinates():
+            self._drop_wish()
+            return
+        if len(core.view) == 1 and (core.leaving or core.member.id in core.evidence.leaving):
+            core.stop(LeftError("left the job on its own wish"))
+            return
+        due = core.evidence.due()
+        if due is not None:
+            if now >= due:
+                self._begin(now)
+        elif self._boundary is not None:
+            self._begin(now)
+        elif core.active is core.view:
+            self._consider_joins(now)
+
+    def _consider_joins(self, now: float) -> None:
+        if not self._core.applicants.admissible(now):
+            self._drop_wish()
+        elif self._wish_since is None:
+            self._wish_since = now
+            self._core.outbox.emit(Wish(True))
+        elif now >= self._wish_since + self._core.config.boundary_wait:
+            self._begin(now)
+
+    def _drop_wish(self) -> None:
+        if self._wish_since is not None:
+            self._wish_since = None
+            self._core.outbox.emit(Wish(False))
+
+    # What
+
+    def _begin(self, now: float) -> None:
+        core = self._core
+        assert core.view is not None
+        promised = self._voter.promised
+        senior = core.view.members[0].id == core.member.id
+        if senior and self._round < 0 and promised == NO_BALLOT:
+            self._round = 0
+        else:
+            self._round = max(self._round, promised[0], 0) + 1
+        ballot: Ballot = (self._round, core.member.id)
+        attempt = self.attempt = Attempt(core.view, ballot, self._boundary, now)
+        if self._round == 0:
+            attempt.propose(self._proposal(attempt.parent, now))
+        self._send(attempt, now)
+
+    def _proposal(self, parent: View, now: float) -> Proposal:
+        core = self._core
+        removed = core.evidence.removals(parent)
+        if len(removed) == len(parent):  # everybody leaves: the last one needs no successor
+            removed = tuple(removal for removal in removed if removal.member_id != core.member.id)
+        kept = len(parent) - len(removed)
+        # Not more joiners than it keeps: stalled ones could block the next change (each has acked us a moment ago).
+        room = min(kept, core.config.max_members - kept)
+        joined = [member for member in core.applicants.admissible(now) if member.id not in parent]
+        return Proposal(parent.view_id, parent.epoch + 1, removed, tuple(joined[:room]))
+
+    def _send(self, attempt: Attempt, now: float) -> None:
+        attempt.next_send = now + self._core.config.resend
+        request = attempt.request()
+        for member in attempt.parent.members:
+            if member.id not in attempt.responders and member.id not in self._core.evidence.proofs:
+                self._core.outbox.send(member, request)
+
+    # Answers
+
+    def on_promise(self, sender: str, message: Promise, now: float) -> None:
+        """Phase 1b arrived."""
+        attempt = self._matching(message)
+        if attempt is not None and attempt.phase is Phase.PREPARE and sender in attempt.parent:
+            attempt.promises[sender] = message
+            if attempt.decided(self._core.evidence.discounted):
+                attempt.propose(self._proposal(attempt.parent, now))
+                self._send(attempt, now)
+
+    def on_promised(self, message: Promised, now: float) -> None:
+        """Somebody promised a higher ballot: start over above it, after a random pause."""
+        if self._matching(message) is not None:
+            self._round = max(self._round, message.promised[0])
+            self.attempt = None
+            self._retry_at = now + self._core.config.resend * (0.5 + self._core.rng.random())
+
+    def on_accepted(self, sender: str, message: Accepted, now: float) -> None:
+        """A vote, with its voter's flush report."""
+        attempt = self._matching(message)
+        if attempt is not None and attempt.phase is Phase.ACCEPT and sender in attempt.parent:
+            attempt.reports[sender] = message.report
+            if attempt.decided(self._core.evidence.discounted):
+                attempt.phase = Phase.CHOSEN
+                self._chosen(attempt, now)
+
+    def _matching(self, message: Promise | Promised | Accepted) -> Attempt | None:
+        attempt = self.attempt
+        if attempt is None or message.ballot != attempt.ballot or message.parent_id != attempt.parent.view_id:
+            return None
+        return attempt

@@ -1,0 +1,80 @@
+"""The worker: what ``ftlib run`` starts. An ordinary training loop; the lines that take notes are all that is special.
+
+    python -m ftlib.demo.trainer DIRECTORY SEED     (by ftlib run; DIRECTORY holds digits.npz and gets the notes)
+
+When to stop is agreed without a word of its own: everybody who sees the file ``stop`` says so in a number that is
+averaged along with the gradients, so all see it after the same step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from .record import Notes
+
+__all__ = ["STEPS", "STOP", "main"]
+
+STEPS = "steps"
+"""Directory of the notes."""
+STOP = "stop"
+"""File whose existence ends the training."""
+
+
+def main(directory: Path, seed: int) -> None:
+    """Train until told to stop."""
+    worker = int(os.environ["FTLIB_WORKER_INDEX"])
+    notes = Notes(directory / STEPS, worker)
+    notes.write("born", worker=worker)
+
+    import torch  # noqa: PLC0415 - takes a second, and the note above must not wait for it
+    from torch.nn.functional import cross_entropy  # noqa: PLC0415
+
+    from .. import FTLib  # noqa: PLC0415
+    from . import task  # noqa: PLC0415
+    from .digits import Digits  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    digits = Digits.load(directory / "digits.npz")
+    model = task.network(seed)
+    optimizer = task.optimizer_for(model)
+    stop = directory / STOP
+
+    with FTLib.init(consensus="gossip", framework="gloo") as ft:
+        notes.write("met", member=ft.member_list[ft.rank].id if ft.rank >= 0 else "", size=ft.size)
+        ft.register_state(model=model, optimizer=optimizer)
+        epoch, over = 0, False
+        while not over:
+            images, labels = task.global_batch(digits, seed, ft.step)
+            mine = slice(max(ft.rank, 0), None, max(ft.size, 1))  # this worker's share of the batch
+            loss = cross_entropy(model(images[mine]), labels[mine])
+            loss.backward()
+            told = torch.tensor([loss.item(), float(stop.exists())])  # averaged along: the loss of all, and whether to stop
+            if not ft.allreduce_average([*model.parameters(), told], weight=len(labels[mine])):
+                break
+            finished, view = time.monotonic(), ft.view
+            if view is not None and view.epoch != epoch:
+                epoch = view.epoch
+                pids = [int(member.fact("pid") or 0) for member in view.members]
+                notes.write("view", t=finished, epoch=epoch, pids=pids)
+            task.set_rate(optimizer, ft.step)
+            optimizer.step()
+            optimizer.zero_grad()
+            over = told[1].item() > 0
+            notes.write(
+                "step",
+                t=finished,
+                step=ft.step,
+                epoch=epoch,
+                rank=ft.rank,
+                size=ft.size,
+                loss=told[0].item(),
+                hash=task.fingerprint(model),
+            )
+        notes.write("done", step=ft.step, correct=task.correct(model, digits))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

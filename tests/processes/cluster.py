@@ -1,0 +1,308 @@
+"""Workers as processes of a test or benchmark: start, signal, watch, and clean up. Every wait has a deadline.
+
+The workers come from one ``zygote``. They find each other by introducers on loopback, like workers on several hosts would; their
+addresses are bound here beforehand and handed over, as ``ftlib run`` does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .worker import SLOTS, Task
+
+__all__ = ["Cluster", "Stuck", "Worker", "load"]
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 20.0
+"""Seconds that anything may take."""
+
+
+class Stuck(AssertionError):
+    """Something did not happen in time; all stacks have been dumped to the workers' ``.out`` files."""
+
+
+def load() -> str:
+    """The machine's load, for reports."""
+    return "load " + " ".join(f"{value:.1f}" for value in os.getloadavg())
+
+
+class Worker:
+    """One lifetime."""
+
+    def __init__(self, task: Task, pid: int) -> None:
+        self.task = task
+        self.pid = pid
+        self.code: int | None = None
+        """Exit code (negative: the signal) once reaped."""
+        self.ended = 0.0
+        self.killed = 0.0
+        """When a signal that ends it was sent."""
+        self.calls: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.address = ""
+        self._offset = 0
+        self._rest = b""
+
+    def __repr__(self) -> str:
+        last = self.calls[-1] if self.calls else {}
+        where = f"step {last.get('step')} epoch {last.get('epoch')} size {last.get('size')}"
+        return f"<{self.task.name} pid {self.pid} code {self.code} {where}>"
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs and nothing was sent to end it."""
+        return self.code is None and not self.killed
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The newest call's line, empty before the first."""
+        return self.calls[-1] if self.calls else {}
+
+    def read(self) -> None:
+        """Take in what the worker wrote since the last time."""
+        with contextlib.suppress(FileNotFoundError), open(self.task.log, "rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+            self._offset += len(data)
+            *whole, self._rest = (self._rest + data).split(b"\n")
+            for line in whole:
+                values = json.loads(line)
+                (self.calls if "step" in values else self.events).append(values)
+                self.address = values.get("address", self.address)
+
+    def signal(self, number: int) -> float:
+        """Send a signal; CLOCK_MONOTONIC just before."""
+        began = time.monotonic()
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self.killed = began
+        os.kill(self.pid, number)
+        return began
+
+    def kill(self) -> float:
+        """SIGKILL."""
+        return self.signal(signal.SIGKILL)
+
+    def output(self) -> str:
+        """What it printed and logged."""
+        with contextlib.suppress(FileNotFoundError):
+            return Path(self.task.log + ".out").read_text(errors="replace")
+        return ""
+
+
+class Cluster:
+    """A zygote and the workers of one job. A context manager that leaves nothing behind."""
+
+    def __init__(self, directory: Path, **task: Any) -> None:
+        """``task``: fields of ``Task`` common to all workers."""
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.workers: list[Worker] = []
+        self._common = dict(task)
+        self._settings = dict(self._common.pop("settings", {}))
+        self._settings.setdefault("job", f"test-{secrets.token_hex(6)}")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with theirs, open(directory / "zygote.out", "wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.processes.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self._control = ours
+        self._pids: list[int] = []
+        self._await_pid(60.0)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill everything. Idempotent."""
+        if self._process.poll() is None:
+            for worker in self.workers:
+                if worker.code is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.pid, signal.SIGKILL)  # before the zygote: its pid is not reused while it is not reaped
+            deadline = time.monotonic() + LIMIT
+            while any(worker.code is None for worker in self.workers) and time.monotonic() < deadline:
+                self._control.settimeout(max(0.01, deadline - time.monotonic()))
+                with contextlib.suppress(TimeoutError):
+                    self._take(self._control.recv(1 << 16))
+        self._control.close()
+        try:
+            self._process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    # Starting
+
+    def found(self, size: int, **task: Any) -> list[Worker]:
+        """Start ``size`` workers that found a cluster together."""
+        pairs = [_bind() for _ in range(size)]
+        addresses = ["127.0.0.1:%d" % pair[1].getsockname()[1] for pair in pairs]
+        return [
+            self._spawn({"introducers": addresses, "initial_size": size, "bind": address}, pair, **task)
+            for address, pair in zip(addresses, pairs, strict=True)
+        ]
+
+    def join(self, **task: Any) -> Worker:
+        """Start a worker that joins through up to three members that are alive, the newest first."""
+        members = [worker for worker in self.alive() if worker.calls]
+        addresses = [worker.address for worker in members[-3:]]
+        assert addresses, "nobody to join"
+        return self._spawn({"introducers": addresses}, None, **task)
+
+    def _spawn(self, settings: dict[str, Any], pair: tuple[socket.socket, socket.socket] | None, **more: Any) -> Worker:
+        number = len(self.workers)
+        name = f"w{number}"
+        values = {**self._common, **more}
+        values["settings"] = {**self._settings, **settings, **more.get("settings", {})}
+        task = Task(name=name, log=str(self.directory / f"{name}.jsonl"), slot=self._free_slot(), **values)
+        fds = [] if pair is None else [pair[0].fileno(), pair[1].fileno()]
+        socket.send_fds(self._control, [json.dumps(dataclasses.asdict(task)).encode()], fds)
+        worker = Worker(task, self._await_pid(LIMIT))
+        self.workers.append(worker)
+        if pair is not None:
+            pair[0].close()
+            pair[1].close()
+        return worker
+
+    def _free_slot(self) -> int:
+        recent = {worker.task.slot for worker in self.workers[-SLOTS // 2 :]}
+        recent |= {worker.task.slot for worker in self.workers if worker.code is None}
+        start = len(self.workers)
+        return next(slot for slot in ((start + i) % SLOTS for i in range(SLOTS)) if slot not in recent)
+
+    def _await_pid(self, limit: float) -> int:
+        deadline = time.monotonic() + limit
+        while not self._pids:
+            self._control.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                data = self._control.recv(1 << 16)
+            except TimeoutError:
+                raise Stuck("the zygote does not answer: see zygote.out") from None
+            if not data:
+                raise Stuck(f"the zygote ended: {(self.directory / 'zygote.out').read_text()}")
+            self._take(data)
+        return self._pids.pop(0)
+
+    def _take(self, data: bytes) -> None:
+        told = json.loads(data) if data else {}
+        if "pid" in told:
+            self._pids.append(told["pid"])
+        for worker in self.workers:
+            if worker.pid == told.get("ended") and worker.code is None:
+                worker.code, worker.ended = told["code"], told["t"]
+
+    # Watching
+
+    def alive(self) -> list[Worker]:
+        """Workers that run and that nobody has asked to end."""
+        self.read()
+        return [worker for worker in self.workers if worker.alive]
+
+    def read(self) -> None:
+        """Take in all news."""
+        for worker in self.workers:
+            if worker.code is None or worker.ended > time.monotonic() - 60:
+                worker.read()
+        self._control.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            while data := self._control.recv(1 << 16):
+                self._take(data)
+
+    def until(self, what: str, condition: Callable[[], Any], limit: float = LIMIT, poll: float = 0.01) -> Any:
+        """Wait until ``condition()`` is true and return it; ``Stuck`` with everybody's stacks if it takes too long."""
+        deadline = time.monotonic() + limit
+        while True:
+            self.read()
+            found = condition()
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                self.dump()
+                state = "\n  ".join(repr(worker) for worker in self.workers if worker.code is None)
+                raise Stuck(f"not within {limit:g} s: {what}\n  {state}")
+            time.sleep(poll)
+
+    def training(self, size: int | None = None, limit: float = LIMIT) -> None:
+        """Wait until all live workers average together, in a group of ``size`` (default: all that live)."""
+
+        def together() -> bool:
+            alive = self.alive()
+            wanted = len(alive) if size is None else size
+            mask = sum(1 << worker.task.slot for worker in alive)
+            return len(alive) == wanted and all(
+                worker.last.get("size") == wanted and worker.last.get("who", mask) == mask for worker in alive
+            )
+
+        self.until(f"{size or 'all'} workers train together", together, limit)
+
+    def advanced(self, limit: float = LIMIT) -> None:
+        """Wait until every live worker has finished a call more."""
+        before = {worker.pid: len(worker.calls) for worker in self.alive()}
+        self.until("everybody finishes a call", lambda: self._all_beyond(before), limit)
+
+    def _all_beyond(self, before: dict[int, int]) -> bool:
+        return all(len(worker.calls) > before[worker.pid] for worker in self.workers if worker.alive and worker.pid in before)
+
+    def drain(self, limit: float = LIMIT) -> None:
+        """SIGTERM to all, and wait until they have ended."""
+        for worker in self.alive():
+            worker.signal(signal.SIGTERM)
+        self.until("all workers drain", lambda: all(worker.code is not None for worker in self.workers), limit)
+        for worker in self.workers:
+            worker.read()
+
+    def dump(self) -> None:
+        """All threads' stacks of all workers, into their ``.out`` files."""
+        for worker in self.workers:
+            if worker.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGUSR1)
+        time.sleep(0.3)  # a process that hangs in the kernel never says that it is done
+
+    def faults(self) -> Iterator[str]:
+        """Whatever no worker may ever do."""
+        for worker in self.workers:
+            for event in worker.events:
+                if event.get("event") in ("error", "status"):
+                    yield f"{worker.task.name}: {event}"
+            if worker.code not in (None, 0, -signal.SIGKILL):
+                yield f"{worker.task.name}: exit code {worker.code}"
+
+
+def _bind() -> tuple[socket.socket, socket.socket]:
+    """A UDP and a listening TCP socket on one free port of loopback."""
+    while True:
+        tcp = socket.socket()
+        udp = socket.socket(type=socket.SOCK_DGRAM)
+        tcp.bind(("127.0.0.1", 0))
+        try:
+            udp.bind(tcp.getsockname())
+        except OSError:
+            tcp.close()
+            udp.close()
+            continue
+        tcp.listen(512)
+        return udp, tcp

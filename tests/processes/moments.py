@@ -1,0 +1,87 @@
+"""Chosen moments to die at: the worker sends itself SIGKILL when it passes a point of the library for the n-th time.
+
+``"finish:before@120"``: on entry to the 120th ``Plane.finish``. ``"send:Install@2"``: instead of sending the second Install.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from consensus.gossip import Gossip
+from consensus.protocol.proposer import Proposer
+from consensus.protocol.view_change import ViewChange
+from consensus.runtime.agent import Agent
+from ftlib import FTLib
+from ftlib import donation, rebuild
+from ftlib.call import Call
+from ftlib.frameworks.gloo_group import GlooGroup
+from ftlib.plane import Plane
+from ftlib.rebuild import Rebuilder
+from ftlib.transfer import Transfer
+
+__all__ = ["POINTS", "arm"]
+
+POINTS: dict[str, tuple[Any, str]] = {
+    "enter": (Plane, "enter"),
+    "operation": (GlooGroup, "allreduce"),
+    "finish": (Plane, "finish"),
+    "deliver": (Call, "deliver"),
+    "fail": (Plane, "failed"),
+    "freeze": (Plane, "freeze"),
+    "report": (Gossip, "flushed"),
+    "install": (Rebuilder, "_install"),
+    "build": (FTLib, "_rebuild"),
+    "ready": (Gossip, "ready"),
+    "activate": (Plane, "activate"),
+    "donate": (rebuild, "donate"),
+    "adopt": (donation.Adoption, "receive"),
+    "load": (Transfer, "load"),
+    "propose": (Proposer, "_begin"),
+    "choose": (ViewChange, "_chosen"),
+}
+
+
+def arm(text: str) -> None:
+    """Patch the library of this process so that it dies at ``text``."""
+    point, _, count = text.partition("@")
+    name, _, side = point.partition(":")
+    strike = _Counter(int(count or 1))
+    if name == "send":
+        send = Agent.send
+
+        def sending(self: Agent, address: Any, message: Any) -> None:
+            if type(message).__name__ == side:
+                strike()
+            send(self, address, message)
+
+        Agent.send = sending  # type: ignore[method-assign]
+        return
+    owner, attribute = POINTS[name]
+    setattr(owner, attribute, _wrapped(getattr(owner, attribute), strike, before=side != "after"))
+
+
+class _Counter:
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wrapped(function: Callable[..., Any], strike: Callable[[], None], *, before: bool) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if before:
+            strike()
+        result = function(*args, **kwargs)
+        if not before:
+            strike()
+        return result
+
+    return wrapper

@@ -1,0 +1,77 @@
+"""When a worker passed the phases of a recovery: (label, CLOCK_MONOTONIC) pairs, collected without touching the library's source."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from consensus.gossip import Gossip
+from consensus.protocol.proposer import Proposer
+from consensus.protocol.view_change import ViewChange
+from consensus.protocol.voter import Voter
+from consensus.runtime.agent import Agent
+from ftlib import FTLib
+from ftlib.caller import Caller
+from ftlib.frameworks import gloo, rendezvous
+from ftlib.plane import Plane
+from ftlib.rebuild import Rebuilder
+
+__all__ = ["Tracer"]
+
+_LIMIT = 2_000
+_BEFORE: list[tuple[str, Any, str]] = [
+    ("error", Caller, "_failed"),
+    ("proof", Agent, "_checked"),
+    ("propose", Proposer, "_begin"),
+    ("accept", Voter, "on_accept"),
+    ("freeze asked", Rebuilder, "freeze"),
+    ("report", Gossip, "flushed"),
+    ("chosen", ViewChange, "_chosen"),
+    ("install", ViewChange, "on_install"),
+    ("build", FTLib, "_rebuild"),
+    ("ready", Gossip, "ready"),
+    ("activate", Rebuilder, "activate"),
+]
+_AFTER: list[tuple[str, Any, str]] = [
+    ("frozen", Plane, "freeze"),
+    ("met store", rendezvous.Meeting, "__init__"),
+    ("device", gloo, "_make_device"),
+    ("exchanged", rendezvous.Meeting, "exchange"),
+    ("activated", Plane, "activate"),
+]
+
+
+class Tracer:
+    """Patches this process; ``marks`` grow from any thread."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[str, float]] = []
+        for label, owner, name in _BEFORE:
+            setattr(owner, name, self._wrapped(label, getattr(owner, name), before=True))
+        for label, owner, name in _AFTER:
+            setattr(owner, name, self._wrapped(label, getattr(owner, name), before=False))
+
+    def take(self) -> list[tuple[str, float]]:
+        """What was noted since the last time."""
+        marks, self.marks = self.marks, []
+        return marks
+
+    def _wrapped(self, label: str, function: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                self._note(label, args)
+            result = function(*args, **kwargs)
+            if not before:
+                self._note(label, args)
+            return result
+
+        return wrapper
+
+    def _note(self, label: str, args: tuple[Any, ...]) -> None:
+        if label == "proof" and args[2] is not False:
+            return
+        if len(self.marks) < _LIMIT:
+            self.marks.append((label, time.monotonic()))
