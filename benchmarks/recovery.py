@@ -25,14 +25,14 @@ from pathlib import Path
 from tests.processes.cluster import Cluster, Worker, load
 
 # name, label of the mark at the survivor at which it ends; each counts from the kill
-PHASES = ("error", "proof", "propose", "accept", "frozen", "report", "chosen", "install", "build", "device", "ready", "activate", "activated")
+PHASES = ("error", "proof", "propose", "accept", "frozen", "report", "chosen", "install", "build", "device", "ready", "activate", "activated", "attempt", "finish")
 
 
 def after(worker: Worker, fault: float, epoch: int) -> dict[str, object] | None:
     """The line of the first average in an epoch above ``epoch``."""
     previous = None
     for line in reversed(worker.calls):
-        if line["epoch"] <= epoch or line["end"] < fault:
+        if line["epoch"] <= epoch or line["end"] < fault:  # type: ignore[operator]
             break
         previous = line if not _adopted(worker, line) else previous
     return previous
@@ -48,8 +48,9 @@ def strike(cluster: Cluster, which: str, number: int, chance: random.Random) -> 
     workers = sorted(cluster.alive(), key=lambda worker: worker.last["rank"])
     victim = workers[0] if which == "senior" else chance.choice(workers[1:])
     survivors = [worker for worker in workers if worker is not victim]
-    epoch = max(worker.last["epoch"] for worker in workers)
     time.sleep(0.3 + chance.random() * 0.1)
+    cluster.read()
+    epoch = max(worker.last["epoch"] for worker in workers)
     fault = victim.signal(number)
     if number == signal.SIGSTOP:
         victim.killed = fault

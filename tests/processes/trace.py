@@ -33,6 +33,8 @@ _BEFORE: list[tuple[str, Any, str]] = [
     ("build", FTLib, "_rebuild"),
     ("ready", Gossip, "ready"),
     ("activate", Rebuilder, "activate"),
+    ("attempt", Caller, "_attempt"),
+    ("finish", Plane, "finish"),
 ]
 _AFTER: list[tuple[str, Any, str]] = [
     ("frozen", Plane, "freeze"),
