@@ -3,8 +3,9 @@
     python benchmarks/average.py                    # all sizes, 2 and 4 workers
     python benchmarks/average.py --workers 2 --sizes 25MB --rounds 60
 
-Each worker is a process. Both ways alternate in one run, and their order within a pair alternates too. Large tensors: the median
-of the ratios ours / raw over the pairs, each timed at the slowest worker. 4 KB: the median of the paired differences.
+Each worker is a process. Both ways alternate in one run, and their order within a pair alternates too. Large tensors:
+the median of the ratios ours / raw over the pairs, each timed at the slowest worker. 4 KB: the median of the paired
+differences.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def measure(torch, dist, ft, count, pieces, rounds):  # type: ignore[no-untyped-
 
     def raw() -> None:
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-        for tensor, work in zip(tensors, works):
+        for tensor, work in zip(tensors, works, strict=True):
             work.wait()
             tensor.div_(size)
 
@@ -146,7 +147,8 @@ def run(workers: int, arguments: list[str]) -> bool:
     lines = [line for output in outputs for line in output.splitlines() if line.startswith("{")]
     if any(process.returncode for process in processes) or not lines:
         raise SystemExit(f"a worker failed: exit codes {[process.returncode for process in processes]}")
-    return all([report(workers, line) for line in lines])
+    good = [report(workers, line) for line in lines]  # all of them are shown
+    return all(good)
 
 
 def main() -> None:
@@ -157,8 +159,8 @@ def main() -> None:
     parser.add_argument("--small-rounds", type=int, default=2000, help="pairs for 4 KB")
     parser.add_argument("--pieces", type=int, nargs="+", default=[1, PIECES])
     parser.add_argument("--threads", type=int, default=1, help="torch threads a worker")
-    parser.add_argument("--bucket-mb", type=float, default=4.0)
-    parser.add_argument("--in-flight", type=int, default=3)
+    parser.add_argument("--bucket-mb", type=float, default=8.0)
+    parser.add_argument("--in-flight", type=int, default=4)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -166,7 +168,16 @@ def main() -> None:
         worker(args)
         return
     arguments = ["--sizes", *args.sizes, "--rounds", str(args.rounds), "--small-rounds", str(args.small_rounds)]
-    arguments += ["--pieces", *map(str, args.pieces), "--threads", str(args.threads), "--bucket-mb", str(args.bucket_mb), "--in-flight", str(args.in_flight)]
+    arguments += [
+        "--pieces",
+        *map(str, args.pieces),
+        "--threads",
+        str(args.threads),
+        "--bucket-mb",
+        str(args.bucket_mb),
+        "--in-flight",
+        str(args.in_flight),
+    ]
     results = [run(workers, arguments) for workers in args.workers]
     raise SystemExit(0 if all(results) else 1)
 

@@ -115,8 +115,14 @@ class Config:
     trust_refused: bool = True
     """Whether "connection refused by its host" proves death. Turn it off where a firewall may send resets."""
 
+    agreement: str = ""
+    """What the layer above needs to be equal at all members; part of the job's terms, checked at join."""
+
     max_members: int = 4096
     """Larger views and join queues are refused."""
+
+    max_size: int | None = None
+    """Joiners above so many members wait until there is room (spares); None: all are admitted. The coordinator's counts."""
 
     socket_fds: tuple[int, ...] = ()
     """(UDP, TCP) descriptors bound beforehand by a launcher, used instead of binding ``bind``."""
@@ -129,6 +135,8 @@ class Config:
                 raise ConfigError(f"{item.name}={value} is negative; give a value of at least 0")
         if not self.job or len(self.job) > 64:
             raise ConfigError(f"job={self.job!r} must have 1 to 64 characters")
+        if self.max_size is not None and self.max_size < 1:
+            raise ConfigError(f"max_size={self.max_size} must be at least 1")
         if self.initial_size < 1:
             raise ConfigError(f"initial_size={self.initial_size} must be at least 1")
         if self.exclude_after < 0.05:
@@ -141,6 +149,11 @@ class Config:
             _checked_address("introducers", text)
 
     @property
+    def room(self) -> int:
+        """The most members that a view may have."""
+        return self.max_members if self.max_size is None else min(self.max_size, self.max_members)
+
+    @property
     def contact_interval(self) -> float:
         """Period of the pings that keep contact fresh enough for discounting."""
         return min(self.probe_interval, self.exclude_after / 4)
@@ -148,7 +161,7 @@ class Config:
     @property
     def terms(self) -> str:
         """What all members of a job must agree on, as one comparable line."""
-        return f"exclude_after={self.exclude_after:g} policy={self.policy.value}"
+        return f"exclude_after={self.exclude_after:g} policy={self.policy.value} {self.agreement}".strip()
 
 
 def _checked_address(name: str, text: str) -> None:

@@ -193,8 +193,9 @@ class Gossip(Consensus):
 
     def average_failure(self, call: int, suspects: Sequence[str]) -> None:
         """``call`` failed here: ``suspects`` are checked at once, and this member is owed a new epoch."""
-        _LOG.info("call %d failed; suspected: %s", call, ", ".join(suspects) or "nobody in particular")
         accused = tuple(suspects)
+        names = [str(member) for member in self.get_member_list() if member.id in accused]
+        _LOG.info("call %d failed; suspected: %s", call, ", ".join(names) or "nobody in particular")
         self._perform(lambda core, now: core.hint(accused, now))
 
     def flushed(self, epoch: int, report: bytes) -> None:

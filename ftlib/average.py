@@ -1,13 +1,14 @@
 """One attempt at a call within one session: stage, reduce, and read the trailer. Runs on the training thread.
 
-What every call starts with has a size that all members know alike, whatever they are about to do: the head of the call that they
-finished together last. (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker with other tensors must
-be found out before it sends any.) A member whose call is laid out differently first takes part in a *prelude* of that size, which
-costs one small operation where the layout changes and nothing where it stays.
+What every call starts with has a size that all members know alike, whatever they are about to do: the head of the call
+that they finished together last. (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker with
+other tensors must be found out before it sends any.) A member whose call is laid out differently first takes part in a
+*prelude* of that size, which costs one small operation where the layout changes and nothing where it stays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -121,8 +122,9 @@ class Attempt:
         session = self._session
         said = {session.by_rank[rank]: slot.check for rank, slot in enumerate(trailer.slots)}
         blamed = blame({member_id: said[member_id] for member_id in session.view.ids}, session.plan.blank)
+        own = session.name(session.member_id)
         text = (
-            f"members entered {self._call} with different tensors or operations (this is what {session.name(session.member_id)} "
+            f"members entered {self._call} with different tensors or operations (this is what {own} "
             f"entered); it disagrees at {session.names(blamed)}: call the same things in the same order everywhere"
         )
         raise Disagreement(text, blamed)
@@ -137,8 +139,6 @@ class Attempt:
 
 def _ended(work: Work, deadline: float) -> bool:
     if not work.done():
-        try:
+        with contextlib.suppress(GroupError):
             work.wait(max(0.0, deadline - time.monotonic()))
-        except GroupError:
-            pass
     return work.done()

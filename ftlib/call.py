@@ -16,7 +16,6 @@ from .bucket import Layout
 from .errors import ConfigError
 from .session import Session
 from .staging import Slot
-from .trailer import Trailer
 
 __all__ = ["Call", "Kind", "Results"]
 
@@ -166,4 +165,4 @@ class Call:
 
 
 def _version(source: torch.Tensor | None) -> int:
-    return -1 if source is None or source.is_inference() else source._version
+    return -1 if source is None or source.is_inference() else source._version  # noqa: SLF001 - the only way to ask

@@ -1,8 +1,8 @@
 """The training thread's way through one call: wait for a session, adopt or attempt, finish, deliver; again after a failure.
 
-The user sees nothing of what happens in between. Failures are reported before the group is aborted, since aborting makes healthy
-peers look guilty. What goes wrong for good is raised; whatever leaves a call by an exception aborts the group first, so that
-nobody waits for this member in vain.
+The user sees nothing of what happens in between. Failures are reported before the group is aborted, since aborting makes
+healthy peers look guilty. What goes wrong for good is raised; whatever leaves a call by an exception aborts the group first,
+so that nobody waits for this member in vain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from consensus import Consensus, LeftError
 from .average import Attempt, Disagreement
 from .call import Call, Results
 from .donation import Adoption
-from .errors import GroupError, RebuildTimeout, StepMismatch
+from .errors import ConfigError, Excluded, GroupError, RebuildTimeout, StateLost, StepMismatch
 from .plane import Phase, Plane
 from .rebuild import Rebuilder
 from .session import Session
@@ -43,8 +43,9 @@ class Limits:
     """Deadlines in seconds, and ``min_size`` members below which calls wait."""
 
     step_timeout: float = 600.0
-    stall_timeout: float = 60.0
     min_size: int = 1
+    may_be_spare: bool = False
+    """Whether this member may have to wait for room in the view; as long as it takes, since the job answers meanwhile."""
 
 
 @dataclass(slots=True)
@@ -67,34 +68,46 @@ class _Patience:
 class Caller:
     """Carries out calls, one at a time."""
 
-    def __init__(
-        self, plane: Plane, consensus: Consensus, rebuilder: Rebuilder, limits: Limits, in_flight: int
-    ) -> None:
+    def __init__(self, plane: Plane, consensus: Consensus, rebuilder: Rebuilder, limits: Limits, in_flight: int) -> None:
         self._plane = plane
         self._consensus = consensus
         self._rebuilder = rebuilder
         self._limits = limits
         self._in_flight = in_flight
         self._pool = StagingPool(in_flight)
-        self._serial = threading.Lock()
+        self._serial = threading.RLock()
+        self._busy = False
         self.leaving = False
         """Set by a signal handler: the next attempt says that this member leaves after its call."""
         self.said_goodbye = False
         """Whether a finished call said so: everybody knows."""
-        self.load_state: Callable[[Call, Session], bool] = lambda call, session: False
+        self.load_state: Callable[[Call, Session], bool] = lambda _call, _session: False
         """Loads registered state where this member lacks it (set by ``FTLib``); whether it did."""
 
     def run(self, call: Call) -> Status:
         """Finish ``call``; the status it ends with. Raises what ends this member's part."""
-        with self._serial:
-            self._plane.enter(call)
+        if not self._serial.acquire(timeout=self._limits.step_timeout):
+            raise RebuildTimeout(f"{call.layout.text}: another thread was in a call for {self._limits.step_timeout:g} s")
+        try:
+            if self._busy:
+                text = "called within another call, from a signal handler or a state function; return from it first"
+                raise ConfigError(f"{call.layout.text} was {text}")
+            self._busy = True
             try:
+                self._plane.enter(call)
                 return self._run(call)
             except LeftError:
                 return Status.ABORT
+            except (Excluded, StateLost):
+                if not self.leaving:
+                    raise
+                return Status.ABORT  # it leaves anyway: the others were quicker
             finally:
+                self._busy = False
                 if self._plane.current is call:
                     self._abandon()
+        finally:
+            self._serial.release()
 
     def _run(self, call: Call) -> Status:
         if self._plane.phase is Phase.WAITING:
@@ -128,10 +141,13 @@ class Caller:
                 session = plane.session
                 if plane.phase is Phase.STOPPED:
                     assert plane.error is not None
-                    raise plane.error
+                    raise plane.error.with_traceback(None)  # or the frames of every earlier call would pile up in it
                 active = plane.phase is Phase.ACTIVE and session is not None
                 if active and session is not None and session.size >= self._limits.min_size:
                     return session
+                if plane.phase is Phase.WAITING and self._limits.may_be_spare:
+                    call.began = time.monotonic()
+                    patience.deadline = call.began + self._limits.step_timeout
                 left = patience.deadline - time.monotonic()
                 if left > 0:
                     plane.changed.wait(min(left, WARN_AFTER))
@@ -176,14 +192,16 @@ class Caller:
         return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight))
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
-        finish = self._plane.finish(session, call, trailer, results)
+        with self._plane.changed:  # told before anybody can see the freeze: the consensus relies on that order
+            finish = self._plane.finish(session, call, trailer, results)
+            if finish is not None and finish.frozen:
+                self._consensus.boundary(call.number, session.members_of(trailer.leaving))
         if finish is None:
             return None
-        if finish.order is not None:
-            self._rebuilder.order(finish.order)
         if finish.frozen:
             self.said_goodbye = session.rank in trailer.leaving
-            self._consensus.boundary(call.number, session.members_of(trailer.leaving))
+        if finish.order is not None:
+            self._rebuilder.order(finish.order)
         self._consensus.average_success(call.number)
         return results
 
@@ -214,10 +232,12 @@ class Caller:
 
     def _failed(self, call: Call, session: Session, error: GroupError) -> None:
         """Say so first, then abort: an aborted group makes healthy peers look guilty."""
-        first, order = self._plane.failed(session)
+        with self._plane.changed:  # see _finish
+            first, order = self._plane.failed(session)
+            if first:
+                self._consensus.average_failure(call.number, session.members_of(error.peers))
         if first:
             logger.debug("%s failed in %s: %s", call, session, error)
-            self._consensus.average_failure(call.number, session.members_of(error.peers))
         if session.group is not None:
             session.group.abort()
         if order is not None:
@@ -230,11 +250,12 @@ class Caller:
     def _abandon(self) -> None:
         """This thread leaves its call by an exception: nobody may wait for it there."""
         number = self._plane.finished + 1
-        session, order = self._plane.abandon()
-        if session is not None:
-            self._consensus.average_failure(number, ())
-            if session.group is not None:
-                session.group.abort()
+        with self._plane.changed:  # see _finish
+            session, order = self._plane.abandon()
+            if session is not None:
+                self._consensus.average_failure(number, ())
+        if session is not None and session.group is not None:
+            session.group.abort()
         if order is not None:
             self._rebuilder.order(order)
 
@@ -267,7 +288,7 @@ class Caller:
         if plane.phase is Phase.ACTIVE and session is not None:
             return f"only {session.size} of at least {self._limits.min_size} members are there"
         if plane.phase is Phase.WAITING:
-            return "not admitted to a view yet"
+            return "not admitted to a view yet" + (" (a spare, above max_size)" if self._limits.may_be_spare else "")
         return "no new view"
 
     def _blocking(self) -> str:
@@ -281,4 +302,3 @@ class Caller:
         if not absent:
             return f"the members of {session.view} have all entered the call"
         return f"waiting for {session.names(absent)}, not in this call yet"
-

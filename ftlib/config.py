@@ -1,7 +1,7 @@
 """Settings: where each may be given, which wins, and what they become.
 
-Precedence: argument of ``FTLib.init`` > variable ``FTLIB_<NAME>`` > file (``config=``, ``FTLIB_CONFIG``, ``./ftlib.toml``; table
-``[ftlib]``) > default. An unknown setting is an error with the nearest name, for a misspelt one would silently do nothing.
+Precedence: argument of ``FTLib.init`` > variable ``FTLIB_<NAME>`` > file (``config=``, ``FTLIB_CONFIG``, ``./ftlib.toml``;
+table ``[ftlib]``) > default. An unknown setting is an error with the nearest name: a misspelt one would silently do nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _PREFIX = "FTLIB_"
 _OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX"})
 """Variables that are no settings."""
 _DEFAULT_FILE = Path("ftlib.toml")
+BUCKET_MB = 8.0
+"""Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)\s*")
 _LATER = {"secret": "authentication", "secret_file": "authentication", "storage": "shared storage", "lease": "shared storage"}
@@ -46,10 +48,9 @@ class Settings:
     """The longest a call may take, view changes included."""
     min_size: int = 1
     """Calls wait below so many members."""
-    max_size: int | None = None
-    bucket_mb: float = 4.0
+    bucket_mb: float = BUCKET_MB
     """Size of a bucket in MiB; equal at all members."""
-    in_flight: int = 3
+    in_flight: int = 4
     """Buckets under way at a time."""
     supervisor: str = ""
     """``host:port`` of the launcher, empty without one."""
@@ -77,14 +78,16 @@ def resolve(
             found[name] = _checked(name, value, label)
     own = {name: found.pop(name) for name in _OWN if name in found}
     try:
-        inner = consensus.Config(**found)
+        # Members cut their tensors into buckets alike, or they could not reduce them: refused at join where they would not.
+        agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g}"
+        inner = consensus.Config(**{"agreement": agreement, **found})
     except consensus.ConfigError as error:
         raise ConfigError(str(error)) from None
     settings = Settings(
         inner, **own, supervisor=environment.get(f"{_PREFIX}SUPERVISOR", ""), name=environment.get(f"{_PREFIX}NAME", "")
     )
-    if settings.max_size is not None and settings.max_size < settings.min_size:
-        raise ConfigError(f"max_size={settings.max_size} is below min_size={settings.min_size}: nothing could ever run")
+    if inner.max_size is not None and inner.max_size < settings.min_size:
+        raise ConfigError(f"max_size={inner.max_size} is below min_size={settings.min_size}: nothing could ever run")
     return settings
 
 
@@ -232,20 +235,35 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "stall_timeout": _duration,
     "step_timeout": _duration,
     "min_size": _count,
-    "max_size": _optional_count,
     "bucket_mb": _positive,
     "in_flight": _count,
 }
 _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "introducers": _addresses,
     "initial_size": _count,
+    "max_size": _optional_count,
     "socket_fds": _descriptors,
     "policy": _policy,
     "mode": _mode,
     "advertise": lambda value: value or None,
 }
-_DURATIONS = frozenset({"exclude_after", "quorum_timeout", "join_timeout", "probe_interval", "probe_timeout", "gossip_interval",
-                        "settle_proof", "settle_silence", "settle_max", "boundary_wait", "frozen_wait", "resend", "ready_timeout"})  # fmt: skip
+_DURATIONS = frozenset(
+    [
+        "exclude_after",
+        "quorum_timeout",
+        "join_timeout",
+        "probe_interval",
+        "probe_timeout",
+        "gossip_interval",
+        "settle_proof",
+        "settle_silence",
+        "settle_max",
+        "boundary_wait",
+        "frozen_wait",
+        "resend",
+        "ready_timeout",
+    ]
+)
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {"str": _text, "int": _integer, "float": _number, "bool": _flag}
 
 

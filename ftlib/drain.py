@@ -21,6 +21,7 @@ class Drain:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._installed = False
+        self._pid = os.getpid()
 
     def install(self) -> None:
         """Take over SIGTERM if this is the main thread and nobody else has."""
@@ -36,6 +37,10 @@ class Drain:
             self._installed = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is given
-        if self._caller.leaving:
+        if os.getpid() != self._pid:  # a forked child inherits the handler, but has nothing to drain
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._caller.leaving:
             os._exit(128 + number)
-        self._caller.leaving = True
+        else:
+            self._caller.leaving = True

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import ipaddress
 import json
 import logging
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from consensus import Consensus, Gossip, LeftError, Member, Mode, View, parse_address
+
 from consensus import ConfigError as ConsensusConfigError
-from consensus import ConsensusError
+from consensus import Consensus, ConsensusError, Gossip, LeftError, Member, Mode, View, format_address, parse_address
 
 from .call import Call, Kind
 from .caller import Caller, Limits
@@ -29,7 +31,7 @@ from .frameworks.base import Framework, Group, GroupSpec
 from .launch.announce import announce
 from .plane import Phase, Plane
 from .ranks import RankAssignScheme
-from .rebuild import RebuildError, Rebuilder
+from .rebuild import Rebuilder, RebuildError
 from .registry import Registered
 from .status import Status
 from .targets import Layouts, Targets, targets_of
@@ -44,6 +46,8 @@ LEAVE_TIMEOUT = 5.0
 """Seconds that ``leave`` waits for the others to agree."""
 CLOSE_TIMEOUT = 1.0
 """The same for ``close``."""
+EXPLAIN_TIMEOUT = 3.0
+"""Seconds that the consensus gets, after ``join_timeout``, to say what it found at the introducers."""
 
 
 class FTLib:
@@ -56,14 +60,18 @@ class FTLib:
         self._framework = framework
         self._rank_assign = rank_assign
         self._plane = Plane(lambda: consensus.member.id)
-        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated)
-        limits = Limits(settings.step_timeout, settings.stall_timeout, settings.min_size)
+        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, settings.stall_timeout)
+        limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
         self._caller = Caller(self._plane, consensus, self._rebuilder, limits, settings.in_flight)
         self._transfer = Transfer(self._plane, settings.consensus.join_timeout, settings.step_timeout)
         self._caller.load_state = self._transfer.load
         self._layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         self._drain = Drain(self._caller)
         self._callbacks: list[Callable[[View], None]] = []
+        self._calling_back = 0
+        """The thread that runs them now."""
+        self._told = False
+        """Whether the user was told that there is no gradient."""
         self._known: View | None = None
         self._at_exit: Callable[[], None] | None = None
         self._closing = threading.Lock()
@@ -102,11 +110,20 @@ class FTLib:
         ``target``: a module or parameters (their ``.grad``; None contributes zeros and receives the average), other tensors or
         numpy arrays (in place), one or several. ``weight``: finite, at least 0; e.g. this worker's number of samples.
         """
-        if not 0.0 <= weight < float("inf"):
-            raise ConfigError(f"weight={weight} must be finite and at least 0")
+        try:
+            share = float(weight)
+        except (TypeError, ValueError):
+            share = float("nan")
+        if not 0.0 <= share < float("inf"):
+            raise ConfigError(f"weight={weight!r} must be a finite number of at least 0")
         targets = targets_of(target)
+        if not self._told and targets.owners and all(source is None for source in targets.sources):
+            self._told = True
+            logger.warning(
+                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging"
+            )
         layout = self._layouts.layout("average", targets, "SUM", mean=True)
-        return self._run(Call(Kind.AVERAGE, layout, targets.sources, owners=targets.owners, weight=float(weight), divide=True))
+        return self._run(Call(Kind.AVERAGE, layout, targets.sources, owners=targets.owners, weight=share, divide=True))
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
         """``allreduce_average`` under its older name; ``params`` may be numpy arrays."""
@@ -128,7 +145,9 @@ class FTLib:
         sources = targets_of(tensor).sources
         owners = [source for source in sources if source is not None and source.layout is torch.strided]
         if len(owners) != len(sources):
-            raise ConfigError("broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data")
+            raise ConfigError(
+                "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
+            )
         rows: list[torch.Tensor | None] = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in owners]
         layout = self._layouts.layout(f"broadcast from {root_rank}", Targets(rows, list(owners)), "SUM")
         status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root_rank))
@@ -184,7 +203,10 @@ class FTLib:
         self._transfer.register(Registered(roles, state_dict, load_state_dict))
 
     def on_view_change(self, callback: Callable[[View], None]) -> None:
-        """Call ``callback(view)`` on the training thread, at the start of the next call after each view change."""
+        """Call ``callback(view)`` on the training thread, at the start of the next call after each view change.
+
+        It may look at everything here but not average: workers are told at different calls.
+        """
         self._callbacks.append(callback)
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
@@ -293,8 +315,7 @@ class FTLib:
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        host = parse_address(self.settings.consensus.bind)[0]
-        meta = dict(self._framework.start(host))
+        meta = dict(self._framework.start(_loopback(self.settings.consensus.bind)))
         if self.settings.name:
             meta["name"] = self.settings.name
         if self.settings.supervisor:
@@ -316,48 +337,64 @@ class FTLib:
     def _meet(self) -> None:
         timeout = self.settings.consensus.join_timeout
         plane = self._plane
-        self._known = self._consensus.wait_known(timeout)
-        if self._known is not None and self._consensus.member.id in self._known:
+        # The consensus gives up by itself, and knows best why: it looks at the introducers once more before it says so.
+        self._known = self._consensus.wait_known(timeout + EXPLAIN_TIMEOUT)
+        admitted = self._known is not None and self._consensus.member.id in self._known
+        if admitted or self._known is None:
             with plane.changed:
-                plane.changed.wait_for(lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), timeout)
-        if plane.error is None and (self._known is not None) and (
-            plane.phase is Phase.ACTIVE or self._consensus.member.id not in self._known
-        ):
-            return
+                plane.changed.wait_for(
+                    lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), timeout if admitted else EXPLAIN_TIMEOUT
+                )
         if plane.error is not None:
             raise plane.error
+        if self._known is not None and (plane.phase is Phase.ACTIVE or not admitted):
+            return
         asked = ", ".join(self.settings.consensus.introducers) or "no introducers were given"
         wanted = self.settings.consensus.initial_size
-        raise JoinError(f"no cluster of {wanted} members came up within {timeout:g} s ({asked}); are they started, and reachable?")
+        raise JoinError(
+            f"no cluster of {wanted} members came up within {timeout:g} s ({asked}); are they started, and reachable?"
+        )
 
     def _run(self, call: Call) -> Status:
-        for view in self._changes():
-            for callback in self._callbacks:
-                callback(view)
+        self._call_back()
         with torch.no_grad():
             status = self._caller.run(call)
-        if self._caller.said_goodbye and status is not Status.ABORT:
+        drained = self._caller.said_goodbye and status is not Status.ABORT
+        if drained or (self._caller.leaving and self._plane.phase is Phase.STOPPED and not self._closed):
             self.leave()
             self.close()
             raise SystemExit(0)
         return status
 
-    def _changes(self) -> Sequence[View]:
+    def _call_back(self) -> None:
+        """Tell the program's callbacks of the views since the last call."""
+        if self._calling_back == threading.get_ident():
+            raise ConfigError(
+                "a callback of on_view_change cannot average: workers run it at different calls; act after the call instead"
+            )
         if not self._plane.changes:
-            return ()
+            return
         with self._plane.changed:
             changes, self._plane.changes = self._plane.changes, []
-        return changes
+        self._calling_back = threading.get_ident()
+        try:
+            for view in changes:
+                for callback in self._callbacks:
+                    callback(view)
+        finally:
+            self._calling_back = 0
 
     def _rebuild(self, view: View) -> tuple[Mapping[str, int], Group | None]:
-        """From an installed view to a group, in three steps; runs on the rebuild thread. RebuildError, never a false success."""
+        """From an installed view to a group, in three steps; on the rebuild thread. RebuildError, never a false success."""
         members = self._consensus.get_member_list()
         if tuple(member.id for member in members) != view.ids:
             raise RebuildError(f"the members changed while the group of {view} was to be built")
         own = self._consensus.member.id
         ranks = {member.id: self._rank_assign.get_rank_and_size(members, member.id)[0] for member in members}
         if sorted(ranks.values()) != list(range(len(members))):
-            raise RebuildError(f"{type(self._rank_assign).__name__} gave ranks {sorted(ranks.values())} to {len(members)} members")
+            raise RebuildError(
+                f"{type(self._rank_assign).__name__} gave ranks {sorted(ranks.values())} to {len(members)} members"
+            )
         if len(members) == 1:
             return ranks, None
         host = view.members[view.epoch % len(members)]
@@ -373,7 +410,12 @@ class FTLib:
         if not self.settings.supervisor:
             return
         member = self._consensus.member
-        arguments = {"job": self.settings.consensus.job, "member": member.id, "address": "%s:%d" % member.address, "epoch": view.epoch}
+        arguments = {
+            "job": self.settings.consensus.job,
+            "member": member.id,
+            "address": format_address(member.address),
+            "epoch": view.epoch,
+        }
         threading.Thread(
             target=announce, args=(self.settings.supervisor,), kwargs=arguments, name="ftlib-announce", daemon=True
         ).start()
@@ -405,6 +447,18 @@ def _consensus_of(choice: str | Consensus, settings: Settings) -> Consensus:
     if choice == "shared_storage":
         raise ConfigError("consensus 'shared_storage' is not part of this release: choose gossip")
     raise ConfigError(f"unknown consensus {choice!r}: choose gossip")
+
+
+def _loopback(bind: str) -> str:
+    """The host of ``bind``. ConfigError unless it is this machine only: nobody is authenticated yet."""
+    host = parse_address(bind)[0]
+    try:
+        found = {str(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise ConfigError(f"bind={bind}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
+    if not all(ipaddress.ip_address(address).is_loopback for address in found):
+        raise ConfigError(f"bind={bind}: this release has no authentication, so it serves loopback only; give 127.0.0.1:0")
+    return host
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:

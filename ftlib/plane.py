@@ -97,6 +97,8 @@ class Plane:
         self.origin = ""
         self.has_state = False
         self.wished = False
+        self.training_thread = threading.get_ident()
+        """Who entered a call last."""
         self.counters = Counters()
         self.peers: dict[str, tuple[int, int]] = {}
         """(finished, current) of the other members, as their pings told."""
@@ -124,6 +126,7 @@ class Plane:
             assert self.current is None, "calls are serialized"
             call.number = self.finished + 1
             self.current = call
+            self.training_thread = threading.get_ident()
             self.changed.notify_all()
 
     def abandon(self) -> tuple[Session | None, Order | None]:
@@ -195,6 +198,16 @@ class Plane:
         """Whether ``session`` is the active one."""
         with self.changed:
             return self._acting_in(session)
+
+    def newest_is(self, session: Session) -> bool:
+        """Whether no other has been activated since, frozen or not."""
+        with self.changed:
+            return self.session is session and self.phase is not Phase.STOPPED
+
+    def wait_end(self, session: Session, timeout: float) -> None:
+        """Wait until ``session`` is no longer the active one, at most ``timeout`` seconds."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self._acting_in(session), timeout)
 
     def in_call(self, number: int) -> bool:
         """Whether the training thread is inside call ``number``, so that the state is what it was on entry."""
@@ -332,4 +345,3 @@ class Plane:
             blank=self.blank,
             has_state=self.has_state,
         )
-

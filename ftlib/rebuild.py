@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from .frameworks.base import Framework, Group, Work
 from .plane import Order, Plane
 from .salvage import FaultKind, plan
 from .session import Session
+from .stall import StallWatch
 
 __all__ = ["RebuildError", "Rebuilder", "translated"]
 
@@ -56,6 +58,8 @@ class _Stop:
 
 
 _END = None
+_ALL = sys.maxsize
+"""No epoch is as late."""
 _Item = Order | _Install | _Activate | _Stop | None
 
 
@@ -68,7 +72,8 @@ class Rebuilder:
         consensus: Consensus,
         framework: Framework,
         build: Build,
-        activated: Callable[[View], None] = lambda view: None,
+        activated: Callable[[View], None] = lambda _view: None,
+        stall_timeout: float = 60.0,
     ) -> None:
         """``build``: ``FTLib._rebuild``. ``activated``: told of every view acted in; must return at once."""
         self._plane = plane
@@ -76,13 +81,11 @@ class Rebuilder:
         self._framework = framework
         self._build = build
         self._activated = activated
+        self._stall = StallWatch(plane, stall_timeout)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ftlib-rebuild", daemon=True)
-        # Guarded by the plane's lock, as the agent's thread reads them:
-        self._building = 0
-        """Epoch of the view whose group is being built, 0 for none."""
         self._wanted = 0
-        """Newest epoch that a freeze was asked for."""
+        """Newest epoch that a freeze was asked for. Guarded by the plane's lock."""
         # The rebuild thread's own:
         self._built: Session | None = None
         self._group: Group | None = None
@@ -94,7 +97,7 @@ class Rebuilder:
 
     def close(self, timeout: float) -> None:
         """End the thread and give the group back. Idempotent."""
-        self._cancel(lambda _: True)
+        self._framework.cancel(_ALL)
         self._items.put(_END)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
@@ -109,7 +112,7 @@ class Rebuilder:
         """See ``DataPlane``."""
         with self._plane.changed:
             self._wanted = max(self._wanted, epoch)
-        self._cancel(lambda building: building < epoch)
+        self._framework.cancel(epoch)
         self._items.put(Order(epoch, after_call))
 
     def install(self, view: View, reports: Mapping[str, bytes]) -> None:
@@ -132,10 +135,11 @@ class Rebuilder:
     def peer_progress(self, member_id: str, progress: bytes) -> None:
         """See ``DataPlane``."""
         self._plane.peer_progress(member_id, progress)
+        self._stall.look()
 
     def stopped(self, error: StoppedError) -> None:
         """See ``DataPlane``."""
-        self._cancel(lambda _: True)
+        self._framework.cancel(_ALL)
         self._items.put(_Stop(translated(error)))
 
     # --- the thread ----------------------------------------------------------------------------------------------------
@@ -178,7 +182,6 @@ class Rebuilder:
         with self._plane.changed:
             if self._wanted > view.epoch:  # a newer change is under way: this group would never be used
                 return
-            self._building = view.epoch
         self._drop_group()
         began = time.monotonic()
         try:
@@ -188,9 +191,6 @@ class Rebuilder:
         except Exception as error:  # noqa: BLE001 - whatever it is: this member has no group, and says so
             self._failed(view, error)
             return
-        finally:
-            with self._plane.changed:
-                self._building = 0
         logger.debug("group of %s built in %.1f ms", view, (time.monotonic() - began) * 1e3)
         self._consensus.ready(view.view_id)
 
@@ -253,16 +253,11 @@ class Rebuilder:
             self._group.close()
             self._group = None
 
-    def _cancel(self, pointless: Callable[[int], bool]) -> None:
-        """Cancel the build under way if its epoch is ``pointless``; under the lock, so that no later build is hit."""
-        with self._plane.changed:
-            if self._building and pointless(self._building):
-                self._framework.cancel()
-
 
 def translated(error: StoppedError) -> Exception:
     """The consensus's reason to stop as an error of this package."""
     names = {"ExcludedError": errors.Excluded, "QuorumLostError": errors.QuorumLost, "JoinError": errors.JoinError}
     kind = names.get(type(error).__name__)
+    if kind is None and not isinstance(error, LeftError):
+        kind = FTLibError
     return kind(str(error)) if kind is not None else error
-

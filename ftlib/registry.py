@@ -36,7 +36,9 @@ class Registered:
             raise ConfigError("register_state needs both state_dict= and load_state_dict=, or neither")
         self._save, self._load = state_dict, load_state_dict
         if not self._roles and state_dict is None:
-            raise ConfigError("register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict=")
+            raise ConfigError(
+                "register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict="
+            )
 
     def tree(self, step: int) -> dict[str, Any]:
         """The state now. Tensors are not copied."""
@@ -50,14 +52,26 @@ class Registered:
         if not isinstance(tree, dict):
             raise ConfigError("the state that arrived is no dict: do all workers run the same program?")
         expected = {role: len(items) for role, items in self._roles.items()}
-        arrived = {role: len(value) for role, value in tree.items() if role not in ("step", "custom") and isinstance(value, list)}
+        arrived = {
+            role: len(value) for role, value in tree.items() if role not in ("step", "custom") and isinstance(value, list)
+        }
         if expected != arrived or ("custom" in tree) != (self._load is not None):
-            raise ConfigError(f"this worker registered {_summary(expected)}, the donor {_summary(arrived)}: register the same everywhere")
+            raise ConfigError(
+                f"this worker registered {_summary(expected)}, the donor {_summary(arrived)}: register the same everywhere"
+            )
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
-                item.load_state_dict(state)
+                _load(role, item.load_state_dict, state)
         if self._load is not None:
-            self._load(tree["custom"])
+            _load("load_state_dict", self._load, tree["custom"])
+
+
+def _load(role: str, load: Callable[[Any], Any], state: object) -> None:
+    try:
+        load(state)
+    except Exception as error:  # the program's own code: whatever it raises, the two states do not fit
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{role}: the job's state does not fit this worker's ({text}): build the same everywhere") from error
 
 
 def _listed(role: str, value: object) -> list[Stateful]:

@@ -60,7 +60,7 @@ class Report:
             raise ValueError(f"flush report of {len(data)} bytes; at most {REPORT_LIMIT} are accepted")
         try:
             version, *values = msgpack.unpackb(data, use_list=False)
-        except Exception as error:  # msgpack raises many kinds; all mean the same here
+        except Exception as error:  # noqa: BLE001 - msgpack raises many kinds; all mean the same here
             raise ValueError(f"flush report is not readable: {error}") from None
         if version != _VERSION:
             raise ValueError(f"flush report of version {version}, this is version {_VERSION}: run one release everywhere")
@@ -123,7 +123,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
     acted = {member_id: report for member_id, report in known.items() if not report.blank} or _substitutes(known)
     blank = tuple(member_id for member_id in view.ids if member_id not in acted or acted[member_id].blank)
     if not acted:
-        text = "every member that held the trained state is gone; only members that never took part are left"
+        text = "every member that held the state ended before it was passed on: start anew, from a checkpoint if there is one"
         return Plan(0, 0, blank=blank, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
     call = max(report.finished for report in acted.values())
     donors = [member_id for member_id, report in acted.items() if report.finished == call]
@@ -161,7 +161,7 @@ def blame(signatures: Mapping[str, bytes], blank: Sequence[str] = ()) -> tuple[s
 def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
     """Joiners that can go on by themselves although nobody is left who finished a call.
 
-    Those that had loaded the state on entry to the newest call; where nothing was registered, those that had been told the count.
+    Those that had loaded the state on entry to the newest call; where nothing was registered, those that knew the count.
     """
     loaded = {member_id: report for member_id, report in known.items() if report.origin}
     if loaded or any(report.has_state for report in known.values()):
@@ -183,14 +183,15 @@ def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
 def _lost(view: View, acted: Mapping[str, Report], authority: str) -> Fault | None:
     if authority or not any(report.has_state for report in acted.values()):
         return None
-    return Fault(FaultKind.STATE_LOST, view.ids, "no member of the view holds the trained state: those who did are gone")
+    return Fault(FaultKind.STATE_LOST, view.ids, "all who held the trained state are gone: start anew from a checkpoint")
 
 
 def _mismatch(call: int, acted: Mapping[str, Report], donors: Sequence[str], adopters: Sequence[str]) -> Fault | None:
     late = tuple(member_id for member_id in adopters if acted[member_id].finished < call - 1)
     if late:
         counts = ", ".join(f"{member_id} {report.finished}" for member_id, report in acted.items())
-        return Fault(FaultKind.MISMATCH, late, f"members are more than one call apart, so they did not act together: {counts}")
+        text = f"members are more than one call apart, so they did not act together: {counts}"
+        return Fault(FaultKind.MISMATCH, late, text)
     result = acted[donors[0]].last_signature
     wrong = [m for m in donors if acted[m].last_signature != result]
     if wrong:

@@ -1,8 +1,8 @@
 """The buffers that operations work on, never the user's tensors: an abandoned operation may still write into its buffer.
 
 A call's results stay readable until the next call's first operation has finished, since a survivor may need them (see
-``salvage``). What the next call stages before that goes into spare slots: the first ``in_flight`` buckets have two slots each and
-alternate, the others have one.
+``salvage``). What the next call stages before that goes into spare slots: the first ``in_flight`` buckets have two slots
+each and alternate, the others have one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Program state as bytes, without pickle: a msgpack header (the tree, with placeholders for tensors), then the tensors' raw bytes.
+"""Program state as bytes, without pickle: a msgpack header (the tree, tensors as placeholders), then the tensors' bytes.
 
 A tree is made of dicts with str or int keys, lists, tuples, None, bool, int, float, str, bytes and dense tensors: what
 ``state_dict`` of modules, optimizers and schedulers returns. Anything else is refused by its path. A reader checks every size
@@ -31,12 +31,27 @@ DEPTH_LIMIT = 64
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
-    for name in (
-        "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64", "complex128",
-        "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
-    )
+    for name in [
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "bool",
+        "complex64",
+        "complex128",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    ]
     if hasattr(torch, name)
-}  # fmt: skip
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Read = Callable[[int], bytes]
@@ -74,7 +89,7 @@ class StateReader:
         self.nbytes = 0
 
     def read(self, limit: int) -> object:
-        """The tree, its tensors on the CPU. ValueError if the bytes are none, are damaged, or hold more than ``limit`` bytes."""
+        """The tree, its tensors on the CPU. ValueError if the bytes are none, damaged, or more than ``limit``."""
         start = self._take(len(MAGIC) + _LENGTH.size)
         if start[: len(MAGIC)] != MAGIC:
             raise ValueError("this is no state of this version")
@@ -133,7 +148,7 @@ def _raw(tensor: torch.Tensor) -> Iterator[bytes]:
         yield bytes(data[start : start + _CHUNK])
 
 
-def _pack(tree: Any, path: str, tensors: list[torch.Tensor], depth: int) -> object:  # noqa: PLR0911 - one return a kind
+def _pack(tree: Any, path: str, tensors: list[torch.Tensor], depth: int) -> object:
     if depth > DEPTH_LIMIT:
         raise ConfigError(f"{path}: nested deeper than {DEPTH_LIMIT} levels")
     kind = type(tree)
@@ -145,7 +160,9 @@ def _pack(tree: Any, path: str, tensors: list[torch.Tensor], depth: int) -> obje
         return tree
     if isinstance(tree, torch.Tensor):
         if tree.layout is not torch.strided or tree.dtype not in _NAMES:
-            raise ConfigError(f"{path}: a tensor of {tree.dtype} with layout {tree.layout} cannot be transferred; make it dense")
+            raise ConfigError(
+                f"{path}: a tensor of {tree.dtype} with layout {tree.layout} cannot be transferred; make it dense"
+            )
         tensors.append(tree)
         return ["T", _NAMES[tree.dtype], list(tree.shape)]
     if isinstance(tree, Mapping):

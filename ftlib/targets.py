@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,15 @@ def targets_of(target: Any) -> Targets:
         owners = [target]
     elif isinstance(target, nn.Module):
         owners = [parameter for parameter in target.parameters() if parameter.requires_grad]
+        if not owners:
+            raise ConfigError(f"nothing to average: no parameter of this {type(target).__name__} has requires_grad=True")
         return Targets([parameter.grad for parameter in owners], list(owners))
     elif isinstance(target, np.ndarray):
         owners = [_of_array(target)]
     elif isinstance(target, Iterable) and not isinstance(target, (str, bytes)):
         owners = [_single(item) for item in target]
+        if not owners and not isinstance(target, Sequence):
+            raise ConfigError("nothing to average: an iterator serves one call; pass the model or a list of its parameters")
     else:
         raise ConfigError(f"expected a module, parameters, tensors or numpy arrays, not {type(target).__name__}")
     return Targets([owner.grad if isinstance(owner, nn.Parameter) else owner.detach() for owner in owners], owners)
@@ -89,9 +93,13 @@ class Layouts:
 
     def _check(self, name: str, tensor: torch.Tensor, *, mean: bool) -> None:
         if tensor.layout is not torch.strided:
-            raise ConfigError(f"{name} is {tensor.layout}: only dense tensors can be reduced; use dense gradients (sparse=False)")
+            raise ConfigError(
+                f"{name} is {tensor.layout}: only dense tensors can be reduced; use dense gradients (sparse=False)"
+            )
         if mean and not tensor.dtype.is_floating_point:
-            raise ConfigError(f"{name} is {tensor.dtype}: only floating-point tensors can be averaged; use op='SUM' or convert it")
+            raise ConfigError(
+                f"{name} is {tensor.dtype}: only floating-point tensors can be averaged; use op='SUM' or convert it"
+            )
         try:
             self._framework.check(tensor)
         except ConfigError as error:

@@ -1,13 +1,14 @@
 """Bringing registered state to members that lack it: served by a holder over HTTP, fetched by the needy member.
 
-*Which* state: the one on entry to a call. The donor's training thread is inside that call, which cannot finish without the needy
-member, so nothing changes while it is read; should the needy one be given up and the call finish, the transfer breaks off before
-it has sent a byte that was changed. Founders load the most senior one's initial state from a snapshot made in ``register_state``,
-so that their first step counts.
+*Which* state: the one on entry to a call. The donor's training thread is inside that call, which cannot finish without the
+needy member, so nothing changes while it is read; should the needy one be given up and the call finish, the transfer breaks
+off before it has sent a byte that was changed. Founders load the most senior one's initial state from a snapshot made in
+``register_state``, so that their first step counts.
 """
 
 from __future__ import annotations
 
+import functools
 import http.client
 import logging
 import time
@@ -87,18 +88,18 @@ class Transfer:
         while plane.acting_in(session):
             answers = []
             for holder in holders:
-                answers.append(self._fetch(holder, query, self._registered, lambda: plane.acting_in(session)))
+                answers.append(self._fetch(holder, query, self._registered, functools.partial(plane.acting_in, session)))
                 if answers[-1] is _Answer.LOADED:
-                    return plane.loaded(session, plan.authority)
+                    plane.loaded(session, plan.authority)  # if the session has ended meanwhile, the next one loads again
+                    return True
             if all(answer is _Answer.NOTHING for answer in answers):
                 raise ConfigError(
-                    f"{session.names(plan.holders)} registered no state, but this worker did: call register_state at every worker"
+                    f"{session.names(plan.holders)} registered no state, but this worker did: call register_state everywhere"
                 )
             if time.monotonic() > deadline:
                 raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
             if _Answer.LATER not in answers:
-                with plane.changed:
-                    plane.changed.wait_for(lambda: not plane.acting_in(session), RETRY)
+                plane.wait_end(session, RETRY)
         return False
 
     def _found(self, registered: Registered) -> None:
@@ -116,7 +117,7 @@ class Transfer:
                 return
             donor = session.view.member(plan.holders[0])
             query = {"founding": "1", "origin": plan.authority}
-            answer = self._fetch(donor, query, registered, lambda: plane.session is session)
+            answer = self._fetch(donor, query, registered, functools.partial(plane.newest_is, session))
             if answer is _Answer.LOADED and plane.loaded(session, plan.authority):
                 return
             if answer is _Answer.NOTHING:
@@ -127,8 +128,7 @@ class Transfer:
                     "call register_state at every worker"
                 )
             if answer is _Answer.FAILED:
-                with plane.changed:
-                    plane.changed.wait_for(lambda: plane.session is not session or plane.phase is Phase.STOPPED, RETRY)
+                plane.wait_end(session, RETRY)
 
     def _active(self, deadline: float) -> Session:
         plane = self._plane
@@ -137,7 +137,9 @@ class Transfer:
             if plane.phase is Phase.STOPPED:
                 raise plane.error or StateLost("this worker's part is over")
             if plane.phase is not Phase.ACTIVE or plane.session is None:
-                raise RebuildTimeout(f"no view became active within {self._join_timeout:g} s while waiting for the initial state")
+                raise RebuildTimeout(
+                    f"no view became active within {self._join_timeout:g} s while waiting for the initial state"
+                )
             return plane.session
 
     def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> _Answer:
@@ -196,9 +198,7 @@ class Transfer:
     def _on_entry(self, call: int, origin: str) -> Iterator[bytes]:
         plane = self._plane
         with plane.changed:
-            plane.changed.wait_for(
-                lambda: plane.in_call(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL
-            )
+            plane.changed.wait_for(lambda: plane.in_call(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
             inside, registered, own = plane.in_call(call), self._registered, plane.origin
         if not inside:
             raise LookupError(f"{_LATER}: not inside call {call}")

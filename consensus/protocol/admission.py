@@ -64,7 +64,7 @@ class Admission:
         if self.search.may_found(len(core.applicants.fresh(now, wanting=False)), now):
             applicants = core.applicants.fresh(now, wanting=False)
             members = (core.member, *(applicant.member for applicant in applicants))
-            self._change.found(View(1, NO_VIEW_ID, members[: core.config.max_members]), now)
+            self._change.found(View(1, NO_VIEW_ID, members[: core.config.room]), now)
             return
         failure = self.search.failure(now)
         if failure is not None:
@@ -168,7 +168,7 @@ class Admission:
         coordinator = core.coordinator()
         if core.view is None or coordinator is None:
             return
-        core.evidence.leaving.setdefault(core.member.id, now)
+        core.evidence.leave(core.member.id, self._leave_call, now)
         if coordinator.id == core.member.id:
             self._change.proposer.consider(now)
         else:
@@ -178,5 +178,5 @@ class Admission:
         """A member leaves."""
         core = self._core
         if core.view is not None and sender == message.member_id and sender in core.view:
-            core.evidence.leaving.setdefault(sender, now)
+            core.evidence.leave(sender, message.after_call, now)
             self._change.proposer.consider(now)

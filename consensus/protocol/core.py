@@ -82,7 +82,6 @@ class Core:
         """End this lifetime; only the first reason counts."""
         if self.stopped is None:
             self.stopped = error
-            self.outbox.note(logging.INFO, "stopped", str(error))
             self.outbox.emit(Stopped(error))
 
     def reply(self, sender: str, address: Address, message: Message) -> None:

@@ -6,6 +6,9 @@ HINTs are not evidence; they only start a check, and a proposal waits a little f
 *Discounting* (see ``quorum``): a proven-dead member may be left out of a quorum only if it cannot have voted us out before
 it died. It acked a ping that we sent at ``contact``; whoever acked us votes us out T_excl later at the earliest; so a proof
 younger than ``contact + T_excl`` (less clock drift) came first. Judged once, when the proof arrives, and remembered.
+
+Members that the current view admitted need no contact: at most half of a view is new, and its most senior member is not, so no
+quorum without us consists of newcomers alone. Whoever else is in it has to be discounted by contact, or to answer.
 """
 
 from __future__ import annotations
@@ -37,15 +40,22 @@ class EvidenceBook:
         self.silent: dict[str, float] = {}
         self.unready: dict[str, float] = {}
         self.leaving: dict[str, float] = {}
+        self.last_calls: dict[str, int] = {}
+        """The call that a leaving member has ended last: the others get to end it too."""
         self.checking: dict[str, float] = {}
         self.frozen_since: float | None = None
         """Since when some member is known to need a new epoch though nobody may have died."""
+        self._newcomers: frozenset[str] = frozenset()
+        """Whom the current view admitted, as far as its parent is known here."""
 
-    def adopt(self, view: View) -> None:
-        """Follow a new view."""
+    def adopt(self, view: View, parent: View | None) -> None:
+        """Follow a new view; ``parent``: the one that was followed before (None for none)."""
         ids = frozenset(view.ids)
+        new = ids.difference(parent.ids) if parent is not None and parent.view_id == view.parent_id else frozenset()
+        self._newcomers = new if 2 * len(new) <= len(ids) else frozenset()
         self.proofs = {key: proof for key, proof in self.proofs.items() if key in ids}
         self.leaving = {key: since for key, since in self.leaving.items() if key in ids}
+        self.last_calls = {key: call for key, call in self.last_calls.items() if key in ids}
         self.checking = {key: since for key, since in self.checking.items() if key in ids}
         self.silent.clear()
         self.unready.clear()
@@ -67,7 +77,20 @@ class EvidenceBook:
     @property
     def discounted(self) -> frozenset[str]:
         """Ids that rule (b) may do without."""
-        return frozenset(key for key, proof in self.proofs.items() if proof.discounted)
+        return frozenset(key for key, proof in self.proofs.items() if proof.discounted or key in self._newcomers)
+
+    def leave(self, member_id: str, after_call: int | None, now: float) -> None:
+        """It leaves on its own wish; ``after_call``: the call that it has ended last."""
+        self.leaving.setdefault(member_id, now)
+        if after_call is not None:
+            self.last_calls[member_id] = after_call
+
+    @property
+    def last_call(self) -> int | None:
+        """The call that everybody can still end, as members only leave; None where it would wait for somebody in vain."""
+        if self.proofs or self.silent or self.unready or self.frozen_since is not None:
+            return None
+        return max(self.last_calls.values(), default=None)
 
     def removals(self, view: View) -> tuple[Removal, ...]:
         """Everybody in ``view`` there is reason to remove, in seniority order, by the strongest reason."""

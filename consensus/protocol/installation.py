@@ -30,6 +30,8 @@ class Installation:
         self.after_call: int | None = None
         self.leavers: tuple[Member, ...] = ()
         """Whom to tell that they are out, once INSTALL is sent."""
+        self.leaving: tuple[str, ...] = ()
+        """Those of them who leave on their own wish."""
 
     @property
     def continuing(self) -> tuple[str, ...]:
@@ -41,6 +43,10 @@ class Installation:
     def missing_reports(self) -> tuple[str, ...]:
         """Who has not reported yet."""
         return tuple(member_id for member_id in self.continuing if member_id not in self.reports)
+
+    def busy_leavers(self) -> tuple[str, ...]:
+        """Who leaves after a call that has not ended there yet: without the old group it could not."""
+        return tuple(member_id for member_id in self.leaving if member_id not in self.reports)
 
     def missing_ready(self) -> tuple[str, ...]:
         """Who has not built its group yet."""

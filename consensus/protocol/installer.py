@@ -8,12 +8,15 @@ from math import inf
 from ..errors import LeftError
 from ..member import Address, Member
 from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushReply, FlushRequest, Install, Ready
-from ..view import View
+from ..view import Cause, View
 from .attempt import Attempt
 from .core import Core
 from .installation import Installation
 
 __all__ = ["Installer"]
+
+LEAVERS_WAIT = 0.25
+"""For so long after the choice a leaver may finish the call that it leaves after; then the old group is given up."""
 
 RESEND_AT_MOST = 0.5
 """INSTALL is sent again at growing intervals up to this: whoever got it may still be building."""
@@ -55,12 +58,21 @@ class Installer:
         if installation is None or installation.active:
             return
         self._push(now)
-        if now >= installation.started + self._core.config.ready_timeout:
+        if self._in_vain(installation, now):
+            self._core.stop(LeftError("left the job on its own wish"))
+        elif now >= installation.started + self._core.config.ready_timeout:
             what = "did not report" if installation.missing_reports() else "did not build its group"
             detail = f"{what} within ready_timeout={self._core.config.ready_timeout:g} s"
             for member_id in self.waits_for():
                 if member_id != self._core.member.id:
                     self._accuse(member_id, EvidenceKind.UNREADY, detail, now)
+
+    def _in_vain(self, installation: Installation, now: float) -> bool:
+        """Whether a driver that leaves with this view waits for the dead, or for members that went on without it."""
+        if self._core.member.id in installation.view:
+            return False
+        dead = all(member_id in self._core.evidence.proofs for member_id in installation.view.ids)
+        return dead or now >= installation.started + self._core.config.ready_timeout
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
@@ -74,6 +86,8 @@ class Installer:
             if now >= installation.next_send:
                 installation.next_send = now + self._core.config.resend
                 self._send(installation, missing, installation.flush_request())
+        elif not installation.sent and installation.busy_leavers() and now < installation.started + LEAVERS_WAIT:
+            installation.next_send = installation.started + LEAVERS_WAIT
         elif not installation.sent:
             installation.sent = True
             installation.next_send = now + installation.pause
@@ -134,4 +148,6 @@ class Installer:
         installation = Installation(view, attempt.parent, attempt.ballot, dict(attempt.reports), now)
         installation.after_call = attempt.after_call
         installation.leavers = leavers
+        removed = () if attempt.proposal is None else attempt.proposal.removed
+        installation.leaving = tuple(removal.member_id for removal in removed if removal.cause is Cause.LEFT)
         return installation

@@ -41,6 +41,8 @@ class Probe:
     stage: ProbeStage = ProbeStage.DIRECT
     helpers: int = 0
     nacks: int = 0
+    vouched: bool = False
+    """Its target showed life by other means; its own ack is still worth having, as contact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,11 @@ class Prober:
         return probe
 
     def answered_otherwise(self, member_id: str) -> None:
-        """A member showed life by other means: nothing of it is awaited any more."""
-        for seq in [seq for seq, probe in self.probes.items() if probe.target.id == member_id]:
-            del self.probes[seq]
+        """A member showed life by other means: an ack that does not come means nothing."""
+        for probe in self.probes.values():
+            if probe.target.id == member_id:
+                probe.vouched = True
+                probe.ask_others_at = inf
 
     def nacked(self, seq: int) -> None:
         """A helper lives but could not reach the target (yet)."""
@@ -123,6 +127,8 @@ class Prober:
         for probe in list(self.probes.values()):
             if now >= probe.fail_at:
                 del self.probes[probe.seq]
+                if probe.vouched:
+                    continue
                 failed.append(probe)
                 if probe.ask_others_at != inf:
                     # Lifeguard: helpers that sent not even a nack point at ourselves.

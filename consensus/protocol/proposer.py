@@ -61,6 +61,8 @@ class Proposer:
 
     def _wanted_at(self) -> float:
         """When the coordinator wants to propose next, as ``consider`` decides it."""
+        if self._last_to_leave:
+            return inf
         due = self._core.evidence.due()
         if due is not None:
             return due
@@ -73,13 +75,20 @@ class Proposer:
     def consider(self, now: float) -> None:
         """Propose, if we coordinate, there is a reason, and enough was waited for more."""
         core = self._core
-        if core.view is None or core.stopped is not None or self.attempt is not None or now < self._retry_at:
+        if core.view is None or core.stopped is not None or now < self._retry_at:
+            return
+        if self._leaves_the_dead:
+            core.stop(LeftError("left the job on its own wish"))
+            return
+        if self.attempt is not None:  # a proof may be all that it still waited for
+            self._count(self.attempt, now)
             return
         if core.member.id not in core.view or not core.coordinates():
             self._drop_wish()
             return
-        if len(core.view) == 1 and (core.leaving or core.member.id in core.evidence.leaving):
-            core.stop(LeftError("left the job on its own wish"))
+        if self._last_to_leave:  # not before the view without the others is active: until then they were not told
+            if core.active is core.view or core.evidence.frozen_since is not None:  # or its driver is gone
+                core.stop(LeftError("left the job on its own wish"))
             return
         due = core.evidence.due()
         if due is not None:
@@ -90,8 +99,17 @@ class Proposer:
         elif core.active is core.view:
             self._consider_joins(now)
 
+    @property
+    def _last_to_leave(self) -> bool:
+        """Whether this member leaves and nobody is left to ask."""
+        core = self._core
+        alone = core.view is not None and len(core.view) == 1
+        return alone and (core.leaving or core.member.id in core.evidence.leaving)
+
     def _consider_joins(self, now: float) -> None:
-        if not self._core.applicants.admissible(now):
+        core = self._core
+        full = core.view is not None and len(core.view) >= core.config.room
+        if full or not core.applicants.admissible(now):
             self._drop_wish()
         elif self._wish_since is None:
             self._wish_since = now
@@ -116,7 +134,7 @@ class Proposer:
         else:
             self._round = max(self._round, promised[0], 0) + 1
         ballot: Ballot = (self._round, core.member.id)
-        attempt = self.attempt = Attempt(core.view, ballot, self._boundary, now)
+        attempt = self.attempt = Attempt(core.view, ballot, self._after_call, now)
         if self._round == 0:
             attempt.propose(self._proposal(attempt.parent, now))
         self._send(attempt, now)
@@ -128,11 +146,17 @@ class Proposer:
             removed = tuple(removal for removal in removed if removal.member_id != core.member.id)
         kept = len(parent) - len(removed)
         # Not more joiners than it keeps: stalled ones could block the next change (each has acked us a moment ago).
-        room = min(kept, core.config.max_members - kept)
+        room = max(0, min(kept, core.config.room - kept))
         joined = [member for member in core.applicants.admissible(now) if member.id not in parent]
         return Proposal(parent.view_id, parent.epoch + 1, removed, tuple(joined[:room]))
 
+    @property
+    def _after_call(self) -> int | None:
+        return self._core.evidence.last_call if self._boundary is None else self._boundary
+
     def _send(self, attempt: Attempt, now: float) -> None:
+        if self._after_call is None:  # somebody will not end that call
+            attempt.after_call = None
         attempt.next_send = now + self._core.config.resend
         request = attempt.request()
         for member in attempt.parent.members:
@@ -146,9 +170,7 @@ class Proposer:
         attempt = self._matching(message)
         if attempt is not None and attempt.phase is Phase.PREPARE and sender in attempt.parent:
             attempt.promises[sender] = message
-            if attempt.decided(self._core.evidence.discounted):
-                attempt.propose(self._proposal(attempt.parent, now))
-                self._send(attempt, now)
+            self._count(attempt, now)
 
     def on_promised(self, message: Promised, now: float) -> None:
         """Somebody promised a higher ballot: start over above it, after a random pause."""
@@ -162,9 +184,32 @@ class Proposer:
         attempt = self._matching(message)
         if attempt is not None and attempt.phase is Phase.ACCEPT and sender in attempt.parent:
             attempt.reports[sender] = message.report
-            if attempt.decided(self._core.evidence.discounted):
-                attempt.phase = Phase.CHOSEN
-                self._chosen(attempt, now)
+            self._count(attempt, now)
+
+    def _count(self, attempt: Attempt, now: float) -> None:
+        """Go on to the next phase if the answers so far, less those that certainly cannot come, are a quorum."""
+        if not attempt.decided(self.discounted):
+            return
+        if attempt.phase is Phase.PREPARE:
+            attempt.propose(self._proposal(attempt.parent, now))
+            self._send(attempt, now)
+        elif attempt.phase is Phase.ACCEPT:
+            attempt.phase = Phase.CHOSEN
+            self._chosen(attempt, now)
+
+    @property
+    def discounted(self) -> frozenset[str]:
+        """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody."""
+        evidence = self._core.evidence
+        return frozenset() if self._core.member.id in evidence.leaving else evidence.discounted
+
+    @property
+    def _leaves_the_dead(self) -> bool:
+        """Whether this member leaves, and all others of its view are gone."""
+        view, evidence = self._core.view, self._core.evidence
+        if view is None or self._core.member.id not in evidence.leaving or self._core.member.id not in view:
+            return False
+        return len(view) > 1 and all(key in evidence.proofs for key in view.ids if key != self._core.member.id)
 
     def _matching(self, message: Promise | Promised | Accepted) -> Attempt | None:
         attempt = self.attempt

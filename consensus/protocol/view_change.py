@@ -62,18 +62,27 @@ class ViewChange:
 
     def frozen(self, now: float) -> None:
         """The data plane stopped by itself after a failure: it is owed a new epoch."""
-        if self._frozen_at is None:
+        if self._frozen_at is None and not self._stale_word:
             self._frozen_at = now
 
     def boundary(self, call: int, leavers: tuple[str, ...], now: float) -> None:
         """The data plane stopped by itself after ``call``, as its trailer asked."""
         core = self._core
         self.frozen(now)
-        self.proposer.boundary(call)
+        if not self._stale_word:
+            self.proposer.boundary(call)
         for member_id in leavers:
             if core.view is not None and member_id in core.view:
                 core.evidence.leaving.setdefault(member_id, now)
         self.proposer.consider(now)
+
+    @property
+    def _stale_word(self) -> bool:
+        """Whether what the data plane says of itself can only be about an older view.
+
+        It speaks of a stop before it gives its report, and no view is installed without that: so until then its words are late.
+        """
+        return self._core.installed is not self._core.view
 
     def ready(self, view_id: str, now: float) -> None:
         """The data plane built the group of ``view_id``."""
@@ -244,12 +253,12 @@ class ViewChange:
     def adopt(self, view: View, driver: str, now: float) -> None:
         """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
         core = self._core
-        core.view = view
+        parent, core.view = core.view, view
         core.driver = driver
         self._adopted_at = now
         self._orphan_told = False
         core.table.adopt(view, core.applicants.contacts, now)
-        core.evidence.adopt(view)
+        core.evidence.adopt(view, parent)
         stale = now - 2 * core.config.exclude_after
         core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}
         for member_id in view.ids:
@@ -286,14 +295,16 @@ class ViewChange:
         if now >= self._next_blocked_note:
             self._next_blocked_note = now + BLOCKED_EVERY
             core.outbox.note(logging.WARNING, "blocked", f"{self._blocked_text()} for {blocked:.0f} s")
-        if blocked >= core.config.quorum_timeout:
+        if core.leaving and blocked >= core.config.ready_timeout:  # for the others it is a crash from here on
+            core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
+        elif blocked >= core.config.quorum_timeout:
             core.stop(QuorumLostError(f"{self._blocked_text()} for quorum_timeout={core.config.quorum_timeout:g} s"))
 
     def _blocked_text(self) -> str:
         core = self._core
         attempt = self.proposer.attempt
         if attempt is not None:
-            known, waits = attempt.parent.members, attempt.waiting_for(core.evidence.discounted)
+            known, waits = attempt.parent.members, attempt.waiting_for(self.proposer.discounted)
         else:
             known, waits = core.view.members if core.view is not None else (), self.installer.waits_for()
         if not waits:

@@ -29,6 +29,8 @@ __all__ = ["Agent"]
 _LOOK_TIMEOUT = 1.0
 """How long an address may take to say who listens there."""
 
+_NOBODY = "nobody listens there"
+
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
 
@@ -256,10 +258,14 @@ class Agent:
     async def _explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
         wanted = [address for address in self._introducers if address != self._member.address][:8]
         answers = await asyncio.gather(*(self._look(address) for address in wanted))
-        found = [
-            f"{format_address(each)}: {self._describe(answer)}" for each, answer in zip(wanted, answers, strict=True)
-        ]
-        explained = JoinError(f"{error} ({'; '.join(found)})") if found else error
+        found: dict[str, list[str]] = {}
+        for address, answer in zip(wanted, answers, strict=True):
+            found.setdefault(self._describe(answer), []).append(format_address(address))
+        texts = [f"{', '.join(addresses)}: {text}" for text, addresses in found.items()]
+        remedy = ""
+        if wanted and wanted[0] == self._introducers[0] and answers[0] == _NOBODY:
+            remedy = f"; start the worker that founds the job with bind={format_address(wanted[0])}, the first introducer"
+        explained = JoinError(f"{error} ({'; '.join(texts)}){remedy}") if found else error
         self.driver.perform(lambda _now: deliver(explained))
 
     async def _look(self, address: Address) -> Answer | str | None:
@@ -270,7 +276,7 @@ class Agent:
         except TimeoutError:
             return f"no answer within {_LOOK_TIMEOUT:g} s"
         except ConnectionRefusedError:
-            return "nobody listens there"
+            return _NOBODY
         except OSError as error:
             return error.strerror or str(error)
         sock.close()

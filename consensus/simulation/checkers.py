@@ -8,12 +8,14 @@ __all__ = ["Checkers"]
 
 
 class Checkers:
-    """One view an epoch, rising epochs, a chain of parents, exactly the continuing members' reports."""
+    """One view an epoch, rising epochs, a chain of parents, ready members, exactly the continuing members' reports."""
 
     def __init__(self) -> None:
         self._active: dict[int, View] = {}
         self._installed: dict[int, tuple[View, dict[str, bytes]]] = {}
         self._epoch: dict[str, int] = {}
+        self._known: dict[str, View] = {}
+        self._who: dict[str, set[str]] = {}
 
     def activated(self, member_id: str, view: View) -> None:
         """``member_id`` acts in ``view``."""
@@ -25,9 +27,27 @@ class Checkers:
         self._epoch[member_id] = view.epoch
         installed = self._installed.get(view.epoch)
         assert installed is not None and installed[0].view_id == view.view_id
+        missing = set(view.ids) - self._who[view.view_id]
+        assert not missing, f"{view} is active at {member_id} before {sorted(missing)} installed it"
+        for later in self._active.values():
+            if later.epoch >= view.epoch:
+                self._chain(later)
 
-    def installed(self, view: View, reports: dict[str, bytes]) -> None:
-        """Somebody got everybody's reports for ``view``."""
+    def _chain(self, view: View) -> None:
+        """Every active view among the ancestors of an active view must be the active one of its epoch."""
+        below: View | None = view
+        while below is not None and below.epoch > 1:
+            active = self._active.get(below.epoch - 1)
+            assert active is None or active.view_id == below.parent_id, f"active {active} is no ancestor of {view}"
+            below = self._known.get(below.parent_id)
+
+    def chosen(self, view: View) -> None:
+        """Somebody holds ``view`` to be chosen."""
+        self._known.setdefault(view.view_id, view)
+
+    def installed(self, member_id: str, view: View, reports: dict[str, bytes]) -> None:
+        """``member_id`` got everybody's reports for ``view``."""
+        self._who.setdefault(view.view_id, set()).add(member_id)
         for writer, report in reports.items():
             assert report == f"{writer}:{view.epoch}".encode(), f"a report of another epoch in {view}: {report!r}"
         known = self._installed.setdefault(view.epoch, (view, reports))

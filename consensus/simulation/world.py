@@ -32,6 +32,7 @@ from ..protocol.effects import (
 )
 from ..protocol.machine import Machine
 from ..view import View
+from .ballots import Ballots
 from .checkers import Checkers
 from .faults import Faults
 
@@ -90,6 +91,9 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.at_address: dict[Address, Host] = {}
         self.checkers = Checkers()
+        self.ballots = Ballots(self.config)
+        self.watch: Callable[[Host, Message], bool] | None = None
+        """Sees every message before it is sent; False: it is not sent."""
         self.trace: list[tuple[float, str, str]] = []
         self.messages = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -138,6 +142,7 @@ class World:
     def kill(self, host: Host) -> None:
         """SIGKILL: its connections close, and whoever holds one finds out."""
         host.alive = False
+        self.ballots.died(host.id, self.now)
         if self.at_address.get(host.machine.member.address) is host:
             del self.at_address[host.machine.member.address]
         for other in list(self.hosts.values()):
@@ -153,9 +158,17 @@ class World:
         host.paused = False
         backlog, host.backlog = host.backlog, []
         for action in backlog:
-            self._at_host(host, action)
+            self.inside(host, action)
         host.machine.tick(self.now)
         self._settle(host)
+
+    def inside(self, host: Host, action: Callable[[], None]) -> None:
+        """Something happens inside a process, or waits until it is resumed."""
+        if host.paused and host.alive:
+            host.backlog.append(action)
+        elif host.running:
+            action()
+            self._settle(host)
 
     def isolate(self, group: list[Host], others: list[Host]) -> None:
         """Cut every link between two groups."""
@@ -186,14 +199,6 @@ class World:
         self._count += 1
         heapq.heappush(self._queue, (self.now + delay, self._count, action))
 
-    def _at_host(self, host: Host, action: Callable[[], None]) -> None:
-        """Something happens inside a process, or waits until it is resumed."""
-        if host.paused and host.alive:
-            host.backlog.append(action)
-        elif host.running:
-            action()
-            self._settle(host)
-
     def _wake(self, host: Host, at: float) -> None:
         if self._timers.get(host.id) != at or not host.running:
             return
@@ -214,9 +219,12 @@ class World:
 
     def _settle(self, host: Host) -> None:
         """Carry out effects until there are none."""
+        if host.machine.view is not None:
+            self.checkers.chosen(host.machine.view)
         while effects := host.machine.drain():
             for effect in effects:
-                self._carry_out(host, effect)
+                if host.alive:  # it may die in the middle of what it does
+                    self._carry_out(host, effect)
         self._arm(host)
 
     def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901 - one case an effect
@@ -235,9 +243,10 @@ class World:
             case Installed(view, reports):
                 self.trace.append((self.now, host.id, f"install {view.view_id}"))
                 host.installed.append((view, dict(reports)))
-                self.checkers.installed(view, dict(reports))
+                self.checkers.installed(host.id, view, dict(reports))
+                self.ballots.installed(host.id, view)
                 ready = lambda: host.machine.ready(view.view_id, self.now)  # noqa: E731
-                self._later(0.002, lambda: self._at_host(host, ready))
+                self._later(0.002, lambda: self.inside(host, ready))
             case Activated(view):
                 self.trace.append((self.now, host.id, f"activate {view.view_id}"))
                 host.activated.append(view)
@@ -263,7 +272,7 @@ class World:
         if victim.alive:
             self.kill(victim)
         proof = "killed and reaped by its supervisor"
-        self._at_host(asker, lambda: asker.machine.evidence(victim.id, EvidenceKind.PROOF, proof, self.now))
+        self.inside(asker, lambda: asker.machine.evidence(victim.id, EvidenceKind.PROOF, proof, self.now))
 
     def _tether(self, host: Host, members: tuple[Member, ...]) -> None:
         host.tethers = members
@@ -280,11 +289,15 @@ class World:
         elif reachable and not target.paused and target.stopped is None:
             alive = True
         detail = "connection refused by its host" if alive is False else ""
-        self._at_host(host, lambda: host.machine.checked(member.id, alive, detail, self.now))
+        self.inside(host, lambda: host.machine.checked(member.id, alive, detail, self.now))
 
     def _send(self, host: Host, address: Address, message: Message) -> None:
+        if self.watch is not None and not self.watch(host, message):
+            return
         self.messages += 1
         target = self.at_address.get(address)
+        if target is not None:
+            self.ballots.sent(host.id, target.id, message, self.now)
         if target is None or (host.id, target.id) in self.faults.cut or self.rng.random() < self.faults.loss:
             return
         # The real bytes: what the codec cannot carry, or a comparison by identity, shows here too.
@@ -299,4 +312,9 @@ class World:
     def _deliver(self, host: Host, sender: Host, packet: bytes) -> None:
         envelope = self._codec.decode(packet)
         message = envelope.message
-        self._at_host(host, lambda: host.machine.receive(sender.id, envelope.address, message, self.now))
+
+        def receive() -> None:
+            self.ballots.delivered(host.id, sender.id, message)
+            host.machine.receive(sender.id, envelope.address, message, self.now)
+
+        self.inside(host, receive)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..launch.process import die_with_parent, shell_code
+from ..launch.process import die_with_parent
 from .trainer import STEPS, STOP
 
 __all__ = ["WORKERS", "Crew", "prepare"]
@@ -22,7 +22,8 @@ __all__ = ["WORKERS", "Crew", "prepare"]
 WORKERS = 4
 """Workers that the launcher starts. The added one is ``worker 4``."""
 _RESTARTS = 6
-_GRACE = 3.0
+_GRACE = 6.0
+"""Seconds to drain: on a busy machine the end of an interpreter with torch alone takes two."""
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -34,7 +35,8 @@ class Crew:
         self._job = job
         self._seed = seed
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._added: subprocess.Popen[bytes] | None = None
+        self.added: subprocess.Popen[bytes] | None = None
+        """The worker that was added."""
 
     def start(self) -> None:
         """Start the launcher, which starts the workers."""
@@ -55,8 +57,8 @@ class Crew:
             "PYTHONFAULTHANDLER": "1",
         }
         command = [sys.executable, "-m", "ftlib.demo.trainer", ".", str(self._seed)]
-        self._added = self._spawn(command, facts, f"logs/worker-{WORKERS}.log")
-        return self._added.pid
+        self.added = self._spawn(command, facts, f"logs/worker-{WORKERS}.log")
+        return self.added.pid
 
     @property
     def code(self) -> int | None:
@@ -64,15 +66,9 @@ class Crew:
         return None if self._launcher is None else self._launcher.poll()
 
     @property
-    def added_code(self) -> int | None:
-        """The added worker's exit code, None while it runs or where there is none."""
-        code = None if self._added is None else self._added.poll()
-        return None if code is None else shell_code(code)
-
-    @property
     def over(self) -> bool:
         """Whether all processes have ended."""
-        return all(child is None or child.poll() is not None for child in (self._launcher, self._added))
+        return all(child is None or child.poll() is not None for child in (self._launcher, self.added))
 
     def finish(self) -> None:
         """Ask the workers to stop after the same step."""
@@ -80,7 +76,7 @@ class Crew:
 
     def end(self) -> None:
         """End whatever still runs, politely for a few seconds. Idempotent."""
-        children = [child for child in (self._added, self._launcher) if child is not None and child.poll() is None]
+        children = [child for child in (self.added, self._launcher) if child is not None and child.poll() is None]
         for child in children:
             child.send_signal(signal.SIGTERM)
         for child in children:
@@ -90,6 +86,17 @@ class Crew:
             if child.poll() is None:
                 child.kill()
                 child.wait()
+
+    def left(self) -> list[int]:
+        """Processes of this job that are there: none once all is over. They are known by their environment."""
+        mark = f"FTLIB_JOB={self._job}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):  # another user's, or just gone
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
 
     def _spawn(self, command: list[str], facts: dict[str, str], log: str) -> subprocess.Popen[bytes]:
         # Nothing of the user's own settings: the demo is the same everywhere.
@@ -114,6 +121,14 @@ def prepare(directory: Path) -> None:
     """Make ``directory`` and remove what an earlier demo left in it, and nothing else."""
     for name in (STEPS, "logs"):
         (directory / name).mkdir(parents=True, exist_ok=True)
-    for pattern in (f"{STEPS}/worker-*.jsonl", "logs/worker-*.log", "events.jsonl", "launcher.log", STOP, "report.json", "demo.png"):
+    for pattern in (
+        f"{STEPS}/worker-*.jsonl",
+        "logs/worker-*.log",
+        "events.jsonl",
+        "launcher.log",
+        STOP,
+        "report.json",
+        "demo.png",
+    ):
         for old in directory.glob(pattern):
             old.unlink()

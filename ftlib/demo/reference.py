@@ -21,9 +21,9 @@ class Reference:
     losses: tuple[float, ...]
 
     @property
-    def last_loss(self) -> float:
+    def last_loss(self) -> float | None:
         """Mean over the last 100 steps."""
-        return statistics.fmean(self.losses[-100:]) if self.losses else float("nan")
+        return statistics.fmean(self.losses[-100:]) if self.losses else None
 
 
 def undisturbed(digits: Digits, seed: int, steps: int, tell: Callable[[int], None]) -> Reference:
@@ -40,7 +40,7 @@ def undisturbed(digits: Digits, seed: int, steps: int, tell: Callable[[int], Non
     for step in range(steps):
         images, labels = task.global_batch(digits, seed, step)
         loss = cross_entropy(model(images), labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         task.set_rate(optimizer, step + 1)
         optimizer.step()
         optimizer.zero_grad()

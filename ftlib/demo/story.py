@@ -18,9 +18,9 @@ __all__ = ["LIMIT", "Story"]
 
 _PLOT = ((Fault.KILL, 0.12), (Fault.STOP, 0.32), (Fault.ADD, 0.56), (Fault.SENIOR, 0.76))
 """What is done, and after which part of the training time at the earliest."""
-LIMIT = 20.0
+LIMIT = 40.0
 """Seconds after which a consequence that has not come is given up: that promise is broken."""
-START_LIMIT = 60.0
+START_LIMIT = 90.0
 """The same for the first average of all: four processes that import torch on a busy machine."""
 _LAST = 1.0
 """Seconds that everybody trains together before the end."""
@@ -47,7 +47,7 @@ class Story:
         if self.finished:
             return "everybody stops after the same step"
         done = len(self._timeline.deeds)
-        return f"next: {_PLOT[done][0].value}" if done < len(_PLOT) else "everything has been done; training goes on"
+        return f"next: {_PLOT[done][0].value}" if done < len(_PLOT) else "the last seconds"
 
     def tick(self) -> None:
         """Look at what has become of the last deed; do the next one if it is time."""
@@ -102,7 +102,7 @@ class Story:
             self._told.add(number)
             if deed.fault is not Fault.ADD:
                 size = len(timeline.witnesses(deed))
-                text = f"all {size} survivors have finished an average without it {seconds * 1e3:.0f} ms after the signal"
+                text = f"all {size} survivors finished an average without it after {seconds * 1e3:.0f} ms"
                 timeline.say(deed.t + seconds, text)
 
     def _do(self, fault: Fault) -> None:

@@ -7,6 +7,7 @@ noise added in the same way, however many workers share them.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,5 +69,6 @@ def fingerprint(model: nn.Module) -> str:
     """16 hex digits that tell whether two models are equal in every bit of every parameter."""
     digest = hashlib.blake2b(digest_size=8)
     for parameter in model.parameters():
-        digest.update(parameter.detach().numpy())
+        bits: Any = parameter.detach().numpy()
+        digest.update(bits)
     return digest.hexdigest()

@@ -118,6 +118,7 @@ class Timeline:
         self.deeds: list[Deed] = []
         self._events: list[Event] = []
         self._fenced: set[int] = set()
+        self._firsts: dict[int, Step] = {}
         self.code: int | None = None
         """The launcher's exit code, once it is over."""
 
@@ -218,12 +219,7 @@ class Timeline:
 
     def losses(self) -> list[Step]:
         """One step a number, in order: whoever finished it first."""
-        firsts: dict[int, Step] = {}
-        for life in self.lives.values():
-            for step in life.steps:
-                if step.step not in firsts or step.t < firsts[step.step].t:
-                    firsts[step.step] = step
-        return [firsts[number] for number in sorted(firsts)]
+        return [self._firsts[number] for number in sorted(self._firsts)]
 
     # Consequences of deeds.
 
@@ -277,3 +273,6 @@ class Timeline:
             if earlier is not None and len(self.views) > 1:
                 self.say(step.t, f"{life.name} takes part, {step.t - life.born:.1f} s after its start")
         life.steps.append(step)
+        first = self._firsts.get(step.step)
+        if first is None or step.t < first.t:
+            self._firsts[step.step] = step

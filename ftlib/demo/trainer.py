@@ -43,14 +43,14 @@ def main(directory: Path, seed: int) -> None:
     stop = directory / STOP
 
     with FTLib.init(consensus="gossip", framework="gloo") as ft:
-        notes.write("met", member=ft.member_list[ft.rank].id if ft.rank >= 0 else "", size=ft.size)
+        notes.write("met")
         ft.register_state(model=model, optimizer=optimizer)
         epoch, over = 0, False
         while not over:
             images, labels = task.global_batch(digits, seed, ft.step)
             mine = slice(max(ft.rank, 0), None, max(ft.size, 1))  # this worker's share of the batch
             loss = cross_entropy(model(images[mine]), labels[mine])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             told = torch.tensor([loss.item(), float(stop.exists())])  # averaged along: the loss of all, and whether to stop
             if not ft.allreduce_average([*model.parameters(), told], weight=len(labels[mine])):
                 break

@@ -98,8 +98,11 @@ class Framework(ABC):
     def rebuild(self, spec: GroupSpec) -> Group:
         """Build the group and connect it to every rank before returning. GroupError on failure or timeout."""
 
-    def cancel(self) -> None:
-        """Make a ``rebuild`` under way in another thread fail soon (best effort; it has a deadline anyway)."""
+    def cancel(self, before: int = 0) -> None:  # noqa: B027 - best effort: a rebuild has a deadline anyway
+        """Make a ``rebuild`` under way in another thread fail soon.
+
+        With ``before`` only if it is for an earlier epoch; and any such one that begins later, until the next ``start``.
+        """
 
     def abort_communicator(self) -> None:
         """Abort the newest group, if any."""

@@ -65,10 +65,14 @@ class GlooFramework(Framework):
         self._host = ""
         self._server: StoreServer | None = None
         self._build: _Build | None = None
+        self._turn = threading.Lock()
+        self._void_before = 0
+        """Epochs below it were cancelled. Guarded, as is ``_build``, by ``_turn``."""
         self._process = os.getpid()
 
     def start(self, host: str) -> Mapping[str, str]:
         """Start the store. ConfigError if ``host`` is not an address of this machine. Idempotent."""
+        self._void_before = 0
         if self._server is None:
             sockets.guard_forks()
             self._host = interface_address(host)
@@ -82,17 +86,22 @@ class GlooFramework(Framework):
         server = self._server
         if server is None:
             raise ConfigError("start the framework before building groups")
-        self._build = build = _Build(spec, self._host, server)
+        with self._turn:
+            if spec.epoch < self._void_before:
+                raise GroupError(f"building the group of epoch {spec.epoch} was given up: cancelled")
+            self._build = build = _Build(spec, self._host, server)
         try:
             self.group = build.run()
         finally:
             self._build = None
         return self.group
 
-    def cancel(self) -> None:
-        """Give up the rebuild under way, if any; it raises GroupError at once."""
-        build = self._build
-        if build is not None:
+    def cancel(self, before: int = 0) -> None:
+        """Give up the rebuild under way, if any (see ``Framework``); it raises GroupError at once."""
+        with self._turn:
+            self._void_before = max(self._void_before, before)
+            build = self._build
+        if build is not None and (not before or build.epoch < before):
             build.give_up("cancelled")
 
     def check(self, tensor: torch.Tensor) -> None:
@@ -129,6 +138,7 @@ class _Build:
 
     def __init__(self, spec: GroupSpec, host: str, server: StoreServer) -> None:
         self._spec, self._host, self._server = spec, host, server
+        self.epoch = spec.epoch
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._given_up = False

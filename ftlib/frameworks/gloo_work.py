@@ -72,28 +72,28 @@ class GlooWork(Work):
         return raw is None or bool(raw.is_completed())
 
     def _wait(self, timeout: float) -> bool:
-        if self._raw is None:
-            return self._outcome()
+        ended = self._ended(timeout)  # no frame of a traceback has the raw work: it would keep sockets open
+        if not ended and self._owner.abandoned:
+            raise GroupError("operation abandoned: its group was aborted and cannot be interrupted")
+        return ended and self._outcome()
+
+    def _ended(self, timeout: float) -> bool:
+        """Whether it ended in time; how it ended is noted. Several threads may ask at a time: one may be destroying the group."""
+        raw = self._raw
+        if raw is None:
+            return True
         try:
             # A timeout of zero means for ever there, and fractions of a millisecond are cut off.
-            self._raw.wait(timedelta(seconds=max(0.001, timeout)))
-        except FOREIGN:
-            return self._settle()
+            raw.wait(timedelta(seconds=max(0.001, timeout)))
+        except FOREIGN:  # still under way, success at the last moment, or failure
+            if not raw.is_completed():
+                return False
+            try:
+                raw.wait()
+            except FOREIGN as real:
+                self._error = self._owner.translate(real)
         self._raw = None
         return True
-
-    def _settle(self) -> bool:
-        """After a wait that raised: tell "still under way" from success at the last moment and from failure."""
-        if not self._raw.is_completed():
-            if self._owner.abandoned:
-                raise GroupError("operation abandoned: its group was aborted and cannot be interrupted")
-            return False
-        try:
-            self._raw.wait()
-        except FOREIGN as real:
-            self._error = self._owner.translate(real)
-        self._raw = None  # and no frame of a traceback has it: it would keep sockets open
-        return self._outcome()
 
     def _outcome(self) -> bool:
         if self._error is not None:

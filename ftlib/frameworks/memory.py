@@ -336,17 +336,24 @@ class MemoryFramework(Framework):
         self.member = member or self.hub.name()
         self._cancelled = threading.Event()
         self._room: _Room | None = None
+        self._turn = threading.Lock()
+        self._epoch = self._void_before = 0
 
     def start(self, host: str) -> Mapping[str, str]:
         """Start nothing."""
+        self._void_before = 0
         return {"store": f"{host}:0"}
 
     def rebuild(self, spec: GroupSpec) -> Group:
         """Wait in the view's room for the other ranks."""
         if self.hub.is_dead(self.member):
             raise GroupError(f"member {self.member} is dead")
-        self._cancelled = cancelled = threading.Event()
-        self._room = room = self.hub.room(spec)
+        with self._turn:
+            if spec.epoch < self._void_before:
+                raise GroupError(f"rank {spec.rank} cancelled the rebuild")
+            self._cancelled = cancelled = threading.Event()
+            self._epoch = spec.epoch
+            self._room = room = self.hub.room(spec)
         try:
             room.enter(spec, self.member, cancelled.is_set)
         finally:
@@ -354,10 +361,14 @@ class MemoryFramework(Framework):
         self.group = MemoryGroup(room, spec.rank, spec.size)
         return self.group
 
-    def cancel(self) -> None:
-        """Fail a rebuild under way, for all who wait in it."""
-        self._cancelled.set()
-        room = self._room
+    def cancel(self, before: int = 0) -> None:
+        """Fail a rebuild under way, for all who wait in it (see ``Framework``)."""
+        with self._turn:
+            self._void_before = max(self._void_before, before)
+            if before and self._epoch >= before:
+                return
+            self._cancelled.set()
+            room = self._room
         if room is not None:
             with room.changed:
                 room.changed.notify_all()

@@ -52,7 +52,7 @@ def interface_address(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"interface address {host!r} cannot be resolved: {error}; give a numeric address") from error
+        raise ConfigError(f"{host!r} cannot be resolved: {error.strerror}; give bind= a numeric address") from error
     return str(found[0][4][0])
 
 
@@ -66,7 +66,7 @@ class StoreServer:
             listener.listen(512)
         except OSError as error:
             listener.close()
-            raise ConfigError(f"cannot listen on interface address {host}: {error}") from error
+            raise ConfigError(f"cannot listen on {host}: {error.strerror}; give bind= an address of this host") from error
         self.address: Address = (host, int(listener.getsockname()[1]))
         sockets.track([self.address])
         self._store: Any = TCPStore(

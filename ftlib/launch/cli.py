@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str] | None) -> int:
     try:
         code = commands.main(args=arguments, prog_name="ftlib", standalone_mode=False)
+    except click.UsageError as error:
+        where = "ftlib" if error.ctx is None else error.ctx.command_path
+        return _complain(f"{error.format_message()} See {where} --help", 2)
     except click.ClickException as error:
         return _complain(error.format_message(), 2)
     except ConfigError as error:

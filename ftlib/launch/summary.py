@@ -17,7 +17,7 @@ def outcome(entry: Entry) -> str:
         case Phase.DONE:
             return "finished"
         case Phase.RETIRED if not entry.cause:
-            return "not needed any more" if entry.code == 0 else f"ended with the run ({describe_exit(entry.code)})"
+            return "drained" if entry.code == 0 else f"ended with the run ({describe_exit(entry.code)})"
         case Phase.FAILED | Phase.RETIRED:
             return describe_exit(entry.code) + (f" ({entry.cause})" if entry.cause else "")
         case _:

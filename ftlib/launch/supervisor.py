@@ -156,6 +156,7 @@ class Supervisor:
             self._addresses = [f"{HOST}:{port}" for port in self._ports.values()]
             for index in list(sockets):
                 self._start(index, self._founder(index, sockets[index]), sockets.pop(index))
+            self._console.say(f"to look inside: ftlib status {self._addresses[0]}")
         finally:
             for pair in sockets.values():
                 pair.close()

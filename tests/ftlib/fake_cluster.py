@@ -1,6 +1,7 @@
 """A consensus double in one process: one thread decides views by a script, and everything a real one promises holds.
 
-View changes run as flush, install, activate, with reports of every continuing member; a death in the middle starts the next epoch.
+View changes run as flush, install, activate, with reports of every continuing member; a death in the middle starts the
+next epoch.
 """
 
 from __future__ import annotations
@@ -287,7 +288,7 @@ def _serve(sources: dict[str, Source]) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(text.encode())
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -27,7 +27,7 @@ def test_average_is_weighted_and_alike(size: int) -> None:
         return out
 
     with Job(size) as job:
-        results = job.run({name: body for name in names(size)})
+        results = job.run(dict.fromkeys(names(size), body))
     total = sum(range(1, size + 1))
     expected = sum((i + 1) * i for i in range(size)) / total
     for tensors in results.values():
@@ -47,7 +47,9 @@ def test_all_kinds_of_calls_and_targets() -> None:
                 parameter.grad = torch.full_like(parameter, float(i))
         assert ft.allreduce_average(model)
         for parameter in model.parameters():
-            assert parameter.grad is None if not parameter.requires_grad else torch.allclose(parameter.grad, torch.tensor(2 / 3))
+            assert (
+                parameter.grad is None if not parameter.requires_grad else torch.allclose(parameter.grad, torch.tensor(2 / 3))
+            )
         array = np.full((4, 4), i, dtype=np.float32)
         assert ft.wait_gradients_ready(params=[array])
         assert np.allclose(array, 1.0)
@@ -78,7 +80,7 @@ def test_all_kinds_of_calls_and_targets() -> None:
         assert ft.step == 5
 
     with Job(3) as job:
-        job.run({name: body for name in names(3)})
+        job.run(dict.fromkeys(names(3), body))
 
 
 def test_large_and_strided_tensors_are_cut_and_put_together() -> None:
@@ -96,7 +98,7 @@ def test_large_and_strided_tensors_are_cut_and_put_together() -> None:
         assert torch.equal(missing.grad, torch.zeros(40_000))
 
     with Job(2, bucket_mb=0.05) as job:
-        job.run({name: body for name in names(2)})
+        job.run(dict.fromkeys(names(2), body))
 
 
 def test_misuse_is_one_clear_error() -> None:
@@ -112,7 +114,7 @@ def test_misuse_is_one_clear_error() -> None:
             (lambda: ft.allreduce(torch.ones(2), "AVG"), "choose one of"),
             (lambda: ft.broadcast(torch.ones(2), 7), "no rank"),
             (lambda: ft.allreduce_average(torch.ones(2, device="meta")), "meta"),
-            (lambda: ft.register_state(), "given nothing"),
+            (ft.register_state, "given nothing"),
             (lambda: ft.register_state(model=object()), "state_dict"),
         ]:
             with pytest.raises(ConfigError, match=text):

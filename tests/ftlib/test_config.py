@@ -38,7 +38,7 @@ def test_values_are_read_from_text() -> None:
     found = resolve({}, {}, variables)
     assert found.consensus.introducers == ("127.0.0.1:7000", "[::1]:7001")
     assert found.consensus.socket_fds == (5, 6)
-    assert (found.consensus.quorum_timeout, found.max_size, found.consensus.policy) == (600.0, None, Policy.ANY)
+    assert (found.consensus.quorum_timeout, found.consensus.max_size, found.consensus.policy) == (600.0, None, Policy.ANY)
     assert found.bucket_mb == 1.5
 
 

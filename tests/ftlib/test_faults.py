@@ -50,7 +50,7 @@ def test_a_failed_operation_is_salvaged(skip: int, elsewhere: bool) -> None:
         train(worker, STEPS, records[worker.name])
 
     with Job(3, bucket_mb=0.1) as job:
-        job.run({name: body for name in records})
+        job.run(dict.fromkeys(records, body))
         assert job.cluster.epoch >= 2
         adopted = sum(worker.ft.metrics()["adopted"] for worker in job.workers.values())
         donated = sum(worker.ft.metrics()["donated"] for worker in job.workers.values())
@@ -211,7 +211,7 @@ def test_the_worker_with_other_tensors_stops_and_the_others_go_on() -> None:
             job.start(f"w{i}", body)
         for name in ("w0", "w2"):
             job.workers[name].join()
-        with pytest.raises(StepMismatch, match="different tensors.*w1"):
+        with pytest.raises(StepMismatch, match=r"different tensors.*w1"):
             job.workers["w1"].join()
 
 

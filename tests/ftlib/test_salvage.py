@@ -68,7 +68,9 @@ def test_plan_is_alike_complete_and_never_mixes(case: tuple[list[str], dict[str,
     assert chosen.holders
     assert chosen.authority
     counts = [sum(1 for _, donor in chosen.adoptions if donor == name) for name in acted]
-    assert max(counts) - min(count for name, count in zip(acted, counts, strict=True) if acted[name].finished == chosen.call) <= 1
+    assert (
+        max(counts) - min(count for name, count in zip(acted, counts, strict=True) if acted[name].finished == chosen.call) <= 1
+    )
 
 
 @given(

@@ -29,11 +29,22 @@ def test_trees_survive(tree: object) -> None:
     assert decode(snapshot(tree), 1 << 20) == tree
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int8, torch.int64, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int8, torch.int64, torch.complex64]
+)
 def test_tensors_survive_bit_for_bit(dtype: torch.dtype) -> None:
-    tree = {"a": torch.randn(5, 7).to(dtype), "b": [torch.zeros(0, 3, dtype=dtype), torch.ones((), dtype=dtype)], 3: torch.randn(4, 6).to(dtype).t()}
+    tree = {
+        "a": torch.randn(5, 7).to(dtype),
+        "b": [torch.zeros(0, 3, dtype=dtype), torch.ones((), dtype=dtype)],
+        3: torch.randn(4, 6).to(dtype).t(),
+    }
     found = decode(snapshot(tree), 1 << 20)
-    for mine, theirs in [(tree["a"], found["a"]), (tree["b"][0], found["b"][0]), (tree["b"][1], found["b"][1]), (tree[3], found[3])]:
+    for mine, theirs in [
+        (tree["a"], found["a"]),
+        (tree["b"][0], found["b"][0]),
+        (tree["b"][1], found["b"][1]),
+        (tree[3], found[3]),
+    ]:
         assert mine.dtype is theirs.dtype
         assert mine.shape == theirs.shape
         assert torch.equal(mine, theirs)
@@ -52,7 +63,9 @@ def test_an_optimizer_goes_on_where_the_other_was() -> None:
     one, two = make(), make()
     for _ in range(3):
         step(*one)
-    Registered({"model": two[0], "optimizer": two[1]}).load(decode(snapshot(Registered({"model": one[0], "optimizer": one[1]}).tree(3)), 1 << 20))
+    Registered({"model": two[0], "optimizer": two[1]}).load(
+        decode(snapshot(Registered({"model": one[0], "optimizer": one[1]}).tree(3)), 1 << 20)
+    )
     step(*one)
     step(*two)
     assert all(torch.equal(a, b) for a, b in zip(one[0].state_dict().values(), two[0].state_dict().values(), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from ftlib.config import resolve
 from ftlib.frameworks.memory import MemoryHub
@@ -34,7 +34,7 @@ class Worker:
         try:
             self.ft._start()
             self.result = self.body(self)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - join raises it
             self.error = error
 
     def join(self) -> Any:
@@ -71,7 +71,7 @@ class Job:
             self.start(name, body)
         return {name: self.workers[name].join() for name in bodies}
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *args: object) -> None:

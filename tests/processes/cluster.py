@@ -156,12 +156,16 @@ class Cluster:
 
     # Starting
 
-    def found(self, size: int, **task: Any) -> list[Worker]:
-        """Start ``size`` workers that found a cluster together."""
+    def found(self, size: int, *, first: dict[str, Any] | None = None, **task: Any) -> list[Worker]:
+        """Start ``size`` workers that found a cluster together; ``first``: what is special about the most senior one."""
         pairs = [_bind() for _ in range(size)]
         addresses = ["127.0.0.1:%d" % pair[1].getsockname()[1] for pair in pairs]
         return [
-            self._spawn({"introducers": addresses, "initial_size": size, "bind": address}, pair, **task)
+            self._spawn(
+                {"introducers": addresses, "initial_size": size, "bind": address},
+                pair,
+                **{**task, **((first or {}) if address == addresses[0] else {})},
+            )
             for address, pair in zip(addresses, pairs, strict=True)
         ]
 

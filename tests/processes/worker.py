@@ -1,7 +1,7 @@
 """What one worker of a process test does: a training loop whose results tell who took part, one JSON line per finished call.
 
-Each worker's gradient is ``2 ** slot`` in every element (slots differ), so that the average tells exactly whose gradients are in it
-(``who``), for every tensor on its own; the parameters move by it, so that their hash tells the whole history. Runs as a child of
+Each worker's gradient says which slot it has, so that the average tells exactly whose gradients are in it (``who``), for every
+tensor on its own; the parameters move by it, so that their hash tells the whole history. Runs as a child of
 ``zygote``, or by itself under ``ftlib run`` with the task in ``PROCESS_TEST_TASK``.
 """
 
@@ -27,7 +27,7 @@ from ftlib import FTLib
 from tests.processes import moments, trace
 
 SLOTS = 20
-"""``2 ** slot`` and sums of them are exact in float32."""
+"""``2 ** slot`` and sums of them are exact in float32. A tensor needs twice as many elements to tell who is in it."""
 
 
 @dataclass
@@ -49,9 +49,9 @@ class Task:
     steps: int = 0
     """End by itself after so many (0: never)."""
     idle: float = 0.0
-    """Instead of training: rest so long after the first step, then go on."""
+    """Count control messages: rest for so many seconds after 50 steps, then train (see ``Census``)."""
     kill_at: str = ""
-    """A moment (see ``moments``) at which the worker sends itself SIGKILL."""
+    """A moment (see ``moments``) at which the worker sends itself SIGKILL; after ``later``: only from its tenth step on."""
     trace: bool = False
     """Note when the phases of a recovery were passed (see ``trace``)."""
     debug: bool = False
@@ -118,11 +118,12 @@ def _train(task: Task, lines: Lines) -> int:
     settings = dict(task.settings)
     if task.socket_fds:
         settings["socket_fds"] = task.socket_fds
-    if task.kill_at:
-        moments.arm(task.kill_at)
+    later = task.kill_at.removeprefix("later ")
+    if later == task.kill_at and later:
+        moments.arm(later)
     tracer = trace.Tracer() if task.trace else None
     params = [torch.zeros(size) for size in task.sizes]
-    grads = [torch.full((size,), float(2**task.slot)) for size in task.sizes]
+    grads = [torch.zeros(size) for size in task.sizes]
 
     def load(state: dict[str, Any]) -> None:
         for param, value in zip(params, state["params"], strict=True):
@@ -133,12 +134,12 @@ def _train(task: Task, lines: Lines) -> int:
         lines.write(event="init", member=member.id, address="%s:%d" % member.address, pid=os.getpid())
         ft.register_state(state_dict=lambda: {"params": params}, load_state_dict=load)
         steps = 0
+        census = Census(ft, lines, task.idle) if task.idle else None
         while not task.steps or steps < task.steps:
             if task.pause:
                 time.sleep(chance.random() * task.pause)
             if task.fill:
-                for grad in grads:
-                    grad.fill_(float(2**task.slot))
+                _fill(grads, task.slot)
             status = ft.allreduce_average(grads)
             end = time.monotonic()
             if not status:
@@ -147,6 +148,8 @@ def _train(task: Task, lines: Lines) -> int:
             if task.fill:
                 torch._foreach_add_(params, grads, alpha=-1e-3)
             steps += 1
+            if steps == 10 and later != task.kill_at:
+                moments.arm(later)
             told: dict[str, Any] = {
                 "end": end,
                 "call": ft._plane.finished,
@@ -163,34 +166,66 @@ def _train(task: Task, lines: Lines) -> int:
             if tracer is not None and tracer.marks:
                 told["marks"] = tracer.take()
             lines.write(**told)
-            if task.idle and steps == 50:
-                _count(ft, lines, "before")
-                time.sleep(task.idle)
-                _count(ft, lines, "idle")
-        if task.idle:
-            _count(ft, lines, "busy")
+            if census is not None:
+                census.step(steps)
         lines.write(event="done")
     return 0
 
 
-def _count(ft: FTLib, lines: Lines, label: str) -> None:
-    lines.write(event="messages", label=label, sent=ft._consensus.status()["messages"]["sent"])
+class Census:
+    """Counts the control messages sent while resting for ``seconds``, then while training as long, from step 50 on."""
+
+    def __init__(self, ft: FTLib, lines: Lines, seconds: float) -> None:
+        self._ft, self._lines, self._seconds = ft, lines, seconds
+        self._until = 0.0
+        self._before: dict[str, int] = {}
+        self._first = 0
+
+    def step(self, number: int) -> None:
+        """A step has been finished."""
+        if number == 50:
+            self._take("start", 0)
+            time.sleep(self._seconds)
+            self._take("idle", 0)
+            self._first, self._until = number, time.monotonic() + self._seconds
+        elif self._until and time.monotonic() > self._until:
+            self._until = 0.0
+            self._take("busy", number - self._first)
+
+    def _take(self, label: str, steps: int) -> None:
+        sent = {kind: count["messages"] for kind, count in self._ft._consensus.status()["messages"]["sent"].items()}
+        new = {kind: count - self._before.get(kind, 0) for kind, count in sent.items() if count > self._before.get(kind, 0)}
+        self._before = sent
+        self._lines.write(event="messages", label=label, sent=new, steps=steps)
+
+
+def _fill(grads: list[torch.Tensor], slot: int) -> None:
+    """One's own gradients: ``2 ** slot``; in large tensors both ends are one-hot instead, so that averages can be read exactly."""
+    for grad in grads:
+        grad.fill_(float(2**slot))
+        if grad.numel() >= 2 * SLOTS:
+            grad[:SLOTS] = 0.0
+            grad[-SLOTS:] = 0.0
+            grad[slot] = 1.0
+            grad[slot - SLOTS] = 1.0
 
 
 def _who(grads: list[torch.Tensor], lines: Lines) -> int:
-    """Bits of the slots whose gradients are in the average; every tensor must say the same at both ends."""
-    found = {_mask(float(grad[place])) for grad in grads if grad.numel() for place in (0, -1)}
-    if len(found) != 1:
-        lines.write(event="error", text=f"one call averaged over different members: {sorted(found)}")
-    return min(found)
+    """Bits of the slots whose gradients are in the average; every tensor must say the same, at both ends."""
+    mask = _mask(grads[0][:SLOTS])
+    count = mask.bit_count()
+    for grad in grads:
+        if grad.numel() >= 2 * SLOTS:
+            right = _mask(grad[:SLOTS]) == mask == _mask(grad[-SLOTS:])
+        else:
+            right = all(abs(float(value) * count - mask) < 0.5 for value in grad)
+        if not right:
+            lines.write(event="error", text=f"one call averaged over different members: {mask:b} and {grad[:SLOTS].tolist()}")
+    return mask
 
 
-def _mask(average: float) -> int:
-    for count in range(1, SLOTS):
-        mask = round(average * count)
-        if mask.bit_count() == count and abs(average * count - mask) < 1e-3 * max(1, mask):
-            return mask
-    return -1
+def _mask(ends: torch.Tensor) -> int:
+    return sum(1 << place for place, value in enumerate(ends.tolist()) if value)
 
 
 def _digest(params: list[torch.Tensor]) -> str:

@@ -82,7 +82,19 @@ def main() -> int:
     worker.prepare()
     control.send(b'{"pid": 0}')
     task = serve(control)
-    return 0 if task is None else worker.main(task)
+    if task is None:
+        return 0
+    code = 1
+    try:
+        code = worker.main(task)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        # Not through the interpreter's end: it visits every object that was imported, and as these pages are shared with the
+        # zygote, copying them takes seconds.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

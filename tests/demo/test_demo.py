@@ -1,0 +1,109 @@
+"""The demo itself, as short as it can be: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftlib.demo.timeline import Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+
+def command(out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "ftlib.launch.cli", "demo", "--seconds", "10", "--out", str(out), *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "FTLIB_JOB": "not-the-demos"}
+
+
+def remaining(out: Path) -> list[int]:
+    """Processes that work in the demo's directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                at = (entry / "cwd").readlink()
+            except OSError:
+                continue
+            if at == out:
+                found.append(int(entry.name))
+    return found
+
+
+def test_every_promise_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = subprocess.run(
+        command(out, "--json"), env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=230, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    facts = json.loads(done.stdout)
+    assert facts == json.loads((out / "report.json").read_text())
+    assert facts["kept"] and all(promise["kept"] for promise in facts["promises"])
+    assert [found["fault"] for found in facts["consequences"]] == [fault.value for fault in _order()]
+    assert all(found["recovery"] is not None and found["back"] is not None for found in facts["consequences"])
+    assert facts["steps"] > 50 and facts["steps_lost"] == 0 and facts["divergent"] == 0
+    assert facts["compared"] > 3 * facts["steps"] and facts["processes"] == 8 and facts["epochs"] >= 8
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "All promises were kept." in done.stderr and str(out / "demo.png") in done.stderr
+    assert remaining(out) == []
+
+
+def _order() -> list[Fault]:
+    return [Fault.KILL, Fault.STOP, Fault.ADD, Fault.SENIOR]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        command(out), env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as demo:
+        try:
+            deadline = time.monotonic() + 60
+            while len(list(out.glob("steps/*.jsonl"))) < 4:
+                assert demo.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            demo.send_signal(number)
+            told, complaint = demo.communicate(timeout=30)
+        finally:
+            demo.kill()
+    deadline = time.monotonic() + 10
+    while remaining(out):
+        assert time.monotonic() < deadline, f"still there: {remaining(out)}"
+        time.sleep(0.05)
+    if number != signal.SIGKILL:
+        assert demo.returncode == 130, complaint
+        assert told.decode().rstrip().endswith("Interrupted. All workers are gone.")
+        assert not complaint
+
+
+def test_bad_arguments_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for arguments, text in (
+        (["--seconds", "3"], "--seconds"),
+        (["--out", "file"], "--out"),
+        (["--out", "file/x"], "--out"),
+        (["x"], "x"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ftlib.launch.cli", "demo", *arguments],
+            env=environment(),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("ftlib: error: ") and text in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,254 @@
+"""Actors as processes of a test: start, signal, watch, clean up. Like ``cluster``, with a part a worker instead of one task.
+
+One zygote serves all tests of a module; each test has a job of its own and leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .cluster import ROOT, Stuck, _bind
+
+__all__ = ["Player", "Stage"]
+
+LIMIT = 15.0
+"""Seconds that anything may take."""
+
+
+class Player:
+    """One process and what it wrote."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self.pid = 0
+        self.code: int | None = None
+        self.killed = False
+        self.lines: list[dict[str, Any]] = []
+        self._log = log
+        self._size = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.name} pid {self.pid} code {self.code} last {self.calls[-1] if self.calls else self.lines[-1:]}>"
+
+    def read(self) -> None:
+        """Take in what is new; half a line waits."""
+        with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
+            file.seek(self._size)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._size += len(whole)
+            self.lines += [json.loads(line) for line in whole.splitlines()]
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """Lines of finished calls."""
+        return [line for line in self.lines if "call" in line]
+
+    @property
+    def size(self) -> int:
+        """Group size in the newest finished call."""
+        return int(self.calls[-1]["size"]) if self.calls else 0
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        """The newest such line."""
+        return next((line for line in reversed(self.lines) if line.get("event") == name), None)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """All such lines."""
+        return [line for line in self.lines if line.get("event") == name]
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        started = self.event("init")
+        return str(started["address"]) if started else ""
+
+    @property
+    def error(self) -> str:
+        """``Kind: text`` of what ended it."""
+        error = self.event("error")
+        return f"{error['kind']}: {error['text']}" if error else ""
+
+    def output(self) -> str:
+        """What it printed and logged."""
+        path = Path(f"{self._log}.out")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self.killed |= number == signal.SIGKILL
+        os.kill(self.pid, number)
+
+
+class Stage:
+    """The zygote, and the players of the test in progress."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.players: list[Player] = []
+        self._settings: dict[str, Any] = {}
+        self._count = 0
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with theirs, (directory / "zygote.out").open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.processes.actors", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self._control = ours
+        self._pids: list[int] = []
+        self._await_pid(60.0)
+
+    def close(self) -> None:
+        """Kill everything."""
+        self.clear()
+        self._control.close()
+        try:
+            self._process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def clear(self, **settings: Any) -> None:
+        """End all players; ``settings`` hold for the next ones, with a new job."""
+        for player in self.players:
+            if player.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    player.signal(signal.SIGKILL)
+        if self._process.poll() is None:
+            self.until("all have ended", lambda: all(player.code is not None for player in self.players))
+        self.players = []
+        self._settings = {"job": f"test-{secrets.token_hex(6)}", **settings}
+
+    # Starting
+
+    def found(self, *parts: str, given: Sequence[dict[str, Any]] = (), **settings: Any) -> list[Player]:
+        """Start founders that meet, one a part; ``given``: their orders, alike for all if there is one."""
+        pairs = [_bind() for _ in parts]
+        addresses = [f"127.0.0.1:{tcp.getsockname()[1]}" for _, tcp in pairs]
+        orders = list(given) if len(given) == len(parts) else list(given or [{}]) * len(parts)
+        players = []
+        for part, order, address, pair in zip(parts, orders, addresses, pairs, strict=True):
+            more = {"introducers": addresses, "initial_size": len(parts), "bind": address, **settings}
+            players.append(self.start(part, order, pair, **more))
+        return players
+
+    def join(self, part: str, given: dict[str, Any] | None = None, **settings: Any) -> Player:
+        """Start a player that joins through the others."""
+        addresses = [player.address for player in self.alive() if player.address]
+        return self.start(part, given, **{"introducers": addresses[-3:], **settings})
+
+    def start(
+        self, part: str, given: dict[str, Any] | None = None, pair: tuple[socket.socket, ...] = (), **settings: Any
+    ) -> Player:
+        """Start one."""
+        self._count += 1
+        player = Player(f"{part}{self._count}", self.directory / f"{self._count:03}-{part}.jsonl")
+        task = {
+            "part": part,
+            "log": str(player._log),
+            "given": given or {},
+            "settings": {**self._settings, **settings},
+        }
+        socket.send_fds(self._control, [json.dumps(task).encode()], [item.fileno() for item in pair])
+        for item in pair:
+            item.close()
+        player.pid = self._await_pid(LIMIT)
+        self.players.append(player)
+        return player
+
+    def _await_pid(self, limit: float) -> int:
+        deadline = time.monotonic() + limit
+        while not self._pids:
+            self._control.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                data = self._control.recv(1 << 16)
+            except TimeoutError:
+                raise Stuck("the zygote does not answer: see zygote.out") from None
+            if not data:
+                raise Stuck(f"the zygote ended: {(self.directory / 'zygote.out').read_text()}")
+            self._take(data)
+        return self._pids.pop(0)
+
+    def _take(self, data: bytes) -> None:
+        told = json.loads(data) if data else {}
+        if "pid" in told:
+            self._pids.append(told["pid"])
+        for player in self.players:
+            if player.pid == told.get("ended") and player.code is None:
+                player.code = told["code"]
+                player.read()
+
+    # Watching
+
+    def alive(self) -> list[Player]:
+        """Players that run."""
+        self.read()
+        return [player for player in self.players if player.code is None and not player.killed]
+
+    def read(self) -> None:
+        """Take in all news."""
+        for player in self.players:
+            player.read()
+        self._control.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            while data := self._control.recv(1 << 16):
+                self._take(data)
+
+    def until(self, what: str, condition: Callable[[], Any], limit: float = LIMIT) -> Any:
+        """Wait until ``condition()`` is true and return it; ``Stuck`` with everybody's stacks if it takes too long."""
+        deadline = time.monotonic() + limit
+        while True:
+            self.read()
+            found = condition()
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                state = "\n  ".join(map(repr, self.players))
+                for player in self.players:
+                    if player.code is None:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(player.pid, signal.SIGUSR1)
+                time.sleep(0.3)
+                raise Stuck(f"not within {limit:g} s: {what}\n  {state}\n{self.directory}")
+            time.sleep(0.005)
+
+    def event(self, player: Player, name: str, limit: float = LIMIT) -> dict[str, Any]:
+        """Wait for a line of ``player``."""
+        return dict(self.until(f"{name} of {player}", lambda: player.event(name), limit))
+
+    def ended(self, *players: Player, limit: float = LIMIT) -> list[int]:
+        """Wait until these have ended; their exit codes."""
+        self.until(f"the end of {players}", lambda: all(player.code is not None for player in players), limit)
+        return [player.code for player in players if player.code is not None]
+
+    def going(self, *players: Player, size: int | None = None, calls: int = 3, limit: float = LIMIT) -> None:
+        """Wait until these train on together, in a group of their number or ``size``."""
+        wanted = len(players) if size is None else size
+        before = {player.pid: len(player.calls) for player in players}
+
+        def on() -> bool:
+            return all(
+                len(player.calls) >= before[player.pid] + calls
+                and all(call["size"] == wanted and call["status"] in ("SUCCESS", "NO_NEED") for call in player.calls[-calls:])
+                for player in players
+            )
+
+        self.until(f"{players} go on in a group of {wanted}", on, limit)

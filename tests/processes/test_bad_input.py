@@ -1,0 +1,502 @@
+"""Bad input and bad luck with real processes: a clear error or a graceful end at whoever is to blame; the others go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cluster import ROOT
+from .stage import Player, Stage
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("stage"))
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def stage(zygote: Stage) -> Iterator[Stage]:
+    zygote.clear()
+    yield zygote
+    aborted = [player for player in zygote.players if player.code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)]
+    zygote.clear()
+    assert not aborted, "\n".join(player.output() for player in aborted)
+
+
+def one_line(error: str) -> str:
+    assert error
+    assert "\n" not in error, error
+    assert len(error) < 400, error
+    return error
+
+
+def healthy(*players: Player) -> None:
+    """Nothing happened to these that they would tell their user about."""
+    for player in players:
+        assert player.code in (None, 0), (player, player.error)
+        assert "Traceback" not in player.output(), player.output()
+
+
+# Before anything starts
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"consensus": "gosip"}, "'gosip'.*gossip"),
+    ({"consensus": "shared_storage"}, "shared_storage.*gossip"),
+    ({"framework": "glo"}, "'glo'.*gloo"),
+    ({"framework": "nccl"}, "'nccl'.*gloo"),
+    ({"exclude_afer": 3}, "exclude_afer.*did you mean exclude_after"),
+    ({"min_size": 3, "max_size": 2}, "max_size=2.*min_size=3"),
+    ({"step_timeout": "soon"}, "step_timeout.*'soon'.*500 ms"),
+    ({"join_timeout": -1}, "join_timeout.*positive"),
+    ({"policy": "most"}, "policy.*majority"),
+    ({"introducers": "localhost"}, "introducers.*'localhost'.*host:port"),
+    ({"introducers": ["127.0.0.1:0"]}, "introducers.*127.0.0.1:0.*port"),
+    ({"bind": "127.0.0.1:99999"}, "bind.*99999.*port"),
+    ({"bind": "no.such.host.invalid:0"}, "bind.*no.such.host.invalid.*address of this host"),
+    ({"bind": "0.0.0.0:0"}, "bind.*0.0.0.0.*loopback.*127.0.0.1"),
+    ({"secret": "x"}, "secret.*remove the setting"),
+    ({"config": "/no/such/file.toml"}, "/no/such/file.toml.*config="),
+    ({"config": {"exclude_afer": 3}}, "exclude_afer.*did you mean exclude_after"),
+]
+
+
+def test_wrong_settings(stage: Stage) -> None:
+    """One after the other in one process, which then starts as if nothing had been."""
+    player = stage.start("misconfigured", {"wrong": [settings for settings, _ in WRONG]})
+    assert stage.ended(player) == [0]
+    for (settings, pattern), line in zip(WRONG, player.events("refused"), strict=True):
+        assert re.search(f"^ConfigError: .*{pattern}", one_line(f"{line['kind']}: {line['text']}")), (settings, line)
+    assert player.event("done") is not None
+    assert player.events("left behind") == []
+
+
+def test_port_in_use(stage: Stage) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        player = stage.start("train", bind=f"127.0.0.1:{port}")
+        assert stage.ended(player) == [1]
+    assert re.search(rf"ConfigError: .*{port}.*in use.*0 for any", one_line(player.error))
+
+
+# Finding the others
+
+
+def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
+    good = stage.found("train", "train")
+    stage.going(*good)
+    free = socket.socket()
+    free.bind(("127.0.0.1", 0))  # bound, not listening: refused
+    nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    absent = stage.start("train", introducers=[nobody], join_timeout=0.7)
+    other_job = stage.join("train", job="another job", join_timeout=0.7)
+    version = stage.join("other_version", join_timeout=0.7)
+    terms = stage.join("train", exclude_after=3.0, join_timeout=10.0)
+    buckets = stage.join("train", bucket_mb=1.0)
+    assert stage.ended(absent, other_job, version, terms, buckets) == [1] * 5
+    free.close()
+    lonely = stage.start("train", introducers=[nobody], initial_size=3, bind=nobody, join_timeout=0.7)
+    assert re.search(rf"JoinError: .*{nobody}.*nobody listens there", one_line(absent.error))
+    assert re.search("JoinError: .*job 'another job'", one_line(other_job.error)) or re.search(
+        r"JoinError: .*a member of job 'test-\w+', this is 'another job'", one_line(other_job.error)
+    )
+    assert re.search("JoinError: .*speaks protocol version 1, this is 77", one_line(version.error))
+    assert re.search("JoinError: .*exclude_after=3.*exclude_after=2.*make them equal", one_line(terms.error))
+    assert stage.ended(lonely) == [1]
+    assert re.search("JoinError: .*initial_size=3", one_line(lonely.error))
+    assert re.search("JoinError: .*bucket_mb=1.*bucket_mb=8.*make them equal", one_line(buckets.error))
+    stage.going(*good)
+    healthy(*good)
+    assert any("speaks protocol version 77" in player.output() for player in good)
+
+
+def test_too_few_founders(stage: Stage) -> None:
+    players = stage.found("train", "train", initial_size=3, join_timeout=0.7)
+    assert stage.ended(*players) == [1, 1]
+    for player in players:
+        assert re.search("JoinError: .*(initial_size|belong to no cluster)", one_line(player.error)), player.error
+
+
+# Tensors that differ
+
+
+ATTACKS: list[dict[str, Any]] = [
+    {"shapes": [2_000, 4]},
+    {"shapes": [100, 4]},
+    {"shapes": [3_000_000, 4]},
+    {"shapes": [1_000]},
+    {"shapes": [1_000, 4, 4]},
+    {"shapes": [1_000, 4], "dtype": "float64"},
+    {"kind": "barrier"},
+    {"kind": "broadcast", "shapes": [500_000]},
+    {"kind": "SUM"},
+    {"kind": "MIN", "shapes": [1_004]},
+]
+
+
+@pytest.mark.parametrize("calls", [0, 20], ids=["a joiner at its first call", "after good calls"])
+def test_mismatch_blames_the_one_and_spares_the_others(stage: Stage, calls: int) -> None:
+    good = stage.found("train", "train", "train")
+    stage.going(*good)
+    for attack in ATTACKS:
+        bad = stage.join("other", {"calls": calls, **attack})
+        assert stage.ended(bad) == [1], (attack, bad.output())
+        assert re.search("^StepMismatch: .*(different tensors or operations).*same", one_line(bad.error)), (attack, bad.error)
+        assert bad.event("went through") is None
+        stage.going(*good)
+        healthy(*good)
+
+
+def went_on(stage: Stage, players: list[Player]) -> None:
+    """They do, ``other`` as they are."""
+    before = {player.pid: len(player.events("went through")) for player in players}
+    stage.until("they go on", lambda: all(len(player.events("went through")) > before[player.pid] + 3 for player in players))
+
+
+def test_mismatch_with_large_tensors_in_flight(stage: Stage) -> None:
+    """The many have several buckets under way when the one turns up with something small, and the other way round."""
+    given = {"calls": 3, "shapes": [3_000_000, 3_000_000]}
+    good = stage.found("other", "other", "other", given=[given])
+    for attack in ({"calls": 10}, {"calls": 10, "shapes": [3_000_001, 3_000_000]}, {"calls": 10, "kind": "barrier"}):
+        stage.until("they are at it", lambda: all(len(player.events("went through")) > 3 for player in good))
+        bad = stage.join("other", {**given, **attack})  # its good calls are of another shape already
+        assert stage.ended(bad) == [1]
+        assert bad.error.startswith("StepMismatch"), bad.error
+        went_on(stage, good)
+    healthy(*good)
+
+
+@pytest.mark.parametrize("calls", [0, 10])
+def test_mismatch_of_founders(stage: Stage, calls: int) -> None:
+    """At the first call of all, and in lockstep; of four the one that differs."""
+    parts = [{}, {"calls": calls, "shapes": [700]}, {}, {}]
+    players = stage.found("train", "other", "train", "train", given=parts)
+    bad = players.pop(1)
+    assert stage.ended(bad) == [1]
+    assert re.search("^StepMismatch: .*different tensors or operations", one_line(bad.error)), bad.error
+    stage.going(*players)
+    healthy(*players)
+
+
+def test_mismatch_of_two_blames_both(stage: Stage) -> None:
+    players = stage.found("other", "other", given=[{"calls": 5, "whole_end": True}, {"calls": 5, "shapes": [7]}])
+    assert stage.ended(*players) == [1, 1]
+    for player in players:
+        assert one_line(player.error).startswith("StepMismatch"), player.error
+
+
+def test_joiner_with_another_model(stage: Stage) -> None:
+    good = stage.found("model", "model", given=[{"sizes": [3, 5], "register": True}])
+    stage.until("they average", lambda: all(len(player.calls) > 3 for player in good))
+    bad = stage.join("model", {"sizes": [3, 6], "register": True})
+    fewer = stage.join("model", {"sizes": [3, 6]})
+    assert stage.ended(bad, fewer) == [1, 1]
+    assert re.search("^ConfigError: .*model.*size mismatch", one_line(bad.error)), bad.error
+    assert re.search("^StepMismatch: ", one_line(fewer.error)), fewer.error
+    stage.going(*good)
+    healthy(*good)
+
+
+def test_state_that_only_one_registers(stage: Stage) -> None:
+    orders: list[dict[str, Any]] = [{"sizes": [3]}, {"sizes": [3]}, {"sizes": [3], "register": True}]
+    *good, bad = stage.found("model", "model", "model", given=orders)
+    assert stage.ended(bad) == [1]
+    assert re.search("^ConfigError: .*registered no state.*call register_state", one_line(bad.error)), bad.error
+    before = len(good[0].calls)
+    stage.until("the others go on", lambda: good[0].size == 2 and len(good[0].calls) > before + 3)
+    healthy(*good)
+
+
+# Gradients and tensors
+
+
+def test_without_gradients(stage: Stage) -> None:
+    """A None gradient contributes zeros and receives the average; where all are None, all become zeros."""
+    orders = [{"sizes": [2, 3, 4], "missing": missing} for missing in ([], [1], [0, 1, 2])]
+    players = stage.found("model", "model", "model", given=orders)
+    stage.until("they average", lambda: all(len(player.calls) > 3 for player in players))
+    for player in players:
+        assert all(line["values"] == [4.0, 2.0, 4.0] and line["status"] == "SUCCESS" for line in player.calls)
+    healthy(*players)
+    assert "no parameter has a gradient" in players[2].output()
+
+
+def test_unsupported_tensors(stage: Stage) -> None:
+    players = stage.found("train", "bad_tensor", given=[{"total": 15}, {"calls": 10}])
+    bad = players[1]
+    assert stage.ended(*players) == [0, 0]
+    refused = {line["name"]: f"{line['kind']}: {line['text']}" for line in bad.events("refused")}
+    for name, pattern in {
+        "meta": "on meta",
+        "int8": "int8.*floating-point",
+        "complex": "complex64",
+        "sparse": "sparse",
+        "read-only": "read-only",
+        "strings": "<U1",
+        "used up": "nothing to average.*iterator",
+        "no trainable": "nothing to average.*requires_grad",
+        "text": "not str",
+        "number": "not float",
+        "None": "not NoneType",
+        "names": "pairs of name and parameter",
+        "named": "pairs of name and parameter",
+    }.items():
+        assert re.search(f"^ConfigError: .*{pattern}", one_line(refused.pop(name)))
+    assert not refused
+    assert len(bad.calls) == 15
+
+
+def test_weights_and_arrays(stage: Stage) -> None:
+    orders = [{"value": 1, "weights": [0, 3, 1, 0.5]}, {"value": 4, "weights": [0, 1, 0, 1.0]}]
+    players = stage.found("weighted", "weighted", given=orders)
+    assert stage.ended(*players) == [0, 0]
+    for player, own in zip(players, (1.0, 4.0), strict=True):
+        assert [call["status"] for call in player.calls] == ["FAIL", "SUCCESS", "SUCCESS", "SUCCESS", "SUCCESS"]
+        assert [call["value"] for call in player.calls] == [own, 1.75, 1.0, 3.0, 2.5]
+        assert [call["step"] for call in player.calls] == [0, 1, 2, 3, 4]
+
+
+# A worker that ends in the middle
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["with", "without the context manager"])
+def test_user_exception(stage: Stage, bare: bool) -> None:
+    players = stage.found("train", "user_error", "train", given=[{}, {"calls": 10, "bare": bare, "whole_end": True}, {}])
+    bad = players.pop(1)
+    assert stage.ended(bad) == [1]
+    assert bad.error == 'KeyError: "the user\'s own mistake"'
+    stage.going(*players)
+    healthy(*players)
+    longest = max(b["t"] - a["t"] for p in players for a, b in zip(p.calls, p.calls[1:], strict=False))
+    assert longest < 1.0
+
+
+@pytest.mark.parametrize("part", ["train", "absent"])
+def test_interrupt(stage: Stage, part: str) -> None:
+    """Ctrl-C at one worker: in its calls, and while the others wait for it."""
+    players = stage.found("train", part, "train", given=[{}, {"calls": 10}, {}])
+    bad = players.pop(1)
+    stage.until("ten calls", lambda: len(bad.calls) >= 10)
+    time.sleep(0.1)
+    began = time.monotonic()
+    bad.signal(signal.SIGINT)
+    stage.going(*players)
+    assert time.monotonic() - began < 2
+    assert stage.ended(bad) == [130]
+    assert bad.error.startswith("KeyboardInterrupt")
+    healthy(*players)
+
+
+def test_interrupt_while_waiting(stage: Stage) -> None:
+    """Ctrl-C at the worker that waits for one which never comes."""
+    waiting, away = stage.found("train", "absent", given=[{}, {"calls": 10}])
+    stage.event(away, "away")
+    time.sleep(0.1)
+    waiting.signal(signal.SIGINT)
+    began = time.monotonic()
+    stage.event(waiting, "error", 5)
+    assert time.monotonic() - began < 3  # half a second until Python gets to it, one more to say goodbye
+    assert stage.ended(waiting) == [130]
+    assert away.code is None
+
+
+def test_exceptions_that_are_caught(stage: Stage) -> None:
+    """A program may catch what it raised in the middle of a call, and call again: nobody is lost, nobody diverges."""
+    players = stage.found("train", "stubborn", "stubborn", given=[{"value": 1}, {"value": 2}, {"value": 6}])
+    stage.going(*players)
+    for number in (signal.SIGINT, signal.SIGUSR2, signal.SIGINT, signal.SIGUSR2):
+        for player in players[1:]:
+            player.signal(number)
+            stage.event(player, "caught")
+            player.lines = [line for line in player.lines if line.get("event") != "caught"]
+            stage.going(*players)
+    assert all(call["value"] == 3.0 for player in players for call in player.calls)
+    healthy(*players)
+
+
+SCRIPT = """
+import torch, time
+from ftlib import FTLib
+with FTLib.init() as ft:
+    while True:
+        ft.allreduce_average(torch.ones(3))
+        if ft.step == 10:
+            print("ten steps", flush=True)
+        time.sleep(0.005)
+"""
+
+
+def test_interrupt_of_the_launcher(tmp_path: Path) -> None:
+    """Ctrl-C in the terminal of ``ftlib run``: the workers drain, nothing is left behind, the code is 130."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")} | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ftlib.launch.cli", "run", "-n", "2", "script.py"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if sum("ten steps" in line for line in lines) == 2:
+                break
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        rest = process.stdout.read()
+        assert process.wait(20) == 130, rest
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert "Traceback" not in rest, rest
+    assert "killed" not in rest, rest
+
+
+def test_sigterm_drains(stage: Stage) -> None:
+    players = stage.found("train", "train", "train", given=[{"whole_end": True}, {}, {}])
+    stage.going(*players)
+    leaver = players.pop(0)
+    leaver.signal(signal.SIGTERM)
+    stage.going(*players)
+    assert stage.ended(leaver) == [0]
+    assert leaver.event("exit") == {**(leaver.event("exit") or {}), "code": 0}
+    for player in players:
+        player.signal(signal.SIGTERM)
+    assert stage.ended(*players) == [0, 0]
+    healthy(*players, leaver)
+
+
+def test_all_end_at_once(stage: Stage) -> None:
+    """Whoever ends first leaves only after the last call has ended everywhere: all have the same result of it."""
+    for _ in range(3):
+        players = stage.found(*["train"] * 4, given=[{"total": 10, "rest": 0, "value": value} for value in (1, 2, 4, 9)])
+        assert stage.ended(*players) == [0] * 4
+        for player in players:
+            assert [call["value"] for call in player.calls] == [4.0] * 10, player.calls
+            assert [call["status"] for call in player.calls] == ["SUCCESS"] * 10
+
+
+# Use against the rules
+
+
+def test_two_threads(stage: Stage) -> None:
+    players = stage.found("two_threads", "two_threads")
+    assert stage.ended(*players) == [0, 0]
+    for player in players:
+        assert player.event("joined") == {**(player.event("joined") or {}), "alive": False}
+        assert [call["value"] for call in player.calls] == [1.0] * 100
+
+
+def test_calls_from_callbacks_and_signal_handlers(stage: Stage) -> None:
+    players = stage.found("calls_back", "calls_back", given=[{}, {"late": True}])
+    assert stage.ended(*players) == [0, 0]
+    for player in players:
+        first, second, *rest = stage.event(player, "seen")["seen"]
+        assert re.match(r"view 1 [01] 2 True False True", first)
+        assert re.match("ConfigError: .*on_view_change", one_line(second))
+        for text in rest:
+            assert re.match("ConfigError: barrier.* within another call", one_line(text))
+    assert len(stage.event(players[0], "seen")["seen"]) == 3
+
+
+def test_callback_that_fails(stage: Stage) -> None:
+    players = stage.found("train", "callback_fails", "train", given=[{}, {"calls": 5}, {}])
+    bad = players.pop(1)
+    assert stage.ended(bad) == [1]
+    assert bad.error.startswith("KeyError")
+    stage.going(*players)
+    healthy(*players)
+
+
+def test_close_in_the_middle_of_a_call(stage: Stage) -> None:
+    closing, away = stage.found("closed_within", "absent", given=[{"calls": 5}])
+    ended = stage.event(closing, "ended")
+    assert ended["status"] == "ABORT"
+    assert ended["seconds"] < 3
+    assert stage.event(closing, "again")["status"] == "ABORT"
+    assert stage.ended(closing) == [0]
+    assert away.code is None
+
+
+# Too few, and deadlines
+
+
+def test_min_size(stage: Stage) -> None:
+    players = stage.found("fails_thrice", "fails_thrice", given=[{"calls": 5}], min_size=2, step_timeout=0.4)
+    for player in players:
+        stage.event(player, "ready")
+    killed = players.pop()
+    killed.signal(signal.SIGKILL)
+    (left,) = players
+    stage.until("calls FAIL", lambda: sum(call["status"] == "FAIL" for call in left.calls) >= 2)
+    step = left.calls[-1]["step"]
+    assert {call["step"] for call in left.calls if call["status"] == "FAIL"} == {step}
+    joiner = stage.join("train", min_size=2)
+    stage.going(left, joiner)
+    healthy(left, joiner)
+
+
+def test_max_size(stage: Stage) -> None:
+    """Who is above it waits, disturbs nobody, and takes the next free place."""
+    players = stage.found("train", "train", max_size=2)
+    stage.going(*players)
+    spare = stage.join("train", max_size=2, step_timeout=0.5)
+    stage.event(spare, "init")
+    time.sleep(1.5)
+    stage.going(*players)
+    assert spare.calls == []
+    assert all(call["epoch"] == 1 for player in players for call in player.calls)
+    killed = players.pop(0)
+    killed.signal(signal.SIGKILL)
+    stage.going(*players, spare)
+    healthy(*players, spare)
+
+
+def test_quorum_lost(stage: Stage) -> None:
+    players = stage.found("train", "train", "train", exclude_after=0.4, quorum_timeout=1.0)
+    stage.going(*players)
+    left, *stopped = players
+    for player in stopped:
+        player.signal(signal.SIGSTOP)
+    assert stage.ended(left, limit=6) == [1]
+    assert re.search(r"^QuorumLost: .*quorum_timeout", one_line(left.error)), left.error
+    for player in stopped:
+        assert player.address in left.error, left.error
+
+
+def test_step_timeout_names_who_is_waited_for(stage: Stage) -> None:
+    players = stage.found("train", "absent", "train", given=[{}, {"calls": 5}, {}], step_timeout=1.0)
+    away = players.pop(1)
+    assert stage.ended(*players, limit=6) == [1, 1]
+    for player in players:
+        assert re.search("^RebuildTimeout: call 6.*1 s", one_line(player.error)), player.error
+        assert away.address in player.error, player.error
+    assert away.code is None
+
+
+def test_directory_is_clean(stage: Stage, tmp_path: Path) -> None:
+    """No test of this module left a process: the fixture would hang; and the zygote itself is well."""
+    player = stage.start("train", {"total": 3})
+    assert stage.ended(player) == [0]
+    assert [call["status"] for call in player.calls] == ["NO_NEED"] * 3

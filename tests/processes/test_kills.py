@@ -1,0 +1,108 @@
+"""Kills at random and at chosen moments: no step lost, none divergent, nobody stuck, no survivor that errs."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Worker
+from .episode import Episode
+from .shrinking import shrink_and_grow
+from .verdict import Verdict
+
+pytestmark = pytest.mark.process
+
+TRAINING = ["enter@30", "operation:before@30", "operation:after@31", "finish:before@30", "finish:after@30", "deliver:before@30"]
+"""Moments of a call. Two buckets a call, so two operations."""
+
+CHANGE = ["fail", "freeze:before", "freeze:after", "report:before", "report:after", "install", "build:before", "build:after"]
+CHANGE += ["ready:before", "ready:after", "activate:before", "activate:after"]
+"""Moments of a view change at a member that votes, reports and builds."""
+
+DRIVER = ["propose:before", "propose:after", "send:Accept@2", "choose:before", "choose:after"]
+DRIVER += ["send:Install@1", "send:Install@2", "send:Activate@1", "send:Activate@2"]
+"""Moments of a view change at the most senior member, which drives it; @2: one member has got the message."""
+
+JOINER = ["install", "build:after", "ready:before", "ready:after", "activate:before", "activate:after", "load:before", "load:after"]
+
+
+def judge(cluster: Cluster) -> int:
+    """All checks; how many steps there were."""
+    verdict = Verdict()
+    cluster.read()
+    verdict.check(cluster.workers)
+    assert not [*verdict.violations, *cluster.faults()]
+    return verdict.steps
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_fifty_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
+    """Two episodes of 25."""
+    episode = Episode(tmp_path, seed, 25)
+    episode.run()
+    assert episode.kills >= 25
+    assert episode.verdict.steps > 100
+
+
+def test_killed_in_a_call(cluster: Cluster) -> None:
+    cluster.found(3)
+    cluster.training(3)
+    for moment in TRAINING:
+        victim = cluster.join(kill_at=moment)
+        _dies(cluster, victim)
+        cluster.training(3)
+    assert judge(cluster) > 100
+
+
+def test_killed_in_a_view_change(cluster: Cluster) -> None:
+    """A second member dies at each moment of the change that removes a first one."""
+    cluster.found(3)
+    cluster.training(3)
+    for moment in CHANGE:
+        armed = cluster.join(kill_at=f"later {moment}")
+        cluster.training(4)
+        first = next(worker for worker in cluster.alive() if worker is not armed)
+        first.kill()
+        _dies(cluster, armed)
+        cluster.training(2)
+        cluster.join()
+        cluster.training(3)
+    judge(cluster)
+
+
+@pytest.mark.parametrize("moment", DRIVER)
+def test_the_driver_of_a_view_change_is_killed(cluster: Cluster, moment: str) -> None:
+    """Somebody else finishes what it began."""
+    [driver, second, *_] = cluster.found(4, first={"kill_at": f"later {moment}"})
+    cluster.training(4)
+    second.kill()
+    _dies(cluster, driver)
+    cluster.training(2)
+    judge(cluster)
+
+
+def test_a_joiner_is_killed_while_it_is_admitted(cluster: Cluster) -> None:
+    cluster.found(2)
+    cluster.training(2)
+    for moment in JOINER:
+        _dies(cluster, cluster.join(kill_at=moment))
+        cluster.training(2)
+        cluster.advanced()
+    judge(cluster)
+
+
+def test_down_to_one_and_back(cluster: Cluster) -> None:
+    cluster.found(4)
+    cluster.training(4)
+    for seed in (1, 2):
+        shrink_and_grow(cluster, 4, random.Random(seed))
+    judge(cluster)
+
+
+def _dies(cluster: Cluster, worker: Worker) -> None:
+    cluster.until(f"{worker.task.name} dies at {worker.task.kill_at}", lambda: worker.code is not None)
+    assert worker.code == -signal.SIGKILL
+    worker.killed = worker.ended

@@ -1,0 +1,89 @@
+"""SIGSTOP and SIGTERM, and what a healthy step costs in messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .launched import LaunchedRun
+from .verdict import Verdict
+
+pytestmark = pytest.mark.process
+
+
+def test_a_stopped_worker_never_acts_on_its_old_view(cluster: Cluster) -> None:
+    """Without a supervisor it is voted out after ``exclude_after``; when it runs again it learns so."""
+    cluster.found(4)
+    cluster.training(4)
+    victim = cluster.workers[2]
+    began = victim.signal(signal.SIGSTOP)
+    victim.killed = began
+    cluster.read()
+    finished = len(victim.calls)
+    cluster.training(3, 10.0)
+    victim.signal(signal.SIGCONT)
+    cluster.until("the stopped worker ends", lambda: victim.code is not None)
+    victim.read()
+    assert victim.events[-1]["text"].startswith("Excluded: ")
+    assert len(victim.calls) <= finished + 1, "at most the line that it was about to write when it was stopped"
+    cluster.advanced()
+    verdict = Verdict()
+    verdict.check(cluster.workers)
+    assert not verdict.violations
+
+
+def test_a_stopped_worker_of_two_is_fenced_by_the_launcher(tmp_path: Path) -> None:
+    with LaunchedRun(tmp_path, 2, sizes=[300]) as run:
+        run.training(2, 30.0)
+        victim, survivor = run.alive()
+        victim.killed = victim.signal(signal.SIGSTOP)
+        run.until("the other one goes on", lambda: survivor.last["size"] == 1)
+        assert survivor.last["t"] - victim.killed < 3.0
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim.pid, signal.SIGCONT)
+        run.until("the stopped worker is gone", lambda: victim.code is not None)
+        run.training(2, 30.0)
+        verdict = Verdict()
+        verdict.check(run.workers)
+        assert not verdict.violations
+
+
+def test_sigterm_drains_one_then_all(cluster: Cluster) -> None:
+    cluster.found(4)
+    cluster.training(4)
+    for worker in cluster.workers[:2]:  # the most senior one, then the next
+        worker.signal(signal.SIGTERM)
+        cluster.until("it ends", lambda worker=worker: worker.code is not None)
+        assert worker.code == 0
+        cluster.training(limit=5.0)
+    cluster.drain(5.0)
+    assert [worker.code for worker in cluster.workers] == [0, 0, 0, 0]
+    verdict = Verdict()
+    verdict.check(cluster.workers)
+    assert not [*verdict.violations, *cluster.faults()]
+
+
+def test_a_healthy_step_causes_no_control_message(tmp_path: Path) -> None:
+    """As many messages while training as in the same time of rest, and only probes."""
+    with Cluster(tmp_path, sizes=[300], idle=2.0) as cluster:
+        cluster.found(3)
+        cluster.until("all have counted", lambda: all(_counted(worker.events) for worker in cluster.workers))
+        for worker in cluster.workers:
+            idle, busy, steps = _counted(worker.events)
+            assert steps > 100
+            assert set(busy) <= {"Ping", "Ack", "PingRequest", "Nack", "Gossip"}
+            probes = 2 * (2.0 / 0.5 + 1) * 2  # pings and acks, to and from two peers
+            assert sum(idle.values()) <= probes
+            assert sum(busy.values()) <= probes, f"{steps} steps: {busy}"
+
+
+def _counted(events: list[dict[str, object]]) -> tuple[dict[str, int], dict[str, int], int] | None:
+    counts = [event for event in events if event.get("event") == "messages"]
+    if len(counts) < 3:
+        return None
+    return counts[1]["sent"], counts[2]["sent"], counts[2]["steps"]  # type: ignore[return-value]

@@ -1,0 +1,58 @@
+"""A proposer's ballot: what it proposes, and when it is decided."""
+
+from __future__ import annotations
+
+from consensus.messages import Accept, Ballot, Prepare, Promise
+from consensus.protocol.attempt import Attempt, Phase
+from consensus.view import Cause, Proposal, Removal
+
+from .people import view_of
+
+VIEW = view_of("abcde")
+BALLOT: Ballot = (5, "b")
+
+
+def value(name: str) -> Proposal:
+    return Proposal(VIEW.view_id, 2, (Removal(name, Cause.PROOF),))
+
+
+def attempt() -> Attempt:
+    return Attempt(VIEW, BALLOT, 7, 100.0)
+
+
+def promise(ballot: Ballot | None = None, accepted: Proposal | None = None) -> Promise:
+    return Promise(2, VIEW.view_id, BALLOT, ballot, accepted)
+
+
+def test_proposes_its_own_value_where_nothing_was_accepted() -> None:
+    one = attempt()
+    one.promises = {"a": promise(), "b": promise(), "c": promise()}
+    one.propose(value("e"))
+    assert one.proposal == value("e")
+    assert one.request() == Accept(2, VIEW.view_id, BALLOT, value("e"), 7)
+
+
+def test_reproposes_what_was_accepted_with_the_highest_ballot() -> None:
+    one = attempt()
+    one.promises = {
+        "a": promise((0, "a"), value("c")),
+        "b": promise((2, "c"), value("d")),
+        "c": promise(),
+        "d": promise((2, "a"), value("a")),
+    }
+    one.propose(value("e"))
+    assert one.proposal == value("d")
+
+
+def test_phases_ask_and_count_apart() -> None:
+    one = attempt()
+    assert one.request() == Prepare(2, VIEW.view_id, BALLOT)
+    one.promises = {key: promise() for key in "abc"}
+    assert one.decided(frozenset())
+    one.propose(value("e"))
+    assert one.phase is Phase.ACCEPT
+    assert one.responders == frozenset()
+    assert not one.decided(frozenset())
+    one.reports = {"a": b"", "b": b""}
+    assert one.waiting_for(frozenset("e")) == ("c", "d")
+    assert one.decided(frozenset("cde"))

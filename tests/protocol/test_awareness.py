@@ -1,0 +1,25 @@
+"""Local health: a bounded score that stretches own timeouts."""
+
+from __future__ import annotations
+
+from consensus.protocol.awareness import Awareness
+
+
+def test_healthy_stretches_nothing() -> None:
+    assert Awareness(8).stretch(0.5) == 0.5
+
+
+def test_worse_stretches_and_better_relaxes() -> None:
+    awareness = Awareness(8)
+    awareness.worse(3)
+    assert awareness.stretch(0.5) == 2.0
+    awareness.better()
+    assert awareness.score == 2
+
+
+def test_bounded_at_both_ends() -> None:
+    awareness = Awareness(8)
+    awareness.better()
+    assert awareness.score == 0
+    awareness.worse(100)
+    assert awareness.score == 8

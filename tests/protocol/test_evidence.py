@@ -1,0 +1,157 @@
+"""What is held against whom, when it is acted on, and which dead a quorum may do without."""
+
+from __future__ import annotations
+
+import pytest
+
+from consensus.protocol.evidence import EvidenceBook
+from consensus.protocol.member_table import NEVER
+from consensus.view import Cause, Removal
+
+from .people import CONFIG, T_EXCL, view_of
+
+LIMIT = T_EXCL * (1 - CONFIG.drift)
+
+
+@pytest.mark.parametrize(
+    ("contact", "discounted"),
+    [
+        (100.0, True),
+        (100.0 - LIMIT + 0.001, True),
+        (100.0 - LIMIT, False),
+        (100.0 - T_EXCL, False),
+        (NEVER, False),
+    ],
+)
+def test_discounted_only_under_recent_contact(contact: float, discounted: bool) -> None:
+    book = EvidenceBook(CONFIG)
+    assert book.prove("b", "refused", contact, 100.0)
+    assert book.discounted == (frozenset("b") if discounted else frozenset())
+
+
+def test_judged_once_and_remembered() -> None:
+    book = EvidenceBook(CONFIG)
+    book.prove("b", "refused", NEVER, 100.0)
+    assert not book.prove("b", "reaped", 100.0, 100.0)
+    assert book.discounted == frozenset()
+    assert book.proofs["b"].detail == "refused"
+    book.prove("c", "refused", 99.0, 100.0)
+    assert not book.prove("c", "again", NEVER, 500.0)
+    assert book.discounted == frozenset("c")
+
+
+def test_proofs_survive_into_the_next_view_and_the_rest_is_judged_anew() -> None:
+    book = EvidenceBook(CONFIG)
+    book.prove("b", "refused", 100.0, 100.0)
+    book.prove("z", "refused", 100.0, 100.0)
+    book.silent["c"] = book.unready["c"] = book.leaving["d"] = book.frozen_since = 100.0
+    book.checking = {"c": 1.0, "z": 1.0}
+    book.adopt(view_of("abcd", 2), None)
+    assert set(book.proofs) == {"b"}
+    assert (len(book.silent), len(book.unready)) == (0, 0)
+    assert str(book.frozen_since) == "None"
+    assert set(book.leaving) == {"d"}, "a wish is final"
+    assert set(book.checking) == {"c"}
+
+
+def test_the_strongest_reason_counts() -> None:
+    book = EvidenceBook(CONFIG)
+    book.silent["b"] = 1.0
+    assert book.cause("b") is Cause.SILENCE
+    book.unready["b"] = 1.0
+    assert book.cause("b") is Cause.UNREADY
+    book.leaving["b"] = 1.0
+    assert book.cause("b") is Cause.LEFT
+    book.prove("b", "refused", 1.0, 1.0)
+    assert book.cause("b") is Cause.PROOF
+    assert book.cause("a") is None
+
+
+def test_removals_in_seniority_order() -> None:
+    book = EvidenceBook(CONFIG)
+    book.silent["a"] = 1.0
+    book.prove("c", "refused", 1.0, 1.0)
+    book.prove("x", "refused", 1.0, 1.0)
+    assert book.removals(view_of("cba")) == (Removal("c", Cause.PROOF), Removal("a", Cause.SILENCE))
+
+
+def test_silence_is_retracted() -> None:
+    book = EvidenceBook(CONFIG)
+    book.silent["a"] = 1.0
+    book.retract_silence("a")
+    book.retract_silence("a")
+    assert book.due() is None
+
+
+def test_no_reason_no_proposal() -> None:
+    book = EvidenceBook(CONFIG)
+    assert book.due() is None
+    book.checking["b"] = 100.0
+    assert book.due() is None, "a check alone is none"
+
+
+def test_settle_times() -> None:
+    book = EvidenceBook(CONFIG)
+    book.silent["b"] = 100.0
+    assert book.due() == pytest.approx(100.0 + CONFIG.settle_silence)
+    book.prove("c", "refused", 100.0, 100.01)
+    assert book.due() == pytest.approx(100.01 + CONFIG.settle_proof)
+    book.leaving["d"] = 100.005
+    assert book.due() == pytest.approx(100.005)
+
+
+def test_unready_settles_like_silence_and_frozen_at_once() -> None:
+    book = EvidenceBook(CONFIG)
+    book.unready["b"] = 100.0
+    assert book.due() == pytest.approx(100.0 + CONFIG.settle_silence)
+    book.frozen_since = 100.0
+    assert book.due() == 100.0
+
+
+def test_checks_under_way_hold_back_at_most_settle_max() -> None:
+    book = EvidenceBook(CONFIG)
+    book.prove("b", "refused", 100.0, 100.0)
+    book.checking["c"] = 100.0
+    assert book.due() == pytest.approx(100.0 + CONFIG.settle_max)
+    book.checking["d"] = 100.4
+    assert book.due() == pytest.approx(100.0 + CONFIG.settle_max), "later ones do not prolong it"
+    book.checking.clear()
+    assert book.due() == pytest.approx(100.0 + CONFIG.settle_proof)
+
+
+def test_a_proof_ends_its_check() -> None:
+    book = EvidenceBook(CONFIG)
+    book.checking["b"] = 100.0
+    book.prove("b", "refused", 100.0, 100.0)
+    assert book.checking == {}
+
+
+def test_leavers_name_the_call_that_everybody_can_still_end() -> None:
+    book = EvidenceBook(CONFIG)
+    assert EvidenceBook(CONFIG).last_call is None
+    book.leave("b", 7, 100.0)
+    book.leave("c", 8, 100.0)
+    book.leave("c", None, 101.0)
+    assert book.last_call == 8
+    assert book.leaving == {"b": 100.0, "c": 100.0}, "the first wish counts"
+    book.prove("d", "refused", 100.0, 101.0)
+    assert book.last_call is None, "nobody waits for a call that may have lost a member"
+
+
+def test_dead_newcomers_need_no_contact_in_the_view_that_admitted_them() -> None:
+    old = view_of("ab", 1)
+    new = view_of("abcd", 2, old.view_id)
+    book = EvidenceBook(CONFIG)
+    book.adopt(new, old)
+    for name in "bc":
+        book.prove(name, "refused", NEVER, 100.0)
+    assert book.discounted == frozenset("c"), "b was there before: it may have voted us out"
+    book.adopt(view_of("abcd", 3, new.view_id), new)
+    assert book.discounted == frozenset(), "now c may have, too"
+
+
+def test_newcomers_of_a_view_whose_parent_is_unknown_need_contact() -> None:
+    book = EvidenceBook(CONFIG)
+    book.adopt(view_of("abc", 3), view_of("ab", 1))
+    book.prove("c", "refused", NEVER, 100.0)
+    assert book.discounted == frozenset()

@@ -1,0 +1,158 @@
+"""Applicants, the search for the cluster, founding, and the texts of failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from consensus.config import Config
+from consensus.errors import JoinError
+from consensus.member import Address
+from consensus.messages import JoinReply
+from consensus.protocol.join import FOUNDING_PATIENCE, FRESH, Applicants, Search
+from consensus.simulation import World
+
+from .people import member, view_of
+
+ME = member("a")
+B: Address = ("10.0.0.1", 2)
+C: Address = ("10.0.0.1", 3)
+NOTHING = JoinReply(None, None)
+
+
+def search(*introducers: Address, founder: bool = False, size: int = 1, patience: float = 60.0) -> Search:
+    texts = tuple(f"{host}:{port}" for host, port in introducers)
+    config = Config(introducers=texts, initial_size=size, join_timeout=patience)
+    return Search(config, ME, introducers, founder, 100.0)
+
+
+def test_alone_without_introducers_founds_at_once() -> None:
+    assert search(founder=True).may_found(0, 100.0)
+
+
+def test_only_a_founder_founds() -> None:
+    assert not search(B).may_found(9, 1000.0)
+
+
+def test_not_before_initial_size_members_met() -> None:
+    one = search(founder=True, size=3)
+    assert not one.may_found(1, 100.0)
+    assert one.may_found(2, 100.0)
+
+
+def test_not_before_the_other_introducers_said_that_there_is_no_cluster() -> None:
+    one = search(ME.address, B, C, founder=True)
+    one.replied(B, NOTHING, 100.0)
+    assert not one.may_found(0, 100.1)
+    one.replied(C, NOTHING, 100.1)
+    assert one.may_found(0, 100.1)
+
+
+def test_or_had_time_to_say_so() -> None:
+    one = search(ME.address, B, founder=True)
+    assert not one.may_found(0, 100.0 + FOUNDING_PATIENCE - 0.01)
+    assert one.may_found(0, 100.0 + FOUNDING_PATIENCE + 0.001)
+
+
+def test_never_where_a_cluster_exists() -> None:
+    one = search(ME.address, B, founder=True)
+    one.replied(B, JoinReply(view_of("bc"), member("b")), 100.1)
+    assert not one.may_found(9, 1000.0)
+
+
+def test_asks_the_coordinator_and_the_members_once_they_are_known() -> None:
+    one = search(B, C)
+    assert one.targets() == [B, C]
+    one.replied(B, JoinReply(view_of("xy", 3), member("y")), 100.1)
+    assert one.targets() == [member("y").address, member("x").address, B, C]
+    one.replied(C, JoinReply(view_of("z", 2), member("z")), 100.1)
+    assert one.coordinator == member("y"), "an older view teaches nothing"
+
+
+def test_failure_names_who_did_not_answer() -> None:
+    one = search(B, C, patience=5.0)
+    one.replied(B, NOTHING, 101.0)
+    assert one.failure(104.9) is None
+    assert one.failure(105.0) == "no answer from introducers 10.0.0.1:3 within join_timeout=5 s"
+
+
+def test_failure_where_all_answered_but_nobody_founded() -> None:
+    one = search(B, patience=5.0)
+    one.replied(B, NOTHING, 101.0)
+    assert "belong to no cluster" in str(one.failure(105.0))
+
+
+def test_failure_of_a_founder() -> None:
+    text = search(founder=True, size=4, patience=5.0).failure(105.0)
+    assert text == "fewer than initial_size=4 members met within join_timeout=5 s"
+
+
+def test_a_cluster_that_answers_is_waited_for_without_end_and_one_that_fell_silent_is_not() -> None:
+    one = search(B, patience=5.0)
+    one.replied(B, JoinReply(view_of("bc"), member("b")), 104.0)
+    assert one.failure(108.9) is None
+    assert one.failure(109.0) == "the cluster was found, but no member has answered for 5 s"
+
+
+def test_applicants_in_order_of_arrival_fresh_and_limited() -> None:
+    waiting = Applicants(2)
+    assert waiting.heard(member("c"), False, 100.0) is not None
+    assert waiting.heard(member("b"), True, 100.0) is not None
+    assert waiting.heard(member("d"), True, 100.0) is None, "the queue is full"
+    assert [a.member.id for a in waiting.fresh(100.0, wanting=False)] == ["c", "b"]
+    assert [a.member.id for a in waiting.fresh(100.0, wanting=True)] == ["b"]
+    waiting.expire(100.0 + FRESH + 0.01)
+    assert len(waiting) == 0
+
+
+def test_admissible_is_who_acked_us_a_moment_ago() -> None:
+    waiting = Applicants(9)
+    applicant = waiting.heard(member("b"), True, 100.0)
+    assert applicant is not None
+    assert waiting.admissible(100.0) == []
+    applicant.contact = 99.5
+    assert waiting.admissible(100.0) == [member("b")]
+    assert waiting.admissible(100.6) == []
+    assert waiting.contacts == {"b": 99.5}
+    waiting.drop("b")
+    assert len(waiting) == 0
+
+
+def test_nobody_there() -> None:
+    world = World(1, Config(join_timeout=2.0))
+    other = world.start("gone", introducers=("gone",))
+    world.kill(other)
+    lost = world.start("j", introducers=("gone",))
+    world.run(2.5)
+    assert isinstance(lost.stopped, JoinError)
+    assert "no answer from introducers 10.0.0.1:1000 within join_timeout=2 s" in str(lost.stopped)
+
+
+def test_other_terms_are_refused_by_name() -> None:
+    world = World(1)
+    world.cluster(2)
+    world.config = replace(world.config, exclude_after=3.0)
+    other = world.start("j", introducers=("m0",))
+    world.run(1.0)
+    assert isinstance(other.stopped, JoinError)
+    assert "exclude_after=3 policy=majority" in str(other.stopped)
+    assert "exclude_after=2 policy=majority" in str(other.stopped)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_founders_that_start_together_make_one_cluster(size: int) -> None:
+    world = World(1)
+    hosts = world.cluster(size)
+    assert len({host.activated[0].view_id for host in hosts}) == 1
+
+
+def test_the_first_introducer_restarted_joins_instead_of_founding_again() -> None:
+    world = World(1)
+    m0, m1, m2 = world.cluster(3)
+    world.run(1.0)
+    world.kill(m0)
+    world.run(1.0)
+    again = world.start("m0", introducers=("m0", "m1", "m2"), port=m0.machine.member.port)
+    world.run_until(lambda: bool(again.activated), 5.0)
+    assert set(again.activated[0].ids) == {m1.id, m2.id, again.id}

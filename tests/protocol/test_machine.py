@@ -1,0 +1,252 @@
+"""One machine and its messages: what it answers, when it waits, and what it ignores."""
+
+from __future__ import annotations
+
+import pytest
+
+from consensus.errors import ExcludedError
+from consensus.messages import (
+    Accept,
+    Accepted,
+    Ack,
+    Activate,
+    Chosen,
+    Evidence,
+    EvidenceKind,
+    Install,
+    LeaveRequest,
+    Message,
+    Nack,
+    Ping,
+    Prepare,
+    Promise,
+    Promised,
+    Pull,
+    Ready,
+    Stranger,
+)
+from consensus.protocol.effects import Check, Effect, Freeze, Installed, Stopped
+from consensus.protocol.machine import Machine
+from consensus.view import Cause, Proposal, Removal
+
+from .people import T_EXCL, machine_in, member, sends, view_of
+
+
+def accept_without(names: str, out: str, cause: Cause, ballot: tuple[int, str]) -> Accept:
+    view = view_of(names)
+    return Accept(2, view.view_id, ballot, Proposal(view.view_id, 2, (Removal(out, cause),)))
+
+
+def give(machine: Machine, sender: str, message: Message, now: float) -> list[Effect]:
+    machine.receive(sender, member(sender).address, message, now)
+    return machine.drain()
+
+
+def test_a_ping_is_acked_and_one_for_another_lifetime_is_not() -> None:
+    machine = machine_in("abc", "b")
+    [ack] = sends(give(machine, "a", Ping(7, "b", 1, view_of("abc").view_id), 100.1), Ack)
+    assert ack.address == member("a").address
+    assert ack.message == Ack(7, "b", 1, view_of("abc").view_id)
+    effects = give(machine, "a", Ping(8, "former", 1, ""), 100.1)
+    assert [send.message for send in sends(effects, Stranger)] == [Stranger(8, "former")]
+    assert not sends(effects, Ack)
+
+
+def test_a_vote_freezes_first_and_carries_the_report() -> None:
+    machine = machine_in("abc", "b")
+    request = accept_without("abc", "c", Cause.PROOF, (0, "a"))
+    effects = give(machine, "a", request, 100.1)
+    assert Freeze(2, None) in effects
+    assert not sends(effects, Accepted)
+    machine.flushed(2, b"R", 100.2)
+    [vote] = sends(machine.drain(), Accepted)
+    assert vote.message == Accepted(2, view_of("abc").view_id, (0, "a"), b"R")
+    [again] = sends(give(machine, "a", request, 100.3), Accepted)
+    assert again == vote, "a repeated request gets the same answer, and freezes nothing again"
+
+
+def test_a_vote_waits_for_the_lease_and_the_excluded_is_acked_no_more() -> None:
+    machine = machine_in("abc", "b")
+    give(machine, "c", Ping(1, "b", 1, ""), 100.5)
+    request = accept_without("abc", "c", Cause.SILENCE, (0, "a"))
+    assert Freeze(2, None) not in give(machine, "a", request, 101.0), "not even frozen: it may come to nothing"
+    assert not sends(give(machine, "c", Ping(2, "b", 1, ""), 101.1), Ack)
+    assert machine.next_deadline() <= 100.5 + T_EXCL  # type: ignore[operator]
+    machine.tick(100.5 + T_EXCL)
+    assert Freeze(2, None) in machine.drain()
+
+
+def test_a_lower_ballot_is_told_the_higher() -> None:
+    machine = machine_in("abc", "b")
+    view_id = view_of("abc").view_id
+    [promise] = sends(give(machine, "c", Prepare(2, view_id, (4, "c")), 100.1), Promise)
+    assert promise.message == Promise(2, view_id, (4, "c"))
+    [no] = sends(give(machine, "a", accept_without("abc", "c", Cause.PROOF, (0, "a")), 100.2), Promised)
+    assert no.message == Promised(2, view_id, (0, "a"), (4, "c"))
+
+
+@pytest.mark.parametrize("ballot", [(0, "c"), (1, "a")])
+def test_illegitimate_ballots_get_no_answer(ballot: tuple[int, str]) -> None:
+    machine = machine_in("abc", "b")
+    assert give(machine, "c", accept_without("abc", "a", Cause.PROOF, ballot), 100.1) == []
+
+
+def test_laggards_pull_and_are_told() -> None:
+    machine = machine_in("abc", "b")
+    effects = give(machine, "a", Prepare(5, "unknown", (1, "a")), 100.1)
+    assert [send.message for send in sends(effects, Pull)] == [Pull(1)]
+    effects = give(machine, "a", Pull(0), 100.1)
+    assert [send.message for send in sends(effects, Chosen)] == [Chosen(view_of("abc"), "a")]
+    assert not sends(give(machine, "a", Pull(1), 100.1), Chosen)
+
+
+def test_whoever_is_not_in_a_chosen_view_is_out() -> None:
+    machine = machine_in("abc", "b")
+    newer = view_of("ac", 2, view_of("abc").view_id)
+    effects = give(machine, "a", Chosen(newer, "a"), 100.1)
+    [stopped] = [effect for effect in effects if isinstance(effect, Stopped)]
+    assert isinstance(stopped.error, ExcludedError)
+    assert machine.next_deadline() is None
+    assert give(machine, "a", Ping(1, "b", 2, ""), 100.2) == [], "it is silent from then on"
+
+
+def test_a_view_whose_id_is_not_its_hash_is_ignored() -> None:
+    machine = machine_in("abc", "b")
+    forged = view_of("ac", 2)
+    object.__setattr__(forged, "view_id", "0" * 16)
+    assert give(machine, "a", Chosen(forged, "a"), 100.1) == []
+
+
+def about_to_install() -> tuple[Machine, Install]:
+    machine = machine_in("abc", "b")
+    parent = view_of("abc")
+    view = Proposal(parent.view_id, 2, (Removal("c", Cause.PROOF),)).apply(parent)
+    give(machine, "a", accept_without("abc", "c", Cause.PROOF, (0, "a")), 100.1)
+    machine.flushed(2, b"B", 100.1)
+    machine.drain()
+    return machine, Install(view, (0, "a"), (("a", b"A"), ("b", b"B")))
+
+
+def test_install_ready_activate() -> None:
+    machine, install = about_to_install()
+    effects = give(machine, "a", install, 100.2)
+    assert Installed(install.view, install.reports) in effects
+    assert give(machine, "a", Activate(2, install.view.view_id), 100.2) == [], "not ready yet"
+    machine.ready(install.view.view_id, 100.3)
+    assert [send.message for send in sends(machine.drain(), Ready)] == [Ready(2, install.view.view_id)]
+    give(machine, "a", Activate(2, install.view.view_id), 100.4)
+    assert machine.active_view == install.view
+    assert not machine.changing
+    assert not [e for e in give(machine, "a", install, 100.5) if isinstance(e, Installed)], "once"
+
+
+def test_an_install_with_another_report_of_ours_or_below_a_promise_is_ignored() -> None:
+    machine, install = about_to_install()
+    wrong = Install(install.view, install.ballot, (("a", b"A"), ("b", b"other")))
+    assert not [e for e in give(machine, "a", wrong, 100.2) if isinstance(e, Installed)]
+    without = Install(install.view, install.ballot, (("a", b"A"),))
+    assert not [e for e in give(machine, "a", without, 100.2) if isinstance(e, Installed)]
+    give(machine, "c", Prepare(2, view_of("abc").view_id, (3, "c")), 100.2)
+    assert not [e for e in give(machine, "a", install, 100.2) if isinstance(e, Installed)]
+
+
+def test_a_hint_only_checks() -> None:
+    machine = machine_in("abc", "b")
+    machine.evidence("c", EvidenceKind.HINT, "connection closed by peer", 100.1)
+    effects = machine.drain()
+    assert effects == [Check(member("c"))]
+    machine.evidence("c", EvidenceKind.HINT, "again", 100.1)
+    assert machine.drain() == [], "one check at a time"
+    machine.checked("c", True, "", 100.2)
+    assert machine.status()["members"][2]["evidence"] is None
+
+
+def test_a_refused_check_is_proof_and_is_told_to_the_seniors() -> None:
+    machine = machine_in("abcde", "d")
+    machine.checked("e", False, "refused", 100.1)
+    told = sends(machine.drain(), Evidence)
+    assert [send.address for send in told] == [member(name).address for name in "abc"]
+    assert machine.status()["members"][4]["evidence"] == "proof"
+    machine.tick(100.2)
+    assert sends(machine.drain(), Evidence), "again and again until the view changes"
+
+
+def test_an_undecided_check_proves_nothing() -> None:
+    machine = machine_in("abc", "b")
+    machine.checked("c", None, "timed out", 100.1)
+    assert machine.drain() == []
+
+
+def test_evidence_of_another_view_or_from_a_stranger_or_against_oneself_is_ignored() -> None:
+    machine = machine_in("abc", "b")
+    view_id = view_of("abc").view_id
+    for sender, evidence in [
+        ("a", Evidence("another", "c", EvidenceKind.PROOF)),
+        ("x", Evidence(view_id, "c", EvidenceKind.PROOF)),
+        ("a", Evidence(view_id, "b", EvidenceKind.PROOF)),
+        ("a", Evidence(view_id, "x", EvidenceKind.PROOF)),
+    ]:
+        give(machine, sender, evidence, 100.1)
+    assert [entry["evidence"] for entry in machine.status()["members"]] == [None] * 3
+
+
+def test_others_silence_counts_only_without_own_contact() -> None:
+    machine = machine_in("abc", "a")
+    evidence = Evidence(view_of("abc").view_id, "c", EvidenceKind.SILENCE)
+    give(machine, "b", evidence, 100.0 + T_EXCL - 0.1)
+    assert machine.status()["members"][2]["evidence"] is None
+    give(machine, "b", evidence, 100.0 + T_EXCL)
+    assert machine.status()["members"][2]["evidence"] == "silence"
+
+
+def test_a_stranger_is_proof_only_from_the_accuseds_own_address() -> None:
+    machine = machine_in("abc", "b")
+    machine.receive("x", member("a").address, Stranger(1, "c"), 100.1)
+    assert machine.status()["members"][2]["evidence"] is None
+    machine.receive("x", member("c").address, Stranger(1, "c"), 100.1)
+    assert machine.status()["members"][2]["evidence"] == "proof"
+
+
+def test_a_frozen_member_asks_for_a_new_epoch_after_a_while() -> None:
+    machine = machine_in("abc", "b")
+    machine.frozen(100.0)
+    assert machine.changing
+    machine.tick(100.19)
+    assert not [s for s in sends(machine.drain(), Evidence) if s.message.kind is EvidenceKind.FROZEN]  # type: ignore[union-attr]
+    machine.tick(100.21)
+    told = [s for s in sends(machine.drain(), Evidence) if s.message.kind is EvidenceKind.FROZEN]  # type: ignore[union-attr]
+    assert [send.address for send in told] == [member("a").address, member("c").address]
+
+
+def test_status_is_plain_values() -> None:
+    status = machine_in("abc", "b").status()
+    assert {key: status[key] for key in ("id", "epoch", "active_epoch", "changing", "coordinator", "policy", "stopped")} == {
+        "id": "b",
+        "epoch": 1,
+        "active_epoch": 1,
+        "changing": False,
+        "coordinator": "a",
+        "policy": "majority",
+        "stopped": None,
+    }
+    assert [entry["id"] for entry in status["members"]] == list("abc")
+    assert status["members"][0]["address"] == "10.0.0.1:1097"
+    assert status["members"][0]["status"] == "alive"
+
+
+def test_nonsense_changes_nothing() -> None:
+    machine = machine_in("abc", "b")
+    before = machine.status()
+    nonsense: list[Message] = [
+        Ack(99, "a", 1, "x"),
+        Nack(99),
+        Promise(2, "x", (1, "b")),
+        Promised(2, "x", (1, "b"), (2, "c")),
+        Accepted(2, "x", (0, "a"), b""),
+        Ready(1, "x"),
+        Activate(1, "x"),
+        LeaveRequest("x", "c"),
+    ]
+    for message in nonsense:
+        give(machine, "a", message, 100.1)
+    assert machine.status() == before

@@ -1,0 +1,41 @@
+"""Words for writing histories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from consensus.config import Config
+from consensus.simulation import Host, World
+
+
+def start_job(size: int, *, seed: int = 1, config: Config | None = None, fences: bool = False) -> tuple[World, list[Host]]:
+    """A job whose members have pinged each other for a while, in seniority order (not the order of their start)."""
+    world = World(seed, config, fences=fences)
+    world.cluster(size)
+    world.run(1.0)
+    return world, seniority(world)
+
+
+def seniority(world: World) -> list[Host]:
+    view = next(host.activated[-1] for host in world.hosts.values() if host.running and host.activated)
+    return [world.hosts[key] for key in view.ids]
+
+
+def agree(world: World, hosts: Sequence[Host], seconds: float = 10.0) -> float:
+    """Wait until ``hosts`` act in one view of exactly them; how long it took."""
+    ids = {host.id for host in hosts}
+
+    def done() -> bool:
+        views = {host.activated[-1].view_id if host.activated else "" for host in hosts}
+        return len(views) == 1 and views != {""} and set(hosts[0].activated[-1].ids) == ids
+
+    return world.run_until(done, seconds)
+
+
+def epochs(hosts: Iterable[Host]) -> list[int]:
+    return [host.activated[-1].epoch for host in hosts]
+
+
+def cut(world: World, *pairs: tuple[Host, Host]) -> None:
+    for one, other in pairs:
+        world.faults.cut_both(one.id, other.id)

@@ -1,0 +1,132 @@
+"""The histories that fork when dead members are merely dropped from the denominator, and do not under rules (a) and (b).
+
+Each is told twice: with the rules as they are, and with the quorum "a majority of those not proven dead" in their place,
+so that the test is known to be able to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+import pytest
+
+from consensus.errors import ExcludedError, LeftError
+from consensus.messages import EvidenceKind
+from consensus.protocol import attempt, evidence
+from consensus.protocol.proposer import Proposer
+from consensus.simulation import Host, World
+from consensus.simulation.ballots import Ballots
+from consensus.view import View
+
+from .script import agree, cut, epochs, start_job
+
+
+def majority_of_the_living(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
+    living = [key for key in view.ids if key not in discounted]
+    present = [key for key in living if key in responders]
+    return 2 * len(present) > len(living) or (2 * len(present) == len(living) and present[0] == living[0])
+
+
+@pytest.fixture
+def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "is_quorum", majority_of_the_living)
+    monkeypatch.setattr(evidence.EvidenceBook, "discounted", property(lambda book: frozenset(book.proofs)))
+    # The fork itself shall show, not the checker of quorums that sees it coming.
+    monkeypatch.setattr(Ballots, "installed", lambda *_: None)
+
+
+def give_up(world: World, host: Host, others: list[Host]) -> None:
+    """After T_excl, ``host`` holds silence against ``others`` (whose word still reaches it through the rest)."""
+    world.run(2.6)
+    for other in others:
+        world.inside(host, lambda o=other: host.machine.evidence(o.id, EvidenceKind.SILENCE, "", world.now))  # type: ignore[misc]
+
+
+def chain_of_four() -> tuple[World, list[Host]]:
+    """Links 0-1, 0-3, 2-3 are cut; 0 and 2 choose {0, 1, 2}; 2 dies before 1 hears of it."""
+    world, members = start_job(4)
+    m0, m1, m2, m3 = members
+    cut(world, (m0, m1), (m0, m3), (m2, m3))
+    give_up(world, m0, [m3])
+    world.run_until(lambda: m0.machine.status()["epoch"] == 2, 10.0)
+    assert m0.machine.view is not None
+    assert m0.machine.view.ids == (m0.id, m1.id, m2.id)
+    world.kill(m2)
+    world.run(10.0)
+    return world, members
+
+
+def seven() -> tuple[World, list[Host]]:
+    """G, H, B, C choose {G, H, B, C, A}; B and C die before A hears of it; A is in touch with F and K alone."""
+    world, members = start_job(7)
+    g, h, b, c, a, f, k = members
+    world.isolate([g, h, b, c], [f, k])
+    world.isolate([g, h], [a])
+    give_up(world, g, [f, k])
+    world.run_until(lambda: g.machine.status()["epoch"] == 2, 10.0)
+    assert g.machine.view is not None
+    assert g.machine.view.ids == (g.id, h.id, b.id, c.id, a.id)
+    world.kill(b)
+    world.kill(c)
+    world.run(10.0)
+    return world, members
+
+
+def test_four_with_three_links_cut_do_not_fork() -> None:
+    world, (m0, m1, _, m3) = chain_of_four()
+    assert epochs([m0, m1, m3]) == [1, 1, 1], "both sides block"
+    world.faults.heal()
+    agree(world, [m0, m1])
+    world.run_until(lambda: m3.stopped is not None, 5.0)
+    assert isinstance(m3.stopped, ExcludedError)
+
+
+def test_seven_do_not_fork() -> None:
+    world, (g, h, _, _, a, f, k) = seven()
+    assert epochs([g, h, a, f, k]) == [1] * 5, "both sides block"
+    world.faults.heal()
+    agree(world, [g, h, a])
+    world.run_until(lambda: f.stopped is not None and k.stopped is not None, 5.0)
+    assert isinstance(f.stopped, ExcludedError)
+
+
+@pytest.mark.usefixtures("wrong_quorum")
+@pytest.mark.parametrize("story", [chain_of_four, seven])
+def test_dropping_the_dead_from_the_denominator_forks(story: Callable[[], object]) -> None:
+    with pytest.raises(AssertionError, match="active"):
+        story()
+
+
+def two_leavers() -> tuple[World, list[Host]]:
+    """P and Q leave; A, B, C agree but cannot tell them, let J in, and die: P and Q were voted out without any lease."""
+    world, members = start_job(5)
+    a, b, c, p, q = members
+    world.faults.cut |= {(one.id, other.id) for one in (a, b, c) for other in (p, q)}
+    cut(world, (p, q))
+    for leaver in (p, q):
+        world.inside(leaver, lambda host=leaver: host.machine.leave(None, world.now))  # type: ignore[misc]
+    agree(world, [a, b, c])
+    j = world.start("j", introducers=(a.name, b.name, c.name))
+    world.run_until(lambda: bool(j.activated), 5.0)
+    for host in (a, b, c):
+        world.kill(host)
+    world.faults.heal()
+    world.run(5.0)
+    return world, [p, q, j]
+
+
+def test_who_leaves_discounts_nobody() -> None:
+    """Found by this suite."""
+    world, (p, q, j) = two_leavers()
+    assert epochs([p, q]) == [1, 1], "they cannot know whether they are still in"
+    assert j.activated[-1].ids == (j.id,)
+    world.run_until(lambda: p.stopped is not None and q.stopped is not None, 30.0)
+    assert isinstance(p.stopped, LeftError)
+
+
+def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Proposer, "discounted", property(lambda proposer: proposer._core.evidence.discounted))
+    monkeypatch.setattr(Ballots, "installed", lambda *_: None)
+    with pytest.raises(AssertionError, match="active"):
+        two_leavers()
