@@ -2,15 +2,16 @@
 
     python -m benchmarks.fencing --repetitions 5
 
-One of 4 workers, then either of 2, is stopped while all average in a tight loop. The others accuse it of silence, and the launcher
-kills it: that is proof, also for one of two. Afterwards it gets SIGCONT, which must find nobody, and the launcher has started a new
-worker that joins. Bar: 3 s.
+One of 4 workers, then either of 2, is stopped while all average in a tight loop. The others accuse it of silence, and the
+launcher kills it: that is proof, also for one of two. Afterwards it gets SIGCONT, which must find nobody, and the launcher has
+started a new worker that joins. Bar: 3 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import shutil
@@ -22,7 +23,7 @@ import time
 from pathlib import Path
 
 from benchmarks.recovery import after
-from tests.processes.cluster import load
+from tests.processes.cluster import Worker, load
 from tests.processes.launched import LaunchedRun
 from tests.processes.verdict import Verdict
 
@@ -47,12 +48,12 @@ def measure(size: int, repetitions: int, elements: int, seed: int) -> list[float
             epoch = max(worker.last["epoch"] for worker in workers)
             fault = victim.signal(signal.SIGSTOP)
             victim.killed = fault
-            run.until("the others average without it", lambda s=survivors, f=fault, e=epoch: all(after(w, f, e) for w in s))
+            run.until("the others average without it", functools.partial(_recovered, survivors, fault, epoch))
             lines = [after(worker, fault, epoch) for worker in survivors]
             totals.append(max(float(line["end"]) - fault for line in lines if line is not None))  # type: ignore[arg-type]
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim.pid, signal.SIGCONT)
-            run.until("the stopped worker is gone", lambda v=victim: v.code is not None)
+            run.until("the stopped worker is gone", functools.partial(_ended, victim))
             late = [line for line in victim.calls if line["t"] > fault + 0.1]
             assert not late, f"the stopped worker went on: {late}"
             run.training(size, 60.0)
@@ -60,8 +61,18 @@ def measure(size: int, repetitions: int, elements: int, seed: int) -> list[float
             assert not verdict.violations, verdict.violations
     shutil.rmtree(directory)
     print(f"SIGSTOP of 1 of {size} under ftlib run, {repetitions} times; {before}, then {load()}")
-    print(f"  median {statistics.median(totals):.2f} s [{min(totals):.2f} - {max(totals):.2f}]; {verdict.steps} steps, all alike")
+    print(
+        f"  median {statistics.median(totals):.2f} s [{min(totals):.2f} - {max(totals):.2f}]; {verdict.steps} steps, all alike"
+    )
     return totals
+
+
+def _recovered(survivors: list[Worker], fault: float, epoch: int) -> bool:
+    return all(after(worker, fault, epoch) for worker in survivors)
+
+
+def _ended(worker: Worker) -> bool:
+    return worker.code is not None
 
 
 def main() -> int:

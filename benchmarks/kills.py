@@ -2,10 +2,10 @@
 
     python -m benchmarks.kills --kills 1000 --seed 1
 
-Episodes of 2 to 5 workers with 1 to 3 buckets in flight train without end. Workers get SIGKILL at random moments: most while training
-(before, inside, between and after operations), some a moment after another one (inside the view change), some two at once, some
-right after they were started (inside their own admission), now and then the most senior. New workers join in their place. Each event
-has 20 s. Exit code 1 if anything was violated; the logs of that episode are kept.
+Episodes of 2 to 5 workers with 1 to 3 buckets in flight train without end. Workers get SIGKILL at random moments: most while
+training (before, inside, between and after operations), some a moment after another one (inside the view change), some two at
+once, some right after they were started (inside their own admission), now and then the most senior. New workers join in their
+place. Each event has 20 s. Exit code 1 if anything was violated; the logs of that episode are kept.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def main() -> int:
         kinds += episode.kinds
         pauses += episode.pauses
         print(
-            f"{done:5} kills, {steps} steps, {joins} joins, {bad} bad episodes, {time.monotonic() - began:.0f} s, {load()}; last: {episode.text}",
+            f"{done:5} kills, {steps} steps, {joins} joins, {bad} bad episodes, {time.monotonic() - began:.0f} s, {load()}; "
+            f"last: {episode.text}",
             flush=True,
         )
     pauses.sort()
@@ -65,7 +66,9 @@ def main() -> int:
             f"pause of all survivors after an event: median {pauses[len(pauses) // 2] * 1e3:.0f} ms, "
             f"99 % {pauses[int(len(pauses) * 0.99)] * 1e3:.0f} ms, worst {pauses[-1] * 1e3:.0f} ms"
         )
-    print(f"{done} kills {dict(kinds)}; {'no step lost, none divergent, nobody stuck' if not bad else f'{bad} EPISODES FAILED'}")
+    print(
+        f"{done} kills {dict(kinds)}; {'no step lost, none divergent, nobody stuck' if not bad else f'{bad} EPISODES FAILED'}"
+    )
     return int(bad > 0)
 
 

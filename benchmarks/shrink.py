@@ -2,8 +2,8 @@
 
     python -m benchmarks.shrink --rounds 20
 
-Victims are drawn at random, the most senior among them; no kill waits for more than the survivors' next average. Bar: every round works,
-no step is lost and all results are alike.
+Victims are drawn at random, the most senior among them; no kill waits for more than the survivors' next average. Bar: every
+round works, no step is lost and all results are alike.
 """
 
 from __future__ import annotations

@@ -24,11 +24,12 @@ from .gossip import Gossip
 from .interface import Consensus, DataPlane, Mode, Source
 from .member import Address, Member, format_address, parse_address
 from .null_plane import NullPlane
-from .view import View
+from .view import Cause, View
 
 __all__ = [
     "Address",
     "CodecError",
+    "Cause",
     "Config",
     "ConfigError",
     "Consensus",

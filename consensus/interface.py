@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from .errors import StoppedError
 from .member import Member
-from .view import View
+from .view import Cause, View
 
 __all__ = ["Consensus", "DataPlane", "Mode", "Source"]
 
@@ -143,6 +143,10 @@ class Consensus(ABC):
     @abstractmethod
     def view(self) -> View | None:
         """The active view, None before the first."""
+
+    def why(self, member_id: str) -> Cause | None:  # noqa: ARG002 - a backend may not know
+        """Why a member of the view before is not in the newest installed one, None where that is not known."""
+        return None
 
     @abstractmethod
     def status(self) -> dict[str, Any]:

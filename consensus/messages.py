@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .member import Address, Member
-from .view import Proposal, View
+from .view import Proposal, Removal, View
 
 __all__ = [
     "MESSAGES",
@@ -253,6 +253,8 @@ class Install:
     view: View
     ballot: Ballot
     reports: tuple[tuple[str, bytes], ...]
+    removed: tuple[Removal, ...] = ()
+    """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
 
 
 @dataclass(frozen=True, slots=True)

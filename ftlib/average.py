@@ -27,8 +27,8 @@ from .trailer import Trailer
 
 __all__ = ["Attempt", "Disagreement"]
 
-WAIT_SLICE = 0.5
-"""Seconds between looks at deadlines and signals while an operation is under way."""
+WAIT_SLICE = 0.05
+"""Seconds between looks at deadlines, signals and the end of the session while an operation is under way."""
 
 _BARE = Bucket(torch.uint8, 0, "SUM", ())
 

@@ -50,6 +50,8 @@ class Settings:
     """Calls wait below so many members."""
     bucket_mb: float = BUCKET_MB
     """Size of a bucket in MiB; equal at all members."""
+    insecure: bool = False
+    """Whether to bind to other interfaces than loopback, though members do not authenticate each other yet."""
     in_flight: int = 4
     """Buckets under way at a time."""
     supervisor: str = ""
@@ -237,6 +239,7 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "min_size": _count,
     "bucket_mb": _positive,
     "in_flight": _count,
+    "insecure": _flag,
 }
 _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "introducers": _addresses,

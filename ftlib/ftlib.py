@@ -315,7 +315,7 @@ class FTLib:
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        meta = dict(self._framework.start(_loopback(self.settings.consensus.bind)))
+        meta = dict(self._framework.start(_interface(self.settings)))
         if self.settings.name:
             meta["name"] = self.settings.name
         if self.settings.supervisor:
@@ -449,15 +449,18 @@ def _consensus_of(choice: str | Consensus, settings: Settings) -> Consensus:
     raise ConfigError(f"unknown consensus {choice!r}: choose gossip")
 
 
-def _loopback(bind: str) -> str:
-    """The host of ``bind``. ConfigError unless it is this machine only: nobody is authenticated yet."""
+def _interface(settings: Settings) -> str:
+    """The host to bind to. ConfigError unless it is this machine only, or the user said that the network is trusted."""
+    bind = settings.consensus.bind
     host = parse_address(bind)[0]
     try:
-        found = {str(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        found = {ipaddress.ip_address(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
         raise ConfigError(f"bind={bind}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
-    if not all(ipaddress.ip_address(address).is_loopback for address in found):
-        raise ConfigError(f"bind={bind}: this release has no authentication, so it serves loopback only; give 127.0.0.1:0")
+    if any(address.is_unspecified for address in found):
+        raise ConfigError(f"bind={bind} is every interface: give the address of the one that the others reach")
+    if not settings.insecure and not all(address.is_loopback for address in found):
+        raise ConfigError(f"bind={bind}: members do not authenticate each other yet; give insecure=True in a trusted network")
     return host
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from consensus import Consensus, LeftError, StoppedError, View
+from consensus import Cause, Consensus, LeftError, StoppedError, View
 
 from . import errors
 from .donation import donate
@@ -57,6 +57,7 @@ class _Stop:
     error: Exception
 
 
+_CAUSES = {Cause.PROOF: "dead", Cause.LEFT: "left", Cause.SILENCE: "silent", Cause.UNREADY: "never ready"}
 _END = None
 _ALL = sys.maxsize
 """No epoch is as late."""
@@ -230,7 +231,7 @@ class Rebuilder:
 
     def _log(self, old: Session | None, new: Session) -> None:
         before = set(old.view.ids) if old is not None else set()
-        gone = [] if old is None else [old.name(m) for m in old.view.ids if m not in new.view]
+        gone = [] if old is None else [f"{old.name(m)} ({self._why(m)})" for m in old.view.ids if m not in new.view]
         come = [new.name(m) for m in new.view.ids if m not in before]
         parts = [f"without {', '.join(gone)}"] if gone else []
         parts += [f"with {', '.join(come)}"] if come else []
@@ -238,6 +239,10 @@ class Rebuilder:
         pause = self._plane.counters.last_pause * 1e3
         size = f"{old.size} -> {new.size}" if old is not None else f"{new.size}"
         logger.info("epoch %d: %s; size %s, rank %d; paused %.0f ms", new.view.epoch, why, size, new.rank, pause)
+
+    def _why(self, member_id: str) -> str:
+        cause = self._consensus.why(member_id)
+        return _CAUSES[cause] if cause is not None else "gone"
 
     def _stop(self, error: Exception) -> None:
         self._plane.stop(error)

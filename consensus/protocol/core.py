@@ -9,7 +9,7 @@ from ..config import Config
 from ..errors import StoppedError
 from ..member import Address, Member
 from ..messages import Chosen, Message, Pull
-from ..view import NO_VIEW_ID, View
+from ..view import NO_VIEW_ID, Cause, View
 from .awareness import Awareness
 from .dissemination import Dissemination
 from .effects import Stopped
@@ -44,6 +44,8 @@ class Core:
         self.view: View | None = None
         self.installed: View | None = None
         self.active: View | None = None
+        self.reasons: dict[str, Cause] = {}
+        """Why members of older views are not in the installed one (replaced, never changed: other threads read it)."""
         self.driver = ""
         """Who installs ``view``, as far as we know."""
         self.acked: dict[str, float] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..member import Member
 from ..messages import Ballot, FlushRequest, Install
-from ..view import View
+from ..view import Cause, Removal, View
 
 __all__ = ["Installation"]
 
@@ -30,8 +30,8 @@ class Installation:
         self.after_call: int | None = None
         self.leavers: tuple[Member, ...] = ()
         """Whom to tell that they are out, once INSTALL is sent."""
-        self.leaving: tuple[str, ...] = ()
-        """Those of them who leave on their own wish."""
+        self.removed: tuple[Removal, ...] = ()
+        """Who of the parent is not in it, and why."""
 
     @property
     def continuing(self) -> tuple[str, ...]:
@@ -46,7 +46,8 @@ class Installation:
 
     def busy_leavers(self) -> tuple[str, ...]:
         """Who leaves after a call that has not ended there yet: without the old group it could not."""
-        return tuple(member_id for member_id in self.leaving if member_id not in self.reports)
+        leaving = [removal.member_id for removal in self.removed if removal.cause is Cause.LEFT]
+        return tuple(member_id for member_id in leaving if member_id not in self.reports)
 
     def missing_ready(self) -> tuple[str, ...]:
         """Who has not built its group yet."""
@@ -59,4 +60,4 @@ class Installation:
     def message(self) -> Install:
         """INSTALL, with exactly the reports of the continuing members."""
         reports = tuple((member_id, self.reports[member_id]) for member_id in self.continuing)
-        return Install(self.view, self.ballot, reports)
+        return Install(self.view, self.ballot, reports, self.removed)

@@ -8,7 +8,7 @@ from math import inf
 from ..errors import LeftError
 from ..member import Address, Member
 from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushReply, FlushRequest, Install, Ready
-from ..view import Cause, View
+from ..view import View
 from .attempt import Attempt
 from .core import Core
 from .installation import Installation
@@ -148,6 +148,5 @@ class Installer:
         installation = Installation(view, attempt.parent, attempt.ballot, dict(attempt.reports), now)
         installation.after_call = attempt.after_call
         installation.leavers = leavers
-        removed = () if attempt.proposal is None else attempt.proposal.removed
-        installation.leaving = tuple(removal.member_id for removal in removed if removal.cause is Cause.LEFT)
+        installation.removed = () if attempt.proposal is None else attempt.proposal.removed
         return installation

@@ -10,6 +10,7 @@ A packet's way: ``machine`` -> ``detection`` (``probe``, ``suspicion``, ``member
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
@@ -42,7 +43,7 @@ from ..messages import (
     Refused,
     Stranger,
 )
-from ..view import View
+from ..view import Cause, View
 from .admission import Admission
 from .core import Core
 from .detection import Detection
@@ -193,6 +194,11 @@ class Machine:
     def known_view(self) -> View | None:
         """The own view, or for a joiner the cluster's as it was told."""
         return self._core.view if self._core.view is not None else self._admission.search.cluster
+
+    @property
+    def reasons(self) -> Mapping[str, Cause]:
+        """Why members of the view before the installed one are not in it; replaced at each install, never changed."""
+        return self._core.reasons
 
     @property
     def changing(self) -> bool:

@@ -222,6 +222,7 @@ class ViewChange:
             core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
         core.installed = core.view
+        core.reasons = {removal.member_id: removal.cause for removal in message.removed}
         self._ready_to = (sender, address)
         self._is_ready = False
         core.outbox.emit(Installed(view, message.reports))

@@ -12,8 +12,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import JoinError, LeftError, StoppedError
@@ -34,7 +34,7 @@ from ..protocol.effects import (
     Tether,
     Wish,
 )
-from ..view import View
+from ..view import Cause, View
 
 __all__ = ["Carrier", "Core", "Driver", "Snapshot", "now"]
 
@@ -61,6 +61,10 @@ class Core(Protocol):
     @property
     def installed_view(self) -> View | None:
         """The newest view handed to the data plane."""
+
+    @property
+    def reasons(self) -> Mapping[str, Cause]:
+        """Why members of the view before the installed one are not in it."""
 
     @property
     def changing(self) -> bool:
@@ -155,6 +159,7 @@ class Snapshot:
     changing: bool = False
     applicants_waiting: bool = False
     stopped: StoppedError | None = None
+    reasons: Mapping[str, Cause] = field(default_factory=dict)
 
     @property
     def confirmed(self) -> bool:
@@ -281,6 +286,7 @@ class Driver:
             core.changing,
             core.applicants_waiting,
             self._stopped,
+            core.reasons,
         )
         if snapshot != self._snapshot:
             self._snapshot = snapshot

@@ -78,7 +78,7 @@ class GlooWork(Work):
         return ended and self._outcome()
 
     def _ended(self, timeout: float) -> bool:
-        """Whether it ended in time; how it ended is noted. Several threads may ask at a time: one may be destroying the group."""
+        """Whether it ended in time; how is noted. Several threads may ask at a time: one may be destroying the group."""
         raw = self._raw
         if raw is None:
             return True

@@ -15,7 +15,7 @@ from consensus.protocol.effects import Effect
 from consensus.runtime.agent import Agent
 from consensus.runtime.driver import Snapshot
 from consensus.runtime.sockets import open_pair, resolve_all
-from consensus.view import View
+from consensus.view import Cause, View
 
 
 class FakeCore:
@@ -27,6 +27,7 @@ class FakeCore:
         self.deadline: float | None = None
         self.known_view: View | None = None
         self.installed_view: View | None = None
+        self.reasons: dict[str, Cause] = {}
         self.active_view: View | None = None
         self.changing = False
         self.applicants_waiting = False

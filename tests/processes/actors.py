@@ -342,7 +342,7 @@ def main(task: dict[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    logging.basicConfig(level=task["given"].get("level", logging.INFO), format="%(relativeCreated)d %(threadName)s %(name)s: %(message)s")
+    logging.basicConfig(level=task["given"].get("level", logging.INFO), format="%(threadName)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     actor = Actor(task)
     try:

@@ -1,7 +1,7 @@
 """Workers as processes of a test or benchmark: start, signal, watch, and clean up. Every wait has a deadline.
 
-The workers come from one ``zygote``. They find each other by introducers on loopback, like workers on several hosts would; their
-addresses are bound here beforehand and handed over, as ``ftlib run`` does it.
+The workers come from one ``zygote``. They find each other by introducers on loopback, like workers on several hosts would;
+their addresses are bound here beforehand and handed over, as ``ftlib run`` does it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from .worker import SLOTS, Task
 
@@ -72,7 +72,7 @@ class Worker:
 
     def read(self) -> None:
         """Take in what the worker wrote since the last time."""
-        with contextlib.suppress(FileNotFoundError), open(self.task.log, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), Path(self.task.log).open("rb") as file:
             file.seek(self._offset)
             data = file.read()
             self._offset += len(data)
@@ -115,7 +115,7 @@ class Cluster:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        with theirs, open(directory / "zygote.out", "wb") as output:
+        with theirs, (directory / "zygote.out").open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.processes.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -129,7 +129,7 @@ class Cluster:
         self._pids: list[int] = []
         self._await_pid(60.0)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +159,7 @@ class Cluster:
     def found(self, size: int, *, first: dict[str, Any] | None = None, **task: Any) -> list[Worker]:
         """Start ``size`` workers that found a cluster together; ``first``: what is special about the most senior one."""
         pairs = [_bind() for _ in range(size)]
-        addresses = ["127.0.0.1:%d" % pair[1].getsockname()[1] for pair in pairs]
+        addresses = [f"127.0.0.1:{pair[1].getsockname()[1]}" for pair in pairs]
         return [
             self._spawn(
                 {"introducers": addresses, "initial_size": size, "bind": address},

@@ -18,13 +18,14 @@ __all__ = ["Episode"]
 
 
 class Episode:
-    """One cluster's life. ``pauses``: seconds from each event's last kill until all survivors had averaged without the victims."""
+    """One cluster's life."""
 
     def __init__(self, directory: Path, seed: int, kills: int) -> None:
         chance = self._chance = random.Random(seed)
         self.kills = 0
         self.kinds: collections.Counter[str] = collections.Counter()
         self.pauses: list[float] = []
+        """Seconds from each event's last kill until all survivors had averaged without the victims."""
         self.verdict = Verdict()
         self.joins = 0
         self._wanted_kills = kills

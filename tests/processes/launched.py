@@ -36,9 +36,15 @@ class LaunchedRun(Cluster):
         }
         command = [sys.executable, "-m", "ftlib.launch.cli", "run", "-n", str(size), "--max-restarts", str(restarts)]
         command += ["--restart-delay", "0.2", "--events", str(self._events), "-m", "tests.processes.worker"]
-        with open(directory / "run.out", "wb") as output:
+        with (directory / "run.out").open("wb") as output:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
 
     def close(self) -> None:
@@ -55,7 +61,7 @@ class LaunchedRun(Cluster):
 
     def read(self) -> None:
         """Take in all news, of the launcher too."""
-        with contextlib.suppress(FileNotFoundError), open(self._events, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), self._events.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
             whole = data[: data.rfind(b"\n") + 1]

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from consensus.gossip import Gossip
+from consensus.protocol.installer import Installer
 from consensus.protocol.proposer import Proposer
-from consensus.protocol.view_change import ViewChange
 from consensus.runtime.agent import Agent
-from ftlib import FTLib
 from ftlib import donation, rebuild
 from ftlib.call import Call
+from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.plane import Plane
 from ftlib.rebuild import Rebuilder
@@ -34,19 +34,19 @@ POINTS: dict[str, tuple[Any, str]] = {
     "freeze": (Plane, "freeze"),
     "report": (Gossip, "flushed"),
     "install": (Rebuilder, "_install"),
-    "build": (FTLib, "_rebuild"),
+    "build": (GlooFramework, "rebuild"),
     "ready": (Gossip, "ready"),
     "activate": (Plane, "activate"),
     "donate": (rebuild, "donate"),
     "adopt": (donation.Adoption, "receive"),
     "load": (Transfer, "load"),
     "propose": (Proposer, "_begin"),
-    "choose": (ViewChange, "_chosen"),
+    "drive": (Installer, "begin"),
 }
 
 
 def arm(text: str) -> None:
-    """Patch the library of this process so that it dies at ``text``."""
+    """Patch the library of this process so that it dies at ``text``; the points are methods that are looked up at each call."""
     point, _, count = text.partition("@")
     name, _, side = point.partition(":")
     strike = _Counter(int(count or 1))

@@ -22,11 +22,20 @@ CHANGE = ["fail", "freeze:before", "freeze:after", "report:before", "report:afte
 CHANGE += ["ready:before", "ready:after", "activate:before", "activate:after"]
 """Moments of a view change at a member that votes, reports and builds."""
 
-DRIVER = ["propose:before", "propose:after", "send:Accept@2", "choose:before", "choose:after"]
+DRIVER = ["propose:before", "propose:after", "send:Accept@2", "drive:before", "drive:after"]
 DRIVER += ["send:Install@1", "send:Install@2", "send:Activate@1", "send:Activate@2"]
 """Moments of a view change at the most senior member, which drives it; @2: one member has got the message."""
 
-JOINER = ["install", "build:after", "ready:before", "ready:after", "activate:before", "activate:after", "load:before", "load:after"]
+JOINER = [
+    "install",
+    "build:after",
+    "ready:before",
+    "ready:after",
+    "activate:before",
+    "activate:after",
+    "load:before",
+    "load:after",
+]
 
 
 def judge(cluster: Cluster) -> int:
@@ -64,6 +73,7 @@ def test_killed_in_a_view_change(cluster: Cluster) -> None:
     for moment in CHANGE:
         armed = cluster.join(kill_at=f"later {moment}")
         cluster.training(4)
+        _armed(cluster, armed)
         first = next(worker for worker in cluster.alive() if worker is not armed)
         first.kill()
         _dies(cluster, armed)
@@ -78,6 +88,7 @@ def test_the_driver_of_a_view_change_is_killed(cluster: Cluster, moment: str) ->
     """Somebody else finishes what it began."""
     [driver, second, *_] = cluster.found(4, first={"kill_at": f"later {moment}"})
     cluster.training(4)
+    _armed(cluster, driver)
     second.kill()
     _dies(cluster, driver)
     cluster.training(2)
@@ -100,6 +111,10 @@ def test_down_to_one_and_back(cluster: Cluster) -> None:
     for seed in (1, 2):
         shrink_and_grow(cluster, 4, random.Random(seed))
     judge(cluster)
+
+
+def _armed(cluster: Cluster, worker: Worker) -> None:
+    cluster.until(f"{worker.task.name} has made ten steps", lambda: len(worker.calls) > 10)
 
 
 def _dies(cluster: Cluster, worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""When a worker passed the phases of a recovery: (label, CLOCK_MONOTONIC) pairs, collected without touching the library's source."""
+"""When a worker passed the phases of a recovery: (label, CLOCK_MONOTONIC) pairs, without touching the library's source."""
 
 from __future__ import annotations
 

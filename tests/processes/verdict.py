@@ -22,8 +22,8 @@ class Verdict:
     def check(self, workers: Iterable[Worker]) -> None:
         """Compare all lines that are final.
 
-        The last line of a worker that was killed does not count: it may have finished, an instant before its death, a call that no
-        survivor has finished; they redo that one without it.
+        The last line of a worker that was killed does not count: it may have finished, an instant before its death, a call that
+        no survivor has finished; they redo that one without it.
         """
         for worker in workers:
             final = len(worker.calls)
@@ -47,5 +47,7 @@ class Verdict:
             self.violations.append(f"{name}: its gradients are not in step {step} (who={who:b})")
         known = self._hashes.setdefault(step, (line.get("hash", ""), who, name))
         if known[:2] != (line.get("hash", ""), who):
-            self.violations.append(f"step {step}: {name} has {line.get('hash')} of {who:b}, {known[2]} has {known[0]} of {known[1]:b}")
+            self.violations.append(
+                f"step {step}: {name} has {line.get('hash')} of {who:b}, {known[2]} has {known[0]} of {known[1]:b}"
+            )
         self.steps = max(self.steps, step)

@@ -19,10 +19,12 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from consensus import format_address
 from ftlib import FTLib
 from tests.processes import moments, trace
 
@@ -102,7 +104,7 @@ def main(values: dict[str, Any]) -> int:
     except SystemExit as end:
         lines.write(event="drained", code=end.code)
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - what ends a worker is what the tests ask about
         lines.write(event="error", text=f"{type(error).__name__}: {error}")
         traceback.print_exc()
         return 1
@@ -131,7 +133,7 @@ def _train(task: Task, lines: Lines) -> int:
 
     with FTLib.init(**settings) as ft:
         member = ft._consensus.member
-        lines.write(event="init", member=member.id, address="%s:%d" % member.address, pid=os.getpid())
+        lines.write(event="init", member=member.id, address=format_address(member.address), pid=os.getpid())
         ft.register_state(state_dict=lambda: {"params": params}, load_state_dict=load)
         steps = 0
         census = Census(ft, lines, task.idle) if task.idle else None
@@ -200,7 +202,7 @@ class Census:
 
 
 def _fill(grads: list[torch.Tensor], slot: int) -> None:
-    """One's own gradients: ``2 ** slot``; in large tensors both ends are one-hot instead, so that averages can be read exactly."""
+    """One's own gradients: ``2 ** slot``; both ends of large tensors are one-hot instead, so that averages can be read."""
     for grad in grads:
         grad.fill_(float(2**slot))
         if grad.numel() >= 2 * SLOTS:
@@ -241,7 +243,7 @@ def _alone() -> int:
     slot = int(os.environ.get("FTLIB_WORKER_INDEX", "0"))
     name = f"{slot}-{os.getpid()}"
     values = {key: value for key, value in values.items() if key in known}
-    log = os.path.join(values.pop("directory", os.environ["PROCESS_TEST_DIRECTORY"]), f"{name}.jsonl")
+    log = str(Path(os.environ["PROCESS_TEST_DIRECTORY"]) / f"{name}.jsonl")
     return main({**values, "name": name, "log": log, "slot": slot})
 
 

@@ -1,4 +1,4 @@
-"""A process that has imported everything and forks workers from it: a worker then starts in tens of milliseconds, not two seconds.
+"""A process that has imported everything and forks workers: they then start in tens of milliseconds, not two seconds.
 
     python -m tests.processes.zygote FD
 
@@ -35,11 +35,11 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
     signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        readable, _, _ = select.select([control, wake_in], [], [])
+        readable, _, _ = select.select([control.fileno(), wake_in], [], [])
         if wake_in in readable:
             os.read(wake_in, 4096)
             _reap(control)
-        if control not in readable:
+        if control.fileno() not in readable:
             continue
         data, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not data:
