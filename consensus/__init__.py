@@ -28,8 +28,8 @@ from .view import Cause, View
 
 __all__ = [
     "Address",
-    "CodecError",
     "Cause",
+    "CodecError",
     "Config",
     "ConfigError",
     "Consensus",

@@ -90,7 +90,7 @@ class Config:
     drift: float = 0.05
     """Share of ``exclude_after`` allowed for clocks that run apart, when dead members are discounted."""
 
-    settle_proof: float = 0.008
+    settle_proof: float = 0.005
     """Wait after a proof, so that several crashes are one view change (the design's 5-20 ms)."""
 
     settle_silence: float = 0.1

@@ -218,9 +218,7 @@ class Gossip(Consensus):
     def serve(self, path: str, source: Source) -> None:
         """Answer GET ``path`` with what ``source`` yields; also before ``start``. ``/status`` may be replaced."""
         if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
-            raise ConfigError(
-                f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}"
-            )
+            raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
         self._sources[path] = source
 
     # Inside
@@ -243,9 +241,7 @@ class Gossip(Consensus):
     def _running(self) -> tuple[Background, Agent]:
         background, agent = self._background, self._agent
         if background is None or agent is None or not background.running:
-            raise ConsensusError(
-                "the agent does not run: call start first" if background is None else "the agent has stopped"
-            )
+            raise ConsensusError("the agent does not run: call start first" if background is None else "the agent has stopped")
         return background, agent
 
     def _perform(self, action: Callable[[Core, float], object]) -> None:

@@ -22,7 +22,8 @@ from .view import Cause, View
 __all__ = ["Consensus", "DataPlane", "Mode", "Source"]
 
 Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
-"""Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; LookupError becomes a 409 with its text."""
+"""Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a LookupError becomes a 409 with its
+text."""
 
 
 class Mode(Enum):

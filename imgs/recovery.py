@@ -54,8 +54,20 @@ def picture() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>',
-        text(24, 34, "A worker is killed in the middle of a step: the others finish that step without it", size=18, anchor="start"),
-        text(24, 58, "milliseconds after the kill, on one two-core machine (see docs/figures.md)", colour="#52606d", anchor="start"),
+        text(
+            24,
+            34,
+            "A worker is killed in the middle of a step: the others finish that step without it",
+            size=18,
+            anchor="start",
+        ),
+        text(
+            24,
+            58,
+            "milliseconds after the kill, on one two-core machine (see docs/figures.md)",
+            colour="#52606d",
+            anchor="start",
+        ),
     ]
     rows = [("worker 0", SURVIVOR), ("worker 1", SURVIVOR), ("worker 2", VICTIM), ("worker 3", SURVIVOR)]
     for row, (name, bars) in enumerate(rows):
@@ -71,7 +83,9 @@ def picture() -> str:
             'stroke-width="1" stroke-dasharray="3 3"/>'
         )
         parts.append(text(x(moment) + 4, y + 12, f"{moment} ms: {words}", size=12, anchor="start"))
-    parts.append(text(24, HEIGHT - 14, "No forward or backward pass is repeated, and nobody waits for a timeout.", anchor="start"))
+    parts.append(
+        text(24, HEIGHT - 14, "No forward or backward pass is repeated, and nobody waits for a timeout.", anchor="start")
+    )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -60,9 +60,7 @@ __all__ = ["Machine"]
 class Machine:
     """One member. ``founder``: whether it may make the first view; ``introducers``: whom to join through."""
 
-    def __init__(
-        self, config: Config, member: Member, rng: Random, *, founder: bool, introducers: tuple[Address, ...]
-    ) -> None:
+    def __init__(self, config: Config, member: Member, rng: Random, *, founder: bool, introducers: tuple[Address, ...]) -> None:
         self._core = Core(config, member, rng)
         self._founder = founder
         self._introducers = introducers

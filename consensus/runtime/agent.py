@@ -243,9 +243,7 @@ class Agent:
         try:
             answer = await self._client.fence(supervisor, request)
         except OSError as error:
-            self.driver.note(
-                logging.WARNING, "fence", f"the supervisor {supervisor} of {member} did not answer: {error}"
-            )
+            self.driver.note(logging.WARNING, "fence", f"the supervisor {supervisor} of {member} did not answer: {error}")
             return
         finally:
             self._fencing.discard(member.id)

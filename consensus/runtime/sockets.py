@@ -132,9 +132,7 @@ def _bind(address: Address) -> tuple[socket.socket, socket.socket]:
             tcp.close()
             udp.close()
             if error.errno != errno.EADDRINUSE:
-                raise ConfigError(
-                    f"bind={format_address(address)}: {error.strerror}; give an address of this host"
-                ) from None
+                raise ConfigError(f"bind={format_address(address)}: {error.strerror}; give an address of this host") from None
             if port:
                 raise ConfigError(
                     f"bind={format_address(address)}: the port is in use; give another one, or 0 for any"
@@ -163,9 +161,7 @@ def _advertised(config: Config, bound: Address, introducers: Sequence[Address]) 
                 return (finder.getsockname()[0], port)
             except OSError:
                 continue
-    raise ConfigError(
-        f"bind={config.bind} is a wildcard and no route tells which address others can use; set advertise"
-    )
+    raise ConfigError(f"bind={config.bind} is a wildcard and no route tells which address others can use; set advertise")
 
 
 @functools.lru_cache(maxsize=8192)

@@ -28,9 +28,7 @@ def fits(size: int, endpoint: Endpoint) -> bool:
 class Udp(asyncio.DatagramProtocol):
     """The UDP side of an agent. ``received(data, source)`` is called for each datagram, on the loop's thread."""
 
-    def __init__(
-        self, received: Callable[[bytes, tuple[Any, ...]], None], lost: Callable[[OSError | None], None]
-    ) -> None:
+    def __init__(self, received: Callable[[bytes, tuple[Any, ...]], None], lost: Callable[[OSError | None], None]) -> None:
         """``lost`` is told of send errors, and (None) of datagrams that no socket of this family can send."""
         self._received = received
         self._lost = lost

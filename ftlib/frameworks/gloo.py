@@ -108,9 +108,7 @@ class GlooFramework(Framework):
         """ConfigError unless the tensor is dense, on the CPU and of a dtype that Gloo reduces."""
         device = tensor.device.type
         if device != "cpu":
-            raise ConfigError(
-                f"gloo reduces CPU tensors, this one is on {device}: move it, or choose another framework"
-            )
+            raise ConfigError(f"gloo reduces CPU tensors, this one is on {device}: move it, or choose another framework")
         if tensor.layout is not torch.strided:
             raise ConfigError(f"gloo reduces dense tensors, this one is {tensor.layout}: call .to_dense() on it")
         if tensor.dtype not in _DTYPES:

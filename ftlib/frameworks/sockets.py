@@ -93,9 +93,7 @@ def listeners(host: str, but: frozenset[Inode] = frozenset()) -> dict[Inode, Add
     return found
 
 
-def connections(
-    local: Collection[Address], remote: Collection[Address], but: frozenset[Inode] = frozenset()
-) -> list[Link]:
+def connections(local: Collection[Address], remote: Collection[Address], but: frozenset[Inode] = frozenset()) -> list[Link]:
     """Find the connected sockets with one of these local or remote addresses, those in ``but`` aside.
 
     The caller closes the links.

@@ -59,21 +59,13 @@ def commands(context: click.Context) -> None:
 
 @commands.command(context_settings=_REST)
 @click.option("-n", "workers", type=click.IntRange(min=1), required=True, help="How many workers to start.")
-@click.option(
-    "--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members."
-)
+@click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
 @click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
-@click.option(
-    "--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together."
-)
-@click.option(
-    "--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart."
-)
+@click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
+@click.option("--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart.")
 @click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
-@click.option(
-    "--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file."
-)
+@click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
 @click.option("--job", default=None, help="Job name  [default: a random one]")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.argument("script")

@@ -24,9 +24,7 @@ _STDOUT, _STDERR = 1, 2
 class Console:
     """The launcher's only way out. Use from the loop's thread; two ``Writer`` threads do the writing."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, *, log_dir: Path | None = None, events: Path | None = None
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, log_dir: Path | None = None, events: Path | None = None) -> None:
         self._loop = loop
         self._files: list[int] = []
         self._logs: dict[int, int] = {}
@@ -35,9 +33,7 @@ class Console:
             try:
                 log_dir.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(
-                    f"--log-dir {log_dir}: {error.strerror}: give a directory that can be written"
-                ) from None
+                raise ConfigError(f"--log-dir {log_dir}: {error.strerror}: give a directory that can be written") from None
         self._events = self._open(events, "--events") if events is not None else None
         plain = "NO_COLOR" in os.environ
         self._coloured = {fd: os.isatty(fd) and not plain for fd in (_STDOUT, _STDERR)}

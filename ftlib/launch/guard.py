@@ -110,7 +110,5 @@ def _wait(supervisor: int) -> int:
             if pid == supervisor:
                 code = os.waitstatus_to_exitcode(status)
                 if code < 0:
-                    sys.stderr.write(
-                        f"ftlib: error: the supervisor was {describe_exit(code)}; its workers are killed too\n"
-                    )
+                    sys.stderr.write(f"ftlib: error: the supervisor was {describe_exit(code)}; its workers are killed too\n")
                 return shell_code(code)

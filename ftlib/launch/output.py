@@ -97,9 +97,7 @@ class Writer:
             if fd not in self._broken:
                 try:
                     _write_all(fd, data)
-                except (
-                    OSError
-                ) as error:  # the reader is gone, the disk is full: the training is worth more than its output
+                except OSError as error:  # the reader is gone, the disk is full: the training is worth more than its output
                     self._broken.add(fd)
                     with contextlib.suppress(OSError):
                         _write_all(2, f"[ftlib] output is lost from here on: {_name(fd)}: {error.strerror}\n".encode())

@@ -34,9 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def require_linux() -> None:
     """ConfigError where the kernel cannot keep the launcher's promises."""
     if not Path("/proc/self/stat").exists():
-        raise ConfigError(
-            "ftlib run needs Linux with /proc; elsewhere start the workers yourself with FTLIB_* variables"
-        )
+        raise ConfigError("ftlib run needs Linux with /proc; elsewhere start the workers yourself with FTLIB_* variables")
 
 
 def adopt_orphans() -> None:

@@ -63,9 +63,7 @@ def _rows(records: list[dict[str, Any]], indent: str) -> list[str]:
     columns = list(dict.fromkeys(key for record in records for key in record))
     cells = [columns] + [[_plain(record.get(column)) for column in columns] for record in records]
     widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
-    return [
-        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    ]
+    return [indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def _plain(value: object) -> str:

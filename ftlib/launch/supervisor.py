@@ -68,9 +68,7 @@ class Stage(Enum):
 class Supervisor:
     """One run. Everything happens on the loop of :meth:`run`, which must be the main thread's."""
 
-    def __init__(
-        self, plan: Plan, *, guard_pid: int | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, *, guard_pid: int | None = None, environment: Mapping[str, str] | None = None) -> None:
         self.ledger = Ledger(plan)
         self.stage = Stage.RUNNING
         self._plan = plan
@@ -137,9 +135,7 @@ class Supervisor:
 
     def _greet(self) -> None:
         plan = self._plan
-        self._console.event(
-            "run", job=plan.job, supervisor=self._supervisor, workers=plan.workers, command=plan.command
-        )
+        self._console.event("run", job=plan.job, supervisor=self._supervisor, workers=plan.workers, command=plan.command)
         self._console.say(f"job {plan.job}: {plan.workers} workers, supervisor at {self._supervisor}")
         if plan.workers > 1 and "OMP_NUM_THREADS" not in self._base:
             self._console.say("OMP_NUM_THREADS=1 for each worker, so that they share the cores; set it to change that")
@@ -270,9 +266,7 @@ class Supervisor:
     def _tell_death(self, entry: Entry) -> None:
         how = describe_exit(entry.code) + (f" ({entry.cause})" if entry.cause else "")
         live = len(self.ledger.in_phase(Phase.RUNNING))
-        what = (
-            f"restarting it in {self._plan.restart_delay:g} s" if entry.phase is Phase.WAITING else "not restarting it"
-        )
+        what = f"restarting it in {self._plan.restart_delay:g} s" if entry.phase is Phase.WAITING else "not restarting it"
         self._console.say(f"worker {entry.index} ended: {how}; {live} still run; {what}")
 
     def _delay_over(self, index: int) -> None:

@@ -51,9 +51,7 @@ class Sink(Protocol):
 class Worker:
     """One lifetime of one worker. Use from the loop's thread only."""
 
-    def __init__(
-        self, start: Start, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, sink: Sink
-    ) -> None:
+    def __init__(self, start: Start, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, sink: Sink) -> None:
         self.start = start
         self.pid = process.pid
         self.born = time.monotonic()

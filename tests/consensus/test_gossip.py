@@ -384,9 +384,7 @@ def test_the_door_is_complete_and_quick() -> None:
     assert all(hasattr(consensus, name) for name in consensus.__all__)
     code = "import sys, time; t = time.perf_counter(); import consensus; print(time.perf_counter() - t); \
 assert not {'torch', 'ftlib', 'aiohttp'} & set(sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert float(done.stdout) < 1.0  # about 0.06 s on an idle machine
 
 

@@ -55,9 +55,7 @@ def test_snapshot_hides_what_was_there(listener: socket.socket, pair: tuple[sock
     assert sockets.connections({listener.getsockname()}, (), sockets.snapshot()) == []
 
 
-def test_cut_ends_both_ends_and_nothing_else(
-    pair: tuple[socket.socket, socket.socket], listener: socket.socket
-) -> None:
+def test_cut_ends_both_ends_and_nothing_else(pair: tuple[socket.socket, socket.socket], listener: socket.socket) -> None:
     initiated, accepted = pair
     (link,) = sockets.connections((), {listener.getsockname()})
     number = initiated.detach()

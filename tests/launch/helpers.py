@@ -107,9 +107,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(
-    directory: Path, *options: object, script: str, args: tuple[object, ...] = (), **more: str
-) -> Iterator[Run]:
+def running(directory: Path, *options: object, script: str, args: tuple[object, ...] = (), **more: str) -> Iterator[Run]:
     """``ftlib run`` of ``script`` (its source) with fast restarts; ended on exit, whatever happened."""
     path = directory / "script.py"
     path.write_text(script)

@@ -33,9 +33,7 @@ def test_a_killed_launcher_leaves_no_orphans(tmp_path: Path) -> None:
 
 
 def test_a_killed_supervisor_leaves_no_orphans(tmp_path: Path) -> None:
-    with running(
-        tmp_path, "-n", 2, script=script(FAMILY + "write(f'parent-{INDEX}', os.getppid())\ntime.sleep(300)")
-    ) as run:
+    with running(tmp_path, "-n", 2, script=script(FAMILY + "write(f'parent-{INDEX}', os.getppid())\ntime.sleep(300)")) as run:
         pids = families(run, 2)
         supervisor = int(run.wait_file("parent-0"))
         assert supervisor != run.process.pid

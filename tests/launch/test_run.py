@@ -45,9 +45,7 @@ def test_all_finish(tmp_path: Path) -> None:
 
 
 def test_every_worker_fails(tmp_path: Path) -> None:
-    with running(
-        tmp_path, "-n", 2, script=script("raise SystemExit(3 if INDEX else ValueError('boom').args[0])")
-    ) as run:
+    with running(tmp_path, "-n", 2, script=script("raise SystemExit(3 if INDEX else ValueError('boom').args[0])")) as run:
         _, err = run.finish()
     assert run.process.returncode in (1, 3)
     assert "the script is at fault" in err
