@@ -169,9 +169,9 @@ def round_zero_for_all(patch: Patch) -> None:
 
 
 BUGS: list[tuple[Callable[[Patch], None], Callable[[int], World], int]] = [
-    (no_promise_check, duels, 10),
-    (silent_promise, duels, 10),
-    (own_value, duels, 40),
+    (no_promise_check, duels, 30),
+    (silent_promise, duels, 30),
+    (own_value, duels, 60),
     (majority_of_the_living, partitions, 20),
     (any_half, duels, 10),
     (reports_of_a_quorum, duels, 10),
