@@ -35,6 +35,11 @@ class Peer:
         """SIGKILL, without waiting."""
         os.kill(self.process.pid, signal.SIGKILL)
 
+    def pause(self) -> None:
+        """SIGSTOP; returns once all its threads have stopped (until then it may still answer)."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait(10)

@@ -367,7 +367,7 @@ def test_a_stopped_process_is_excluded_by_silence_and_learns_it() -> None:
     settings = {"job": "test", "initial_size": 3, "exclude_after": 1.0}
     with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
         agree(group, 3)
-        os.kill(peer.process.pid, signal.SIGSTOP)
+        peer.pause()
         began = time.monotonic()
         agree(group, 2)
         assert 0.9 < time.monotonic() - began < 5

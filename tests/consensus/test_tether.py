@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -120,7 +118,7 @@ def test_a_process_that_was_replaced_at_its_address_is_dead() -> None:
 def test_a_stopped_process_is_undecided() -> None:
     async def main() -> None:
         peer = await with_peer()
-        os.kill(peer.process.pid, signal.SIGSTOP)
+        peer.pause()
         async with watch() as seen:
             began = time.perf_counter()
             seen.tethers.check(peer.member)
