@@ -135,6 +135,8 @@ class Config:
                 raise ConfigError(f"{item.name}={value} is negative; give a value of at least 0")
         if not self.job or len(self.job) > 64:
             raise ConfigError(f"job={self.job!r} must have 1 to 64 characters")
+        if self.policy is not Policy.MAJORITY:
+            raise ConfigError(f"policy={self.policy.value} is not part of this release: choose majority")
         if self.max_size is not None and self.max_size < 1:
             raise ConfigError(f"max_size={self.max_size} must be at least 1")
         if self.initial_size < 1:

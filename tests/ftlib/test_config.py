@@ -31,14 +31,14 @@ def test_values_are_read_from_text() -> None:
         "FTLIB_SOCKET_FDS": "5,6",
         "FTLIB_QUORUM_TIMEOUT": "10 min",
         "FTLIB_MAX_SIZE": "",
-        "FTLIB_POLICY": "any",
+        "FTLIB_POLICY": "majority",
         "FTLIB_BUCKET_MB": "1.5",
         "FTLIB_SOMEBODY_ELSES": "1",
     }
     found = resolve({}, {}, variables)
     assert found.consensus.introducers == ("127.0.0.1:7000", "[::1]:7001")
     assert found.consensus.socket_fds == (5, 6)
-    assert (found.consensus.quorum_timeout, found.consensus.max_size, found.consensus.policy) == (600.0, None, Policy.ANY)
+    assert (found.consensus.quorum_timeout, found.consensus.max_size, found.consensus.policy) == (600.0, None, Policy.MAJORITY)
     assert found.bucket_mb == 1.5
 
 
@@ -83,3 +83,9 @@ def test_unknown_backends_are_named() -> None:
         FTLib.init("shared_storage", "memory")
     with pytest.raises(ConfigError, match="unknown framework 'mpi': choose one of gloo"):
         FTLib.init("gossip", "mpi")
+
+
+@pytest.mark.parametrize("policy", ["any", "storage"])
+def test_a_policy_of_a_later_release_is_refused_rather_than_taken_for_another(policy: str) -> None:
+    with pytest.raises(ConfigError, match=r"policy.*not part of this release"):
+        resolve({"policy": policy})
