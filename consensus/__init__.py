@@ -9,7 +9,8 @@ Usable by itself: knows nothing of tensors, and imports neither torch nor ftlib.
     view = member.wait_view(timeout=30)
 """
 
-from .config import Config, Policy
+from .client import Answer, get
+from .config import Config, Policy, check_secret
 from .errors import (
     CodecError,
     ConfigError,
@@ -18,16 +19,19 @@ from .errors import (
     JoinError,
     LeftError,
     QuorumLostError,
+    SecretError,
     StoppedError,
 )
 from .gossip import Gossip
 from .interface import Consensus, DataPlane, Mode, Source
+from .keys import KeyRing
 from .member import Address, Member, format_address, parse_address
 from .null_plane import NullPlane
 from .view import Cause, View
 
 __all__ = [
     "Address",
+    "Answer",
     "Cause",
     "CodecError",
     "Config",
@@ -38,15 +42,19 @@ __all__ = [
     "ExcludedError",
     "Gossip",
     "JoinError",
+    "KeyRing",
     "LeftError",
     "Member",
     "Mode",
     "NullPlane",
     "Policy",
     "QuorumLostError",
+    "SecretError",
     "Source",
     "StoppedError",
     "View",
+    "check_secret",
     "format_address",
+    "get",
     "parse_address",
 ]

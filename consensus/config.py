@@ -6,14 +6,17 @@ waiting time protects others only if all wait equally long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from .errors import ConfigError
 from .interface import Mode
 from .member import parse_address
 
-__all__ = ["PROTOCOL_VERSION", "Config", "Policy"]
+__all__ = ["MIN_SECRET", "PROTOCOL_VERSION", "Config", "Policy", "check_secret"]
+
+MIN_SECRET = 16
+"""Bytes that a secret has at least."""
 
 PROTOCOL_VERSION = 1
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
@@ -124,10 +127,19 @@ class Config:
     max_size: int | None = None
     """Joiners above so many members wait until there is room (spares); None: all are admitted. The coordinator's counts."""
 
+    secret: str | tuple[str, ...] = field(default=(), repr=False)
+    """Shared secret, or several: the first encrypts, all are accepted (see ``keys``)."""
+
+    secret_file: str = ""
+    """A file with one secret a line instead, read again whenever it changes."""
+
+    insecure: bool = False
+    """Whether to listen beyond loopback though there is no secret: whoever reaches the port is then believed."""
+
     socket_fds: tuple[int, ...] = ()
     """(UDP, TCP) descriptors bound beforehand by a launcher, used instead of binding ``bind``."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901 - one condition a setting, read as a table
         """Refuse what cannot work, naming the setting and the remedy."""
         for item in fields(self):
             value = getattr(self, item.name)
@@ -149,11 +161,25 @@ class Config:
             _checked_address(name, text)
         for text in self.introducers:
             _checked_address("introducers", text)
+        for secret in self.secrets:
+            check_secret("secret", secret)
+        if self.secret and self.secret_file:
+            raise ConfigError("secret and secret_file are both given: give one of them")
 
     @property
     def room(self) -> int:
         """The most members that a view may have."""
         return self.max_members if self.max_size is None else min(self.max_size, self.max_members)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """``secret`` as a tuple."""
+        return (self.secret,) if isinstance(self.secret, str) else self.secret
+
+    @property
+    def secured(self) -> bool:
+        """Whether members authenticate each other."""
+        return bool(self.secret or self.secret_file)
 
     @property
     def contact_interval(self) -> float:
@@ -164,6 +190,15 @@ class Config:
     def terms(self) -> str:
         """What all members of a job must agree on, as one comparable line."""
         return f"exclude_after={self.exclude_after:g} policy={self.policy.value} {self.agreement}".strip()
+
+
+def check_secret(name: str, secret: str) -> None:
+    """ConfigError, without the secret in it, where ``secret`` is too short to protect anything."""
+    size = len(secret.encode("utf-8", "surrogateescape"))
+    if size < MIN_SECRET:
+        raise ConfigError(
+            f"{name}: a secret of {size} bytes is too short, {MIN_SECRET} are the least: make one with ftlib keys new"
+        )
 
 
 def _checked_address(name: str, text: str) -> None:

@@ -15,6 +15,8 @@ __all__ = [
     "JoinError",
     "LeftError",
     "QuorumLostError",
+    "SealError",
+    "SecretError",
     "StoppedError",
 ]
 
@@ -47,6 +49,19 @@ class ForeignVersionError(CodecError):
         """``version``: the sender's."""
         super().__init__(f"the sender speaks protocol version {version}")
         self.version = version
+
+
+class SealError(CodecError):
+    """A packet or answer that no holder of the secret made for this receiver, or that was seen before."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        """``kind``: the word under which it is counted."""
+        super().__init__(text)
+        self.kind = kind
+
+
+class SecretError(ConsensusError):
+    """The other side asks for a secret, has none, or has another one. The text names the remedy."""
 
 
 class StoppedError(ConsensusError):

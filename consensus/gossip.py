@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 from .config import Config
 from .errors import ConfigError, ConsensusError, StoppedError
 from .interface import Consensus, DataPlane, Mode, Source
+from .keys import KeyRing
 from .member import Address, Member
 from .null_plane import NullPlane
 from .protocol.machine import Machine
 from .runtime.background import Background
 from .runtime.driver import Core, Snapshot
 from .runtime.fork import release_in_children
-from .runtime.sockets import SocketPair, open_pair, parsed, resolve_all
+from .runtime.sockets import SocketPair, open_pair, parsed, require_secret, resolve_all
 from .view import Cause, View
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ class Gossip(Consensus):
         if self._background is not None or self._stopping:
             raise ConsensusError("start was called before; a new lifetime needs a new Gossip")
         introducers = resolve_all(self._config.introducers)
+        KeyRing.of(self._config)  # what is wrong with the file is said here, to the caller
         pair = open_pair(self._config, introducers)
+        require_secret(self._config, pair)
         host, port = pair.advertised
         facts = {"pid": str(os.getpid()), **(meta or {})}
         self.member = Member(secrets.token_hex(8), host, port, tuple(sorted(facts.items())))

@@ -34,7 +34,9 @@ BUCKET_MB = 8.0
 """Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)\s*")
-_LATER = {"secret": "authentication", "secret_file": "authentication", "storage": "shared storage", "lease": "shared storage"}
+_LATER = {"storage": "shared storage", "lease": "shared storage"}
+_SECRETS = ("secret", "secret_file")
+"""Two ways to say one thing: of several sources the one that wins decides both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,6 @@ class Settings:
     """Calls wait below so many members."""
     bucket_mb: float = BUCKET_MB
     """Size of a bucket in MiB; equal at all members."""
-    insecure: bool = False
-    """Whether to bind to other interfaces than loopback, though members do not authenticate each other yet."""
     in_flight: int = 4
     """Buckets under way at a time."""
     supervisor: str = ""
@@ -73,6 +73,8 @@ def resolve(
         ("the environment", _from_environment(environment)),
         ("the arguments", dict(arguments or {})),
     ]:
+        if any(values.get(name) for name in _SECRETS):
+            found = {name: value for name, value in found.items() if name not in _SECRETS}
         for name, value in values.items():
             if source == "the environment" and name not in _READERS and not _close(name, 0.75):
                 continue  # somebody else's variable
@@ -133,7 +135,8 @@ def _checked(name: str, value: Any, label: str) -> Any:
     try:
         return reader(value)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{label}={value!r}: {error}") from None
+        shown = "" if name == "secret" else f"={value!r}"
+        raise ConfigError(f"{label}{shown}: {error}") from None
 
 
 def _close(name: str, cutoff: float) -> list[str]:
@@ -215,6 +218,13 @@ def _descriptors(value: Any) -> tuple[int, ...]:
     return tuple(_integer(part) for part in parts)
 
 
+def _secrets(value: Any) -> tuple[str, ...]:
+    parts = value.splitlines() if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise TypeError("expected a secret, or a list of them")
+    return tuple(part.strip() for part in parts if part.strip())
+
+
 def _policy(value: Any) -> consensus.Policy:
     text = value.value if isinstance(value, consensus.Policy) else _text(value)
     if text == "storage":
@@ -239,7 +249,6 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "min_size": _count,
     "bucket_mb": _positive,
     "in_flight": _count,
-    "insecure": _flag,
 }
 _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "introducers": _addresses,
@@ -248,6 +257,7 @@ _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "socket_fds": _descriptors,
     "policy": _policy,
     "mode": _mode,
+    "secret": _secrets,
     "advertise": lambda value: value or None,
 }
 _DURATIONS = frozenset(

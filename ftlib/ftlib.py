@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import hashlib
 import ipaddress
 import json
 import logging
 import os
+import secrets
 import socket
 import threading
 import weakref
@@ -19,7 +21,7 @@ from typing import Any, Self
 import torch
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, Gossip, LeftError, Member, Mode, View, format_address, parse_address
+from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Mode, View, format_address, parse_address
 
 from .call import Call, Kind
 from .caller import Caller, Limits
@@ -63,7 +65,8 @@ class FTLib:
         self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, settings.stall_timeout)
         limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
         self._caller = Caller(self._plane, consensus, self._rebuilder, limits, settings.in_flight)
-        self._transfer = Transfer(self._plane, settings.consensus.join_timeout, settings.step_timeout)
+        ring = _ring_of(settings)
+        self._transfer = Transfer(self._plane, settings.consensus.join_timeout, settings.step_timeout, ring)
         self._caller.load_state = self._transfer.load
         self._layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         self._drain = Drain(self._caller)
@@ -316,6 +319,7 @@ class FTLib:
 
     def _start(self) -> None:
         meta = dict(self._framework.start(_interface(self.settings)))
+        meta["room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
         if self.settings.name:
             meta["name"] = self.settings.name
         if self.settings.supervisor:
@@ -398,7 +402,7 @@ class FTLib:
         if len(members) == 1:
             return ranks, None
         host = view.members[view.epoch % len(members)]
-        spec = GroupSpec(view.view_id, view.epoch, ranks[own], len(members), dict(host.meta), self.settings.step_timeout)
+        spec = GroupSpec(_room(view, host), view.epoch, ranks[own], len(members), dict(host.meta), self.settings.step_timeout)
         try:
             return ranks, self._framework.rebuild(spec)
         except GroupError as error:
@@ -411,6 +415,7 @@ class FTLib:
             return
         member = self._consensus.member
         arguments = {
+            "ring": _ring_of(self.settings),
             "job": self.settings.consensus.job,
             "member": member.id,
             "address": format_address(member.address),
@@ -449,6 +454,18 @@ def _consensus_of(choice: str | Consensus, settings: Settings) -> Consensus:
     raise ConfigError(f"unknown consensus {choice!r}: choose gossip")
 
 
+def _ring_of(settings: Settings) -> KeyRing | None:
+    try:
+        return KeyRing.of(settings.consensus)
+    except ConsensusConfigError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _room(view: View, host: Member) -> str:
+    """What a view's group is called in the store of ``host``: nothing that a stranger could guess."""
+    return hashlib.blake2b(f"{host.fact('room')}|{view.view_id}".encode(), digest_size=16).hexdigest()
+
+
 def _interface(settings: Settings) -> str:
     """The host to bind to. ConfigError unless it is this machine only, or the user said that the network is trusted."""
     bind = settings.consensus.bind
@@ -459,8 +476,12 @@ def _interface(settings: Settings) -> str:
         raise ConfigError(f"bind={bind}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
     if any(address.is_unspecified for address in found):
         raise ConfigError(f"bind={bind} is every interface: give the address of the one that the others reach")
-    if not settings.insecure and not all(address.is_loopback for address in found):
-        raise ConfigError(f"bind={bind}: members do not authenticate each other yet; give insecure=True in a trusted network")
+    trusted = settings.consensus.secured or settings.consensus.insecure
+    if not trusted and not all(address.is_loopback for address in found):
+        raise ConfigError(
+            f"bind={bind} is reachable from other hosts: give all workers the same secret or secret_file (ftlib keys new "
+            "makes one), or insecure=True where you trust everybody in that network"
+        )
     return host
 
 

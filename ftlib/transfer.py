@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from urllib.parse import urlencode
 
-from consensus import Member
+from consensus import KeyRing, Member, SecretError, get
 
 from .call import Call
 from .errors import ConfigError, RebuildTimeout, StateLost
@@ -53,8 +53,9 @@ class _Answer(Enum):
 class Transfer:
     """Both sides of it at one member."""
 
-    def __init__(self, plane: Plane, join_timeout: float, step_timeout: float) -> None:
+    def __init__(self, plane: Plane, join_timeout: float, step_timeout: float, ring: KeyRing | None = None) -> None:
         self._plane = plane
+        self._ring = ring
         self._join_timeout = join_timeout
         self._step_timeout = step_timeout
         self._registered: Registered | None = None
@@ -144,30 +145,29 @@ class Transfer:
 
     def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> _Answer:
         began = time.monotonic()
-        connection = http.client.HTTPConnection(donor.host, donor.port, timeout=SILENCE)
+        if self._ring is not None and (line := self._ring.renew()) is not None:
+            logger.info("%s", line)
         try:
-            connection.request("GET", f"{PATH}?{urlencode(query)}")
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                text = response.read(1000).decode(errors="replace")
-                logger.debug("%s has no state for %s: %s", donor, dict(query), text)
-                return _Answer.NOTHING if _NOTHING in text else _Answer.LATER if _LATER in text else _Answer.FAILED
+            with get(donor.address, f"{PATH}?{urlencode(query)}", self._ring, timeout=SILENCE) as answer:
+                if answer.status != http.client.OK:
+                    text = answer.read(1000).decode(errors="replace")
+                    logger.debug("%s has no state for %s: %s", donor, dict(query), text)
+                    return _Answer.NOTHING if _NOTHING in text else _Answer.LATER if _LATER in text else _Answer.FAILED
 
-            def read(count: int) -> bytes:
-                if not go_on():
-                    raise EOFError("the view changed")
-                data = response.read(count)
-                if len(data) != count:
-                    raise EOFError("the donor broke off")
-                return data
+                def read(count: int) -> bytes:
+                    if not go_on():
+                        raise EOFError("the view changed")
+                    data = answer.read(count)
+                    if len(data) != count:
+                        raise EOFError("the donor broke off")
+                    return data
 
-            reader = StateReader(read)
-            tree = reader.read(STATE_LIMIT)
-        except (OSError, EOFError, http.client.HTTPException, ValueError) as error:
+                reader = StateReader(read)
+                tree = reader.read(STATE_LIMIT)
+                answer.finish()
+        except (OSError, EOFError, http.client.HTTPException, ValueError, SecretError) as error:
             logger.info("no state from %s: %s", donor, error)
             return _Answer.FAILED
-        finally:
-            connection.close()
         registered.load(tree)
         self._plane.counters.state_bytes += reader.nbytes
         logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, (time.monotonic() - began) * 1e3)

@@ -12,17 +12,20 @@ from typing import Any
 
 from ..codec import MAX_BYTES, MAX_DATAGRAM, Codec
 from ..config import PROTOCOL_VERSION, Config
-from ..envelope import Open, Sealer
-from ..errors import CodecError, ForeignJobError, ForeignVersionError, JoinError
+from ..envelope import Open, Sealed, Sealer
+from ..errors import CodecError, ForeignJobError, ForeignVersionError, JoinError, SealError
 from ..interface import DataPlane, Source
+from ..keys import KeyRing
 from ..member import Address, Member, format_address
 from ..messages import Envelope, EvidenceKind, Message
 from .driver import Core, Driver, Snapshot
+from .gate import Gate
 from .http import HttpClient, HttpServer
 from .sockets import Endpoint, SocketPair, numeric, resolve
-from .tether import Answer, Tethers, ask, identity_headers
+from .tether import Answer, Doubt, Tethers, ask
 from .traffic import Direction, Traffic
 from .udp import Udp, fits
+from .waiting import Waiting
 
 __all__ = ["Agent"]
 
@@ -33,6 +36,18 @@ _NOBODY = "nobody listens there"
 
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
+
+_RENEW_KEYS = 1.0
+"""Seconds between two looks at the file with the secrets."""
+
+
+_DOUBTS = {
+    Doubt.ASKS: "the members there have a secret, this one has none: give it the same secret or secret_file",
+    Doubt.DIFFERS: "the members there use another secret: give all of them the same secret or secret_file",
+    Doubt.LACKS: "the member there has no secret, this one has: give all of them the same secret or secret_file",
+    Doubt.FORGED: "something listens there that does not know the secret",
+}
+"""What a refusal means for a joiner."""
 
 
 class Agent:
@@ -55,9 +70,12 @@ class Agent:
         self._config = config
         self._member = member
         self._sockets = sockets
-        self._sealer: Sealer = sealer or Open()
-        self._codec = Codec(config.job, max_members=config.max_members)
         self._introducers = list(introducers)
+        self._ring = KeyRing.of(config)
+        self._sealer: Sealer = sealer or self._sealer_of(self._ring)
+        self._waiting = Waiting()
+        self._renewal: asyncio.TimerHandle | None = None
+        self._codec = Codec(config.job, max_members=config.max_members)
         self._tasks: set[asyncio.Task[None]] = set()
         self._fencing: set[str] = set()
         self._foreigners: set[tuple[str, str]] = set()
@@ -66,12 +84,13 @@ class Agent:
         self._started = False
         self.traffic = Traffic()
         self.driver = Driver(core, plane, self, publish)
-        self._tethers = Tethers(self._checked, trust_refused=config.trust_refused)
+        self._tethers = Tethers(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()
         self._server = HttpServer(
-            identity_headers(member.id, config.job),
+            Gate(self._ring, member, config.job),
             self._posted,
+            self._sealer,
             self.status,
             sources,
             limit=MAX_BYTES + self._sealer.overhead,
@@ -83,6 +102,7 @@ class Agent:
         await self._udp.open(self._sockets.udp)
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
+        self._renew_keys()
         self.driver.perform(self.driver.core.start)
 
     async def close(self) -> None:
@@ -91,6 +111,8 @@ class Agent:
         if self._closed:
             return
         self._closed = True
+        if self._renewal is not None:
+            self._renewal.cancel()
         self._udp.close()
         await self._server.close()
         await self._tethers.close()
@@ -122,6 +144,7 @@ class Agent:
             address
             for address, answer in zip(wanted, answers, strict=True)
             if isinstance(answer, Answer)
+            and not answer.doubt
             and answer.job == self._config.job
             and answer.version == PROTOCOL_VERSION
             and answer.member_id != self._member.id
@@ -136,16 +159,17 @@ class Agent:
     def send(self, address: Address, message: Message) -> None:
         """``Send``: by datagram what fits one, by HTTP the rest."""
         try:
-            sealed = self._sealed(message)
+            sealed = self._sealed(message, address)
         except CodecError as error:
             self.driver.note(logging.ERROR, "codec", str(error))
             self.traffic.count(Direction.DROPPED, "unencodable", 0)
             return
-        endpoint = numeric(address)
-        if endpoint is not None and fits(len(sealed), endpoint):
-            self._send_datagram(endpoint, message, sealed)
+        if (knock := self._sealer.knock(address)) is not None:
+            self._put(address, "Knock", knock)
+        if sealed is None:
+            self._waiting.add(address, message, asyncio.get_running_loop().time())
         else:
-            self._spawn(self._send_slowly(address, message, sealed))
+            self._put(address, type(message).__name__, sealed)
 
     def check(self, member: Member) -> None:
         """``Check``."""
@@ -174,27 +198,43 @@ class Agent:
     # What arrives
 
     def _datagram(self, data: bytes, source: tuple[Any, ...]) -> None:
-        self._arrived(data, f"{source[0]}:{source[1]}", MAX_DATAGRAM)
+        reply = self._arrived(data, f"{source[0]}:{source[1]}", MAX_DATAGRAM)
+        if reply is not None:
+            self.traffic.count(Direction.SENT, "Ticket", len(reply))
+            self._udp.reply(reply, source)
 
     def _posted(self, data: bytes, source: str) -> None:
         self._arrived(data, source, MAX_BYTES)
 
-    def _arrived(self, data: bytes, source: str, limit: int) -> None:
+    def _arrived(self, data: bytes, source: str, limit: int) -> bytes | None:
+        """Take a packet in; what to answer to where it came from."""
         if self._closed or not self._started:
-            return
+            return None
         try:
-            envelope = self._codec.decode(self._sealer.unseal(data), limit=limit)
+            opened = self._sealer.unseal(data, source)
+            if opened.packet is None:
+                self.traffic.count(Direction.RECEIVED, "Knock" if opened.reply else "Ticket", len(data))
+                if opened.introduced is not None:
+                    self._release(opened.introduced)
+                return opened.reply
+            envelope = self._codec.decode(opened.packet, limit=limit)
         except CodecError as error:
             self._refused(error, source, len(data))
-            return
+            return None
         self.traffic.count(Direction.RECEIVED, type(envelope.message).__name__, len(data))
         if envelope.sender != self._member.id:
             self.driver.receive(envelope)
+        return None
+
+    def _release(self, address: Address) -> None:
+        """Send what has waited for an introduction to ``address``."""
+        for message in self._waiting.take(address, asyncio.get_running_loop().time()):
+            self.send(address, message)
 
     def _refused(self, error: CodecError, source: str, size: int) -> None:
         """Nonsense from the network is counted and dropped; a foreign job or version is also named, once a sender."""
         if not isinstance(error, (ForeignJobError, ForeignVersionError)):
-            self.traffic.count(Direction.DROPPED, "malformed", size)
+            self.traffic.count(Direction.DROPPED, error.kind if isinstance(error, SealError) else "malformed", size)
             return
         self.traffic.count(Direction.DROPPED, "foreign", size)
         key = (source, str(error))
@@ -211,20 +251,42 @@ class Agent:
 
     # The long ways
 
-    def _sealed(self, message: Message) -> bytes:
-        """The bytes for ``message``; the same object sent to many is encoded once."""
+    def _sealer_of(self, ring: KeyRing | None) -> Sealer:
+        config = self._config
+        if ring is None:
+            return Open()
+        peers = 2 * max(2048, config.max_members)
+        return Sealed(ring, config.job, self._member.address, known_as=self._introducers.__contains__, peers=peers)
+
+    def _renew_keys(self) -> None:
+        """Follow the file with the secrets."""
+        if self._ring is None or self._closed:
+            return
+        if (line := self._ring.renew()) is not None:
+            self.driver.note(logging.WARNING, "keys", line)
+        self._renewal = asyncio.get_running_loop().call_later(_RENEW_KEYS, self._renew_keys)
+
+    def _sealed(self, message: Message, address: Address) -> bytes | None:
+        """The bytes for ``message``, None before an introduction; the same object sent to many is encoded once."""
         if self._latest is not None and self._latest[0] is message:
             packet = self._latest[1]
         else:
             packet = self._codec.encode(Envelope(self._config.job, self._member.id, self._member.address, message))
             self._latest = (message, packet)
-        return self._sealer.seal(packet)
+        return self._sealer.seal(packet, address)
 
-    def _send_datagram(self, endpoint: Endpoint, message: Message, sealed: bytes) -> None:
-        self.traffic.count(Direction.SENT, type(message).__name__, len(sealed))
+    def _put(self, address: Address, kind: str, sealed: bytes) -> None:
+        endpoint = numeric(address)
+        if endpoint is not None and fits(len(sealed), endpoint):
+            self._send_datagram(endpoint, kind, sealed)
+        else:
+            self._spawn(self._send_slowly(address, kind, sealed))
+
+    def _send_datagram(self, endpoint: Endpoint, kind: str, sealed: bytes) -> None:
+        self.traffic.count(Direction.SENT, kind, len(sealed))
         self._udp.send(sealed, endpoint)
 
-    async def _send_slowly(self, address: Address, message: Message, sealed: bytes) -> None:
+    async def _send_slowly(self, address: Address, kind: str, sealed: bytes) -> None:
         """To a name, or too large for a datagram."""
         try:
             endpoint = await resolve(address)
@@ -232,16 +294,16 @@ class Agent:
             self.traffic.count(Direction.DROPPED, "unresolved", len(sealed))
             return
         if fits(len(sealed), endpoint):
-            self._send_datagram(endpoint, message, sealed)
+            self._send_datagram(endpoint, kind, sealed)
             return
-        self.traffic.count(Direction.SENT, type(message).__name__, len(sealed))
+        self.traffic.count(Direction.SENT, kind, len(sealed))
         if not await self._client.post(address, sealed):
             self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
 
     async def _fence(self, member: Member, supervisor: str, reason: str) -> None:
         request = {"job": self._config.job, "member": member.id, "pid": member.fact("pid"), "reason": reason}
         try:
-            answer = await self._client.fence(supervisor, request)
+            answer = await self._client.fence(supervisor, request, None if self._ring is None else self._ring.first)
         except OSError as error:
             self.driver.note(logging.WARNING, "fence", f"the supervisor {supervisor} of {member} did not answer: {error}")
             return
@@ -270,7 +332,7 @@ class Agent:
         """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
-                answer, sock = await ask(address)
+                answer, sock = await ask(address, ring=self._ring)
         except TimeoutError:
             return f"no answer within {_LOOK_TIMEOUT:g} s"
         except ConnectionRefusedError:
@@ -285,6 +347,8 @@ class Agent:
             return answer
         if answer is None:
             return "something else listens there"
+        if answer.doubt:
+            return _DOUBTS[answer.doubt]
         if answer.version != PROTOCOL_VERSION:
             return f"speaks protocol version {answer.version}, this is {PROTOCOL_VERSION}"
         if answer.job != self._config.job:

@@ -19,7 +19,17 @@ from ..config import Config
 from ..errors import ConfigError
 from ..member import Address, format_address, parse_address
 
-__all__ = ["Endpoint", "SocketPair", "numeric", "open_pair", "parsed", "resolve", "resolve_all", "sockaddr_address"]
+__all__ = [
+    "Endpoint",
+    "SocketPair",
+    "numeric",
+    "open_pair",
+    "parsed",
+    "require_secret",
+    "resolve",
+    "resolve_all",
+    "sockaddr_address",
+]
 
 _ATTEMPTS = 64
 _BACKLOG = 512
@@ -72,6 +82,19 @@ def open_pair(config: Config, introducers: Sequence[Address] = ()) -> SocketPair
         tcp.close()
         udp.close()
         raise
+
+
+def require_secret(config: Config, pair: SocketPair) -> None:
+    """ConfigError, after closing ``pair``, where strangers could reach it and members do not authenticate each other."""
+    name = sockaddr_address(pair.tcp.getsockname())
+    endpoint = numeric(name)
+    if config.secured or config.insecure or (endpoint is not None and endpoint.loopback):
+        return
+    pair.close()
+    raise ConfigError(
+        f"bind={format_address(name)} is reachable from other hosts: give all members the same secret or secret_file "
+        "(ftlib keys new makes one), or insecure=True where you trust everybody in that network"
+    )
 
 
 def sockaddr_address(sockaddr: tuple[Any, ...]) -> Address:

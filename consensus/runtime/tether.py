@@ -9,7 +9,7 @@ few others; when one closes, or on demand, it asks again:
 * another id answers: a later lifetime took the address, so this one is gone;
 * accepted and closed again without an answer: a dying process closes its descriptors one by one, so ask again at once,
   in short bounded steps;
-* anything else, or nothing in time: undecided.
+* anything else, or nothing in time: undecided. With a secret that is also any answer without a valid proof (see ``proofs``).
 
 Plain sockets with one literal HTTP request: a client session would cost more than the whole detection.
 """
@@ -19,14 +19,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from dataclasses import dataclass, replace
+from enum import Enum
+from urllib.parse import unquote
 
-from ..config import PROTOCOL_VERSION
+from ..errors import SealError
+from ..keys import KeyRing
 from ..member import Address, Member, format_address
+from ..proofs import IDENTITY, SCHEME, Exchange, decode, fresh_nonce, greeting
 from .sockets import Endpoint, resolve
 
-__all__ = ["Answer", "Tethers", "Verdict", "ask", "identity_headers"]
+__all__ = ["Answer", "Doubt", "Tethers", "Verdict", "ask"]
 
 CHECK_TIMEOUT = 0.5
 """Seconds for one answer, torn connections included: longer than a held GIL usually lasts."""
@@ -41,13 +44,26 @@ Report = Callable[[str, bool | None, str], None]
 """(member id, alive or undecided, detail): ``Machine.checked`` without its clock."""
 
 
+class Doubt(Enum):
+    """Why an answer proves nothing."""
+
+    ASKS = "asks for a secret"
+    DIFFERS = "has another secret"
+    LACKS = "has no secret"
+    FORGED = "is not authentic"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Who answered at an address: a member id, its job and its protocol version (empty and 0 where it did not say)."""
 
-    member_id: str
-    job: str
-    version: int
+    member_id: str = ""
+    job: str = ""
+    version: int = 0
+    address: str = ""
+    """What it advertises; proven where a secret is used."""
+    doubt: Doubt | None = None
+    """With a secret: why the answer is not believed; without: whether one is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,62 +78,88 @@ class _TornError(OSError):
     """The connection closed before an answer came."""
 
 
-def identity_headers(member_id: str, job: str) -> dict[str, str]:
-    """The response headers by which an agent says who it is. Fixed for all protocol versions."""
-    return {"X-Ftlib-Member": member_id, "X-Ftlib-Job": quote(job), "X-Ftlib-Version": str(PROTOCOL_VERSION)}
-
-
-async def ask(address: Address, path: str = "/identity") -> tuple[Answer | None, socket.socket]:
+async def ask(address: Address, path: str = "/identity", ring: KeyRing | None = None) -> tuple[Answer | None, socket.socket]:
     """Connect to ``address`` and ask who is there; the answer (None: no agent of ours) and the open connection.
 
-    Raises OSError; has no timeout of its own.
+    With a ``ring`` only a proven answer is free of doubt. Raises OSError; has no timeout of its own.
     """
     endpoint = await resolve(address)
     sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
     try:
-        return await _exchange(sock, endpoint, f"GET {path} HTTP/1.1\r\nHost: {format_address(address)}\r\n\r\n"), sock
+        await _connect(sock, endpoint)
+        if ring is None:
+            return _answer(await _request(sock, address, path)), sock
+        return await _prove(sock, address, path, ring), sock
     except BaseException:
         sock.close()
         raise
 
 
-async def _exchange(sock: socket.socket, endpoint: Endpoint, request: str) -> Answer | None:
-    loop = asyncio.get_running_loop()
+async def _connect(sock: socket.socket, endpoint: Endpoint) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    await loop.sock_connect(sock, endpoint.sockaddr)
+    await asyncio.get_running_loop().sock_connect(sock, endpoint.sockaddr)
     if sock.getsockname() == sock.getpeername():
         # the kernel drew the wanted port as our own and connected us to ourselves: nobody listens there
         raise ConnectionRefusedError("connected to itself")
-    await loop.sock_sendall(sock, request.encode("latin-1"))
+
+
+async def _prove(sock: socket.socket, address: Address, path: str, ring: KeyRing) -> Answer | None:
+    """Challenge and proof (see ``proofs``)."""
+    nonce = fresh_nonce()
+    head = await _request(sock, address, path, greeting(nonce))
+    scheme, _, challenge = head.get("www-authenticate", "").partition(" ")
+    if scheme != SCHEME:
+        answer = _answer(head)
+        return answer and replace(answer, doubt=Doubt.LACKS)
+    try:
+        exchange = Exchange(ring.first, nonce, decode(challenge), path)
+    except SealError:
+        return Answer(doubt=Doubt.FORGED)
+    head = await _request(sock, address, path, exchange.credentials())
+    if head.get("", "").startswith("401"):
+        return Answer(doubt=Doubt.DIFFERS)
+    return _answer(head) if exchange.proves(head) else Answer(doubt=Doubt.FORGED)
+
+
+async def _request(sock: socket.socket, address: Address, path: str, credentials: str = "") -> dict[str, str]:
+    """One GET; the head of the answer: lower-case names, the status under "", nothing where it is no HTTP."""
+    loop = asyncio.get_running_loop()
+    more = f"Authorization: {credentials}\r\n" if credentials else ""
+    text = f"GET {path} HTTP/1.1\r\nHost: {format_address(address)}\r\n{more}\r\n"
+    await loop.sock_sendall(sock, text.encode("latin-1"))
     head = b""
     while b"\r\n\r\n" not in head and len(head) <= _HEAD_LIMIT:
         data = await loop.sock_recv(sock, _HEAD_LIMIT)
         if not data:
             raise _TornError("closed without an answer")
         head += data
-    return _parse(head)
-
-
-def _parse(head: bytes) -> Answer | None:
-    """The identity in a response head."""
     lines = head.split(b"\r\n\r\n", 1)[0].decode("latin-1").split("\r\n")
     if not lines[0].startswith("HTTP/1."):
-        return None
+        return {}
     values = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-    member_id = values.get("x-ftlib-member", "")
-    version = values.get("x-ftlib-version", "")
+    return {**values, "": lines[0].partition(" ")[2]}
+
+
+def _answer(head: dict[str, str]) -> Answer | None:
+    """The identity in a response head."""
+    if head.get("") == f"401 {SCHEME}":
+        return Answer(doubt=Doubt.ASKS)
+    member_id, job, version, address = (unquote(head.get(name, "")) for name in IDENTITY)
     if not member_id:
         return None
-    return Answer(member_id, unquote(values.get("x-ftlib-job", "")), int(version) if version.isdigit() else 0)
+    return Answer(member_id, job, int(version) if version.isdecimal() else 0, address)
 
 
 class Tethers:
     """Holds tethers and runs checks. Lives on the loop's thread; every verdict goes to ``report``."""
 
-    def __init__(self, report: Report, *, trust_refused: bool = True) -> None:
-        """``trust_refused``: whether "connection refused" proves death, or only leaves it undecided."""
+    def __init__(self, report: Report, ring: KeyRing | None = None, *, trust_refused: bool = True) -> None:
+        """``ring``: believe only who knows the secret. ``trust_refused``: whether "connection refused" proves death, or only
+        leaves it undecided.
+        """
         self._report = report
+        self._ring = ring
         self._trust_refused = trust_refused
         self._tethers: dict[str, asyncio.Task[None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
@@ -195,7 +237,7 @@ class Tethers:
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
-                    answer, sock = await ask(member.address, path)
+                    answer, sock = await ask(member.address, path, self._ring)
             except (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, _TornError) as error:
                 if loop.time() + pause >= deadline:
                     return self._judge_error(member, error), None
@@ -204,7 +246,7 @@ class Tethers:
             except OSError as error:  # TimeoutError is one of them
                 return self._judge_error(member, error), None
             else:
-                verdict = _judge_answer(member, answer)
+                verdict = _judge_answer(member, answer, proven=self._ring is not None)
                 if verdict.alive:
                     return verdict, sock
                 sock.close()
@@ -223,10 +265,15 @@ class Tethers:
                 return Verdict(None, f"{where} unreachable: {error.strerror or error}")
 
 
-def _judge_answer(member: Member, answer: Answer | None) -> Verdict:
+def _judge_answer(member: Member, answer: Answer | None, *, proven: bool) -> Verdict:
     where = format_address(member.address)
     if answer is None:
         return Verdict(None, f"something else answers at {where}")
+    if answer.doubt is not None:
+        return Verdict(None, f"what answers at {where} {answer.doubt.value}")
+    if answer.member_id != member.id and proven and answer.address != where:
+        # somebody between us may have passed the question on to another member, whose answer is then true and proves nothing
+        return Verdict(None, f"a member that advertises {answer.address} answers at {where}")
     if answer.member_id != member.id:
         return Verdict(False, f"another lifetime ({answer.member_id[:6]}) answers at {where}")
     return Verdict(True, f"answered at {where}")

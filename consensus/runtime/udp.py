@@ -54,6 +54,11 @@ class Udp(asyncio.DatagramProtocol):
             target = (f"::ffff:{target[0]}", target[1])
         transport.sendto(data, target)
 
+    def reply(self, data: bytes, source: tuple[Any, ...]) -> None:
+        """Send one datagram to where another one came from."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.sendto(data, source)
+
     def close(self) -> None:
         """Stop; idempotent."""
         if self._transport is not None:

@@ -37,10 +37,12 @@ class Start:
         return f"worker {self.index}"
 
 
-def worker_environment(base: Mapping[str, str], plan: Plan, start: Start, supervisor: str) -> dict[str, str]:
+def worker_environment(
+    base: Mapping[str, str], plan: Plan, start: Start, supervisor: str, credentials: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The environment of one worker: ``base`` plus what this start decides.
 
-    ``supervisor``: ``host:port`` of the fence endpoint.
+    ``supervisor``: ``host:port`` of the fence endpoint. ``credentials``: the run's secret, where it was drawn.
     """
     env = {key: value for key, value in base.items() if key not in _STALE}
     if plan.workers > 1:
@@ -56,6 +58,7 @@ def worker_environment(base: Mapping[str, str], plan: Plan, start: Start, superv
         "FTLIB_NAME": start.name,
         "FTLIB_WORKER_INDEX": str(start.index),
     }
+    env |= credentials or {}
     if start.socket_fds is not None:
         env["FTLIB_SOCKET_FDS"] = ",".join(map(str, start.socket_fds))
     if plan.min_workers > 1:

@@ -7,7 +7,8 @@ where the pid was never a worker here, 504 where the kernel will not let it die 
 ``POST /announce {job, pid, member, address, epoch}``: a worker says where it is (see ``announce``).
 ``GET /workers``: what the launcher believes, for people and tools.
 
-Whoever does not know the job's name is refused: on loopback that is what tells this run's workers from other users.
+Whoever does not know the job's name and, by a token derived from it, the job's secret is refused: on loopback that is what
+tells this run's workers from other users.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class _Endpoint:
         known = self._office.announced(*values)
         return web.json_response({"known": known}, status=200 if known else 404)
 
-    async def workers(self, _request: web.Request) -> web.Response:
+    async def workers(self, request: web.Request) -> web.Response:
+        self._check(request)
         return web.json_response(self._office.report())
 
     async def _fields(self, request: web.Request) -> Mapping[str, Any]:
@@ -85,7 +87,14 @@ class _Endpoint:
             raise _refusal(web.HTTPBadRequest, "expected a JSON or msgpack map")
         if not hmac.compare_digest(str(fields.get("job", "")).encode(), self._office.job.encode()):
             raise _refusal(web.HTTPForbidden, "this launcher runs another job")
+        self._check(request)
         return fields
+
+    def _check(self, request: web.Request) -> None:
+        wanted = self._office.tokens()
+        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        if wanted and not any(hmac.compare_digest(shown, token.encode()) for token in wanted):
+            raise _refusal(web.HTTPForbidden, "this launcher's workers have another secret")
 
 
 def _refusal(kind: type[web.HTTPBadRequest | web.HTTPForbidden], text: str) -> web.HTTPException:

@@ -29,6 +29,10 @@ class Office(Protocol):
         """The name that callers must know."""
         ...
 
+    def tokens(self) -> list[str]:
+        """Of these, callers must show one; none: the name is enough."""
+        ...
+
     async def fence(self, pid: int, member: str, reason: str) -> Fate:
         """Kill a worker and wait, within a deadline, until it is reaped."""
         ...

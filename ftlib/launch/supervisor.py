@@ -22,6 +22,7 @@ from typing import Any
 from ..errors import ConfigError
 from . import guard
 from .console import Console
+from .credentials import Credentials
 from .environment import Start, worker_environment
 from .ledger import Entry, Ledger, Manner, Next, Phase
 from .office import Fate
@@ -74,6 +75,7 @@ class Supervisor:
         self._plan = plan
         self._guard_pid = guard_pid
         self._base = dict(os.environ if environment is None else environment)
+        self._credentials = Credentials(plan.job, self._base)
         self._workers: dict[int, Worker] = {}  # by pid; those not reaped yet
         self._past: set[int] = set()  # pids of earlier workers, and of no present one
         self._tails: dict[int, deque[bytes]] = {}
@@ -93,7 +95,8 @@ class Supervisor:
         self._console = Console(self._loop, log_dir=self._plan.log_dir, events=self._plan.events)
         patience: float | None = 2.0
         try:
-            await self._live()
+            with self._credentials.kept():
+                await self._live()
             code = self._conclude()
             patience = 2.0 if self._interrupted else None  # else the reader decides how fast it reads
         finally:
@@ -199,7 +202,7 @@ class Supervisor:
 
     def _start(self, index: int, start: Start, sockets: ControlSockets | None = None) -> None:
         entry = self.ledger.entries[index]
-        env = worker_environment(self._base, self._plan, start, self._supervisor)
+        env = worker_environment(self._base, self._plan, start, self._supervisor, self._credentials.environment)
         try:
             worker = Worker.spawn(start, self._plan.command, env, self._console)
         except (OSError, subprocess.SubprocessError) as error:
@@ -333,6 +336,10 @@ class Supervisor:
     def job(self) -> str:
         """The name that callers must know."""
         return self._plan.job
+
+    def tokens(self) -> list[str]:
+        """What callers must show."""
+        return self._credentials.tokens()
 
     async def fence(self, pid: int, member: str, reason: str) -> Fate:
         """Kill an accused worker; see ``office``."""

@@ -274,7 +274,7 @@ def test_who_is_there() -> None:
         async with rig("b" * 16, job="a job: ü") as a:
             answer, sock = await ask(a.member.address)
             sock.close()
-            assert answer == Answer("b" * 16, "a job: ü", 1)
+            assert answer == Answer("b" * 16, "a job: ü", 1, format_address(a.member.address))
 
     run(main)
 

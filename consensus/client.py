@@ -1,0 +1,129 @@
+"""One authenticated GET, in blocking code: what tools and the layer above read from a member (see ``proofs``).
+
+with get(("127.0.0.1", 7000), "/status", ring) as answer:
+    text = answer.read()
+"""
+
+from __future__ import annotations
+
+import http.client
+from typing import Self
+
+from .errors import SealError, SecretError
+from .keys import KeyRing
+from .member import Address, format_address
+from .proofs import SCHEME, Exchange, Frames, decode, fresh_nonce, greeting
+
+__all__ = ["Answer", "get"]
+
+
+class Answer:
+    """An answer whose body has yet to be read. With a secret every byte that is read is authentic."""
+
+    def __init__(
+        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, frames: Frames | None
+    ) -> None:
+        """Use :func:`get`."""
+        self.status = response.status
+        self._connection = connection
+        self._response = response
+        self._frames = frames
+        self._ready = memoryview(b"")
+        self._ended = frames is None
+
+    def read(self, count: int | None = None) -> bytes:
+        """The next ``count`` bytes, fewer at the end; all of them for None.
+
+        Raises OSError, or EOFError where a sealed body breaks off, or SecretError where it is forged.
+        """
+        if self._frames is None:
+            return self._response.read(count)
+        parts: list[bytes | memoryview] = []
+        missing = float("inf") if count is None else count
+        while missing > 0:
+            if not self._ready:
+                if self._ended:
+                    break
+                self._ready = memoryview(self._frame(self._frames))
+                continue
+            part = self._ready[: int(min(missing, len(self._ready)))]
+            self._ready = self._ready[len(part) :]
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+    def finish(self) -> None:
+        """Make sure that what was read was all there is: a sealed body says so at its end. EOFError where it is not."""
+        if not self._ended and (self.read(1) or not self._ended):
+            raise EOFError("the answer goes on")
+
+    def _frame(self, frames: Frames) -> bytes:
+        try:
+            data, self._ended = frames.read(self._response.read)
+        except SealError as error:
+            raise SecretError(str(error)) from None
+        return data
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def get(address: Address, target: str, ring: KeyRing | None = None, *, timeout: float = 5.0) -> Answer:
+    """``GET target`` (path and query) of the member at ``address``, signed with ``ring``.
+
+    ``timeout``: seconds without a byte. OSError or ``http.client.HTTPException``: nobody answers, or no member;
+    SecretError: both sides do not have the same secret.
+    """
+    host, port = address
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    try:
+        connection.connect()
+        connection.auto_open = 0  # a second connection would know nothing of the first one's challenge
+        if ring is None:
+            response, exchange = _plain(connection, target), None
+        else:
+            response, exchange = _signed(connection, target, ring)
+        return Answer(connection, response, None if exchange is None else exchange.frames(response.status))
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _plain(connection: http.client.HTTPConnection, target: str) -> http.client.HTTPResponse:
+    connection.request("GET", target)
+    response = connection.getresponse()
+    if response.status == 401:
+        raise SecretError(f"{_where(connection)} asks for the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
+    return response
+
+
+def _signed(connection: http.client.HTTPConnection, target: str, ring: KeyRing) -> tuple[http.client.HTTPResponse, Exchange]:
+    nonce = fresh_nonce()
+    connection.request("GET", target, headers={"Authorization": greeting(nonce)})
+    response = connection.getresponse()
+    scheme, _, challenge = response.getheader("WWW-Authenticate", "").partition(" ")
+    if response.status != 401 or scheme != SCHEME:
+        raise SecretError(f"{_where(connection)} does not authenticate itself: it has no secret, or is no member")
+    response.read()
+    try:
+        exchange = Exchange(ring.first, nonce, decode(challenge), target)
+    except SealError as error:
+        raise SecretError(f"{_where(connection)}: {error}") from None
+    connection.request("GET", target, headers={"Authorization": exchange.credentials()})
+    response = connection.getresponse()
+    if response.status == 401:
+        raise SecretError(f"{_where(connection)} uses another secret: give the one of its job")
+    if not exchange.proves({name.lower(): value for name, value in response.getheaders()}):
+        raise SecretError(f"{_where(connection)} does not know the secret")
+    return response, exchange
+
+
+def _where(connection: http.client.HTTPConnection) -> str:
+    return format_address((connection.host, connection.port))

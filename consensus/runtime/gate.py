@@ -1,0 +1,124 @@
+"""The door of the HTTP server: with a secret nothing but ``POST /message`` (whose body is sealed) passes unauthenticated.
+
+Whoever does not authenticate gets a short refusal, never longer than the request was, and no connection lasts for it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from ..config import PROTOCOL_VERSION
+from ..errors import SealError
+from ..keys import KeyRing
+from ..member import Member, format_address
+from ..proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
+
+__all__ = ["Gate", "QuietServer", "RefusedError"]
+
+_LOG = logging.getLogger("ftlib.consensus")
+_REFUSAL = f"HTTP/1.1 401 {SCHEME}\r\n\r\n".encode()
+_LEAST = 300
+"""Bytes of a request that is answered by a challenge, which with aiohttp's headers takes about 220."""
+_IDLE = 75.0
+_CONNECTIONS = 4096
+BEARERS = {"/metrics": "metrics"}
+"""Paths that also take a bearer token, for clients that cannot sign; the answer is then plain."""
+
+
+class RefusedError(ConnectionError):
+    """Close the connection and say nothing more."""
+
+
+class Gate:
+    """Decides for each GET who asks. Without a ring everybody may."""
+
+    def __init__(self, ring: KeyRing | None, member: Member, job: str) -> None:
+        """``member``, ``job``: what answers are signed for."""
+        self._ring = ring
+        values = (member.id, quote(job), str(PROTOCOL_VERSION), quote(format_address(member.address), safe=":[]"))
+        self._identity = dict(zip(IDENTITY, values, strict=True))
+        self._challenges: WeakKeyDictionary[object, bytes] = WeakKeyDictionary()
+
+    def admit(self, request: web.BaseRequest) -> Exchange | web.Response | None:
+        """The exchange that ``request`` belongs to; None where none is needed; the answer to one that has yet to sign.
+
+        RefusedError where it may not ask.
+        """
+        ring = self._ring
+        if ring is None:
+            return None
+        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        if scheme == "Bearer" and request.path in BEARERS:
+            wanted = ring.bearers(BEARERS[request.path])
+            if any(hmac.compare_digest(text.encode(), bearer.encode()) for bearer in wanted):
+                return None
+        if scheme != SCHEME:
+            self._refuse(request)
+        challenge = self._challenges.pop(request.protocol, None)
+        if challenge is not None:
+            try:
+                return exchange_of(ring, text, challenge, request.raw_path)
+            except SealError:
+                self._refuse(request)
+        if _size(request) < _LEAST:
+            self._refuse(request)
+        challenge = self._challenges[request.protocol] = os.urandom(NONCE)
+        return web.Response(status=401, headers={"WWW-Authenticate": f"{SCHEME} {encode(challenge)}"})
+
+    def headers(self, exchange: Exchange | None) -> Mapping[str, str]:
+        """Who answers, with its proof."""
+        if exchange is None:
+            return self._identity
+        return {**self._identity, PROOF_HEADER: exchange.proof(self._identity)}
+
+    def _refuse(self, request: web.BaseRequest) -> None:
+        if request.transport is not None and _size(request) >= len(_REFUSAL):
+            request.transport.write(_REFUSAL)
+        raise RefusedError
+
+
+def _size(request: web.BaseRequest) -> int:
+    """Bytes of the request's head, about."""
+    return len(request.method) + len(request.raw_path) + sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+
+
+class _Connection(RequestHandler):
+    """aiohttp's, without its long answers and tracebacks for whatever a stranger sends."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Close, and log what was our own fault."""
+        if status == 500 and not isinstance(exc, ConnectionError):
+            _LOG.error("answering %s %s failed", request.method, request.path, exc_info=exc)
+        raise RefusedError(message)
+
+
+class QuietServer(web.Server):
+    """Accepts connections, a bounded number of them."""
+
+    def __call__(self) -> RequestHandler:
+        """One connection's handler."""
+        options: dict[str, Any] = {"access_log": None, "keepalive_timeout": _IDLE, "lingering_time": 1.0}
+        return _Connection(self, loop=self._loop, auto_decompress=False, **options)
+
+    def connection_made(self, handler: RequestHandler, transport: Any) -> None:
+        """Hang up at once where there are too many."""
+        super().connection_made(handler, transport)
+        if len(self.connections) > _CONNECTIONS:
+            transport.abort()

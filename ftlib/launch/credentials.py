@@ -1,0 +1,123 @@
+"""The secret of one run: what the user's settings say, else one drawn for the run and kept where only this user can read it.
+
+So workers of ``ftlib run`` authenticate each other by default, and ``ftlib status`` still finds what it must show them: a
+drawn secret lies in ``<runtime directory>/ftlib/<job>-<pid>`` (mode 600) until the launcher ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from consensus import ConfigError as ConsensusConfigError
+from consensus import KeyRing
+
+from ..config import resolve
+from ..errors import ConfigError
+
+__all__ = ["Credentials", "drawn_rings", "new_secret", "ring_of_user"]
+
+_MOST = 64
+"""Drawn secrets that are tried."""
+
+
+def new_secret() -> str:
+    """256 random bits as text."""
+    return secrets.token_urlsafe(32)
+
+
+def ring_of_user(environment: Mapping[str, str] | None = None) -> KeyRing | None:
+    """The key ring that the environment and the settings file name; None where they name none."""
+    wanted = {key: value for key, value in (os.environ if environment is None else environment).items() if key in _VARIABLES}
+    try:
+        return KeyRing.of(resolve(environment=wanted).consensus)
+    except ConsensusConfigError as error:
+        raise ConfigError(str(error)) from None
+
+
+class Credentials:
+    """The key ring of one launcher."""
+
+    def __init__(self, job: str, environment: Mapping[str, str]) -> None:
+        """Draws a secret where the user gave none."""
+        self._job = job
+        self._ring = ring_of_user(environment)
+        self._drawn = "" if self._ring is not None else new_secret()
+        if self._ring is None:
+            self._ring = KeyRing([self._drawn])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What workers need besides what they inherit."""
+        return {"FTLIB_SECRET": self._drawn} if self._drawn else {}
+
+    def tokens(self) -> list[str]:
+        """What a worker may show to the launcher."""
+        assert self._ring is not None
+        self._ring.renew()
+        return self._ring.bearers("supervisor")
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """As long as this runs, tools of the same user find a drawn secret."""
+        path = None
+        if self._drawn:
+            with contextlib.suppress(OSError):  # no place to keep it: tools need FTLIB_SECRET then
+                path = _write(self._job, self._drawn)
+        try:
+            yield
+        finally:
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    def __repr__(self) -> str:
+        return f"Credentials({self._ring!r})"
+
+
+def drawn_rings() -> list[KeyRing]:
+    """The rings of this user's runs on this host, the latest first."""
+    rings = []
+    with contextlib.suppress(OSError):
+        paths = [path for path in _directory().iterdir() if not _stale(path)]
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST]:
+            with contextlib.suppress(ConsensusConfigError):
+                rings.append(KeyRing((), path))
+    return rings
+
+
+def _write(job: str, secret: str) -> Path:
+    directory = _directory()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in directory.iterdir():
+        if _stale(old):
+            old.unlink(missing_ok=True)
+    path = directory / f"{job}-{os.getpid()}"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(f"{secret}\n")
+    return path
+
+
+def _stale(path: Path) -> bool:
+    """Whether the launcher that wrote ``path`` is gone, killed before it could tidy up."""
+    pid = path.name.rpartition("-")[2]
+    if not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _directory() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(runtime or cache) / "ftlib"
+
+
+_VARIABLES = ("FTLIB_SECRET", "FTLIB_SECRET_FILE", "FTLIB_CONFIG")
