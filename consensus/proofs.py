@@ -101,7 +101,7 @@ class Exchange:
     def proves(self, answer: Mapping[str, str]) -> bool:
         """Whether the proof in the ``answer``'s headers is right for who it says it is from."""
         proof = answer.get(PROOF_HEADER, "")
-        return hmac.compare_digest(proof.encode(), self.proof(answer).encode())
+        return hmac.compare_digest(proof.encode(errors="replace"), self.proof(answer).encode())
 
     def frames(self, status: int) -> Frames:
         """For a body that goes with ``status``."""

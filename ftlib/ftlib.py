@@ -413,9 +413,9 @@ class FTLib:
         """On the rebuild thread, after a view was activated: tell the launcher, on a thread of its own."""
         if not self.settings.supervisor:
             return
-        member = self._consensus.member
+        member, ring = self._consensus.member, _ring_of(self.settings)
         arguments = {
-            "ring": _ring_of(self.settings),
+            "token": "" if ring is None else ring.first.bearer("supervisor"),
             "job": self.settings.consensus.job,
             "member": member.id,
             "address": format_address(member.address),

@@ -59,7 +59,7 @@ class Gate:
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         if scheme == "Bearer" and request.path in BEARERS:
             wanted = ring.bearers(BEARERS[request.path])
-            if any(hmac.compare_digest(text.encode(), bearer.encode()) for bearer in wanted):
+            if any(hmac.compare_digest(text.encode(errors="replace"), bearer.encode()) for bearer in wanted):
                 return None
         if scheme != SCHEME:
             self._refuse(request)

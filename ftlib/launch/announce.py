@@ -1,4 +1,4 @@
-"""What a worker tells its launcher about itself. Called by ``FTLib``, not by users.
+"""What a worker tells its launcher about itself. Standard library only; called by ``FTLib``, not by users.
 
 The launcher knows where its first workers listen; a restarted one binds its own port and must say which. It must also
 know who holds a view, because only such a member can introduce others.
@@ -10,24 +10,22 @@ import http.client
 import json
 import os
 
-from consensus import KeyRing
-
 __all__ = ["announce"]
 
 
 def announce(
-    supervisor: str, ring: KeyRing | None = None, *, job: str, member: str, address: str, epoch: int, timeout: float = 5.0
+    supervisor: str, token: str = "", *, job: str, member: str, address: str, epoch: int, timeout: float = 5.0
 ) -> bool:
     """Tell the launcher at ``supervisor`` (``FTLIB_SUPERVISOR``) this process's member id, control address and view.
 
     Call it whenever a view was activated (``epoch``: its number), off the training thread. Blocks at most about
-    ``timeout`` seconds; whether the launcher took note. ``ring``: shows it that a member of its job speaks.
+    ``timeout`` seconds; whether the launcher took note. ``token``: shows it that a member of its job speaks.
     """
     body = json.dumps({"job": job, "pid": os.getpid(), "member": member, "address": address, "epoch": epoch})
     connection = http.client.HTTPConnection(supervisor, timeout=timeout)
     try:
-        headers = {} if ring is None else {"Authorization": f"Bearer {ring.first.bearer('supervisor')}"}
-        connection.request("POST", "/announce", body, {"Content-Type": "application/json", **headers})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        connection.request("POST", "/announce", body, headers)
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False

@@ -92,7 +92,7 @@ class _Endpoint:
 
     def _check(self, request: web.Request) -> None:
         wanted = self._office.tokens()
-        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="replace")
         if wanted and not any(hmac.compare_digest(shown, token.encode()) for token in wanted):
             raise _refusal(web.HTTPForbidden, "this launcher's workers have another secret")
 

@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from consensus import KeyRing
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 30.0
+SECRET = "the secret of these tests"
+TOKEN = KeyRing([SECRET]).first.bearer("supervisor")
 
 # Prepended to every script: a worker says by a file what it has done, and waits for files instead of sleeping.
 PRELUDE = f"""
@@ -39,7 +43,7 @@ def announce(epoch, address="127.0.0.1:1"):
     from ftlib.launch.announce import announce
     env = os.environ
     me = dict(job=env["FTLIB_JOB"], member=f"m{{os.getpid()}}", address=address, epoch=epoch)
-    assert announce(env["FTLIB_SUPERVISOR"], **me)
+    assert announce(env["FTLIB_SUPERVISOR"], {TOKEN!r}, **me)
 """
 
 
@@ -51,6 +55,7 @@ def script(body: str) -> str:
 def environment(**more: str) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
     env["PYTHONPATH"] = str(ROOT)
+    env["FTLIB_SECRET"] = SECRET
     return env | more
 
 

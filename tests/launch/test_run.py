@@ -9,21 +9,25 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
-from .helpers import cli, command, environment, running, script, wait_gone, wait_until
+from .helpers import TOKEN, cli, command, environment, running, script, wait_gone, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
 
 
-def post(address: str, path: str, body: bytes) -> tuple[int, Any]:
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def post(address: str, path: str, body: bytes, headers: Mapping[str, str] = AUTHORIZED) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(address, timeout=10)
     try:
-        connection.request("POST", path, body)
+        connection.request("POST", path, body, dict(headers))
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:
@@ -299,6 +303,8 @@ wait("go")
         accusation = {"job": job, "pid": pid, "member": f"m{pid}", "reason": "no ack for 1.5 s"}
 
         assert post(address, "/fence", json.dumps(accusation | {"job": "other"}).encode())[0] == 403
+        assert post(address, "/fence", json.dumps(accusation).encode(), {})[0] == 403
+        assert post(address, "/fence", json.dumps(accusation).encode(), {"Authorization": "Bearer é"})[0] == 403
         assert post(address, "/fence", json.dumps(accusation | {"pid": os.getpid()}).encode()) == (
             404,
             {"reaped": False, "known": False},
@@ -328,7 +334,7 @@ def test_workers_can_be_listed(tmp_path: Path) -> None:
         run.wait_file("up")
         address = run.events("run")[0]["supervisor"]
         connection = http.client.HTTPConnection(address, timeout=10)
-        connection.request("GET", "/workers")
+        connection.request("GET", "/workers", headers=AUTHORIZED)
         report = json.loads(connection.getresponse().read())
         connection.close()
         (tmp_path / "go").touch()

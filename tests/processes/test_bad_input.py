@@ -69,8 +69,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"bind": "127.0.0.1:99999"}, "bind.*99999.*port"),
     ({"bind": "no.such.host.invalid:0"}, "bind.*no.such.host.invalid.*address of this host"),
     ({"bind": "0.0.0.0:0"}, "bind.*0.0.0.0.*every interface.*give the address"),
-    ({"bind": "198.51.100.7:0"}, "bind.*198.51.100.7.*authenticate.*insecure=True"),
-    ({"secret": "x"}, "secret.*remove the setting"),
+    ({"bind": "198.51.100.7:0"}, "bind.*198.51.100.7.*secret_file.*insecure=True"),
+    ({"secret": "x"}, "secret.*too short.*ftlib keys new"),
     ({"config": "/no/such/file.toml"}, "/no/such/file.toml.*config="),
     ({"config": {"exclude_afer": 3}}, "exclude_afer.*did you mean exclude_after"),
 ]
