@@ -207,7 +207,7 @@ class Sealed:
         if session.cipher is None or session.cipher[0] != key.id:
             session.cipher = (key.id, self._data_cipher(key, session.ticket, self.boot, session.boot))
         peer = self._peers.get(session.boot)
-        if peer is not None and peer.heard >= session.asked:
+        if peer is not None and peer.heard > session.asked:
             session.asked = now
         header = _HEADER.pack(_MAGIC, _DATA, key.id, self.boot, session.number)
         sealed = session.cipher[1].encrypt(_nonce(session.number), packet, header + self._context)
@@ -220,7 +220,7 @@ class Sealed:
         session, knock = self._sessions.get(address), self._knocks.get(address)
         if session is not None and now - session.renewed < _RENEW:
             peer = self._peers.get(session.boot)
-            if now - session.asked < _DOUBT or (peer is not None and peer.heard >= session.asked):
+            if now - session.asked < _DOUBT or (peer is not None and peer.heard > session.asked):
                 return None
         if knock is not None and now - knock.sent < (_KNOCK_EVERY if session is None else _DOUBT_EVERY):
             return None

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -46,7 +45,6 @@ class Gate:
         self._ring = ring
         values = (member.id, quote(job), str(PROTOCOL_VERSION), quote(format_address(member.address), safe=":[]"))
         self._identity = dict(zip(IDENTITY, values, strict=True))
-        self._challenges: WeakKeyDictionary[object, bytes] = WeakKeyDictionary()
 
     def admit(self, request: web.BaseRequest) -> Exchange | web.Response | None:
         """The exchange that ``request`` belongs to; None where none is needed; the answer to one that has yet to sign.
@@ -63,7 +61,10 @@ class Gate:
                 return None
         if scheme != SCHEME:
             self._refuse(request)
-        challenge = self._challenges.pop(request.protocol, None)
+        connection = request.protocol
+        if not isinstance(connection, _Connection):
+            raise RefusedError
+        challenge, connection.challenge = connection.challenge, None
         if challenge is not None:
             try:
                 return exchange_of(ring, text, challenge, request.raw_path)
@@ -71,7 +72,7 @@ class Gate:
                 self._refuse(request)
         if _size(request) < _LEAST:
             self._refuse(request)
-        challenge = self._challenges[request.protocol] = os.urandom(NONCE)
+        challenge = connection.challenge = os.urandom(NONCE)
         return web.Response(status=401, headers={"WWW-Authenticate": f"{SCHEME} {encode(challenge)}"})
 
     def headers(self, exchange: Exchange | None) -> Mapping[str, str]:
@@ -94,7 +95,12 @@ def _size(request: web.BaseRequest) -> int:
 class _Connection(RequestHandler):
     """aiohttp's, without its long answers and tracebacks for whatever a stranger sends."""
 
-    __slots__ = ()
+    __slots__ = ("challenge",)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.challenge: bytes | None = None
+        """What the next request on this connection must sign."""
 
     def handle_error(
         self,
