@@ -23,7 +23,7 @@ from typing import Any
 
 import msgpack
 
-from .config import PROTOCOL_VERSION
+from .config import MAX_JOB, PROTOCOL_VERSION
 from .errors import CodecError, ForeignJobError, ForeignVersionError
 from .member import Member
 from .messages import MESSAGES, Envelope
@@ -39,7 +39,7 @@ MAX_DATAGRAM = 65_536
 
 _MAGIC = 0xF7
 _HEADER = struct.Struct(">BBH")
-_MAX_TEXT = 65_536
+_MAX_TEXT = 4096
 _MAX_ID = 64
 _MAX_HOST = 255
 _MAX_META = 64
@@ -120,8 +120,9 @@ def _foreign(packet: bytes) -> CodecError:
         return ForeignVersionError(packet[1])
     if len(packet) < _HEADER.size:
         return CodecError("truncated header")
-    end = _HEADER.size + _HEADER.unpack_from(packet)[2]
-    if len(packet) < end:
+    size = _HEADER.unpack_from(packet)[2]
+    end = _HEADER.size + size
+    if len(packet) < end or not 0 < size <= 4 * MAX_JOB:
         return CodecError("truncated header")
     try:
         return ForeignJobError(packet[_HEADER.size : end].decode())

@@ -13,7 +13,10 @@ from .errors import ConfigError
 from .interface import Mode
 from .member import parse_address
 
-__all__ = ["MIN_SECRET", "PROTOCOL_VERSION", "Config", "Policy", "check_secret"]
+__all__ = ["MAX_JOB", "MIN_SECRET", "PROTOCOL_VERSION", "Config", "Policy", "check_secret"]
+
+MAX_JOB = 64
+"""Characters of a job's name."""
 
 MIN_SECRET = 16
 """Bytes that a secret has at least."""
@@ -145,8 +148,8 @@ class Config:
             value = getattr(self, item.name)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
                 raise ConfigError(f"{item.name}={value} is negative; give a value of at least 0")
-        if not self.job or len(self.job) > 64:
-            raise ConfigError(f"job={self.job!r} must have 1 to 64 characters")
+        if not self.job or len(self.job) > MAX_JOB:
+            raise ConfigError(f"job={self.job!r} must have 1 to {MAX_JOB} characters")
         if self.policy is not Policy.MAJORITY:
             raise ConfigError(f"policy={self.policy.value} is not part of this release: choose majority")
         if self.max_size is not None and self.max_size < 1:

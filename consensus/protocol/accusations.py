@@ -128,7 +128,7 @@ class Accusations:
         if message.kind is EvidenceKind.HINT:
             self._check(message.accused, now)
         elif message.kind is not EvidenceKind.SILENCE or self._believable(message.accused, now):
-            self._record(message.accused, message.kind, f"{message.detail} (says {sender[:6]})", now)
+            self._record(message.accused, message.kind, f"{message.detail[:200]} (says {sender[:6]})", now)
         self._changed(now)
 
     def _believable(self, accused: str, now: float) -> bool:

@@ -88,7 +88,7 @@ class Admission:
     def on_refused(self, message: Refused) -> None:
         """The cluster will never take us."""
         if self._core.view is None:
-            self._core.stop(JoinError(f"the cluster refused this member: {message.reason}"))
+            self._core.stop(JoinError(f"the cluster refused this member: {message.reason[:500]}"))
 
     def seek_admission(self, now: float) -> None:
         """From now on this joiner wants to be admitted."""
@@ -109,7 +109,7 @@ class Admission:
         if request.member.id != sender or sender == core.member.id:
             return
         if request.terms != core.config.terms:
-            text = f"its settings are {request.terms!r}, the job's are {core.config.terms!r}: make them equal"
+            text = f"its settings are {request.terms[:200]!r}, the job's are {core.config.terms!r}: make them equal"
             core.outbox.send_to(address, Refused(text))
             return
         if core.view is None:

@@ -136,7 +136,7 @@ class Detection:
             peer.incarnation = max(peer.incarnation, incarnation or 0)
             core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})")
             core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
-        elif peer.suspicion.confirm(by):
+        elif (by == core.member.id or core.table.get(by) is not None) and peer.suspicion.confirm(by):
             core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
 
     def _clear(self, peer: Peer) -> None:
@@ -207,7 +207,7 @@ class Detection:
             core.outbox.send_to(address, Stranger(ping.seq, ping.target))
             return
         self.merge(ping.updates, now)
-        if sender in core.shunned:
+        if sender in core.shunned or (sender not in core.acked and len(core.acked) >= 2 * core.config.max_members):
             return
         core.acked[sender] = now
         updates = self._rumours(about=sender)

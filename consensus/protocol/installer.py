@@ -120,7 +120,8 @@ class Installer:
             self._add_report(installation, sender, message.report, now)
 
     def _add_report(self, installation: Installation, sender: str, report: bytes, now: float) -> None:
-        if not installation.sent:
+        concerned = sender in installation.view or (installation.parent is not None and sender in installation.parent)
+        if concerned and not installation.sent:
             installation.reports.setdefault(sender, report)
             if not installation.missing_reports():
                 self._push(now)

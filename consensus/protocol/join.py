@@ -103,7 +103,8 @@ class Search:
     def replied(self, source: Address, reply: JoinReply, now: float) -> None:
         """An introducer answered."""
         if reply.view is None:
-            self._lonely.add(source)
+            if source in self.introducers:
+                self._lonely.add(source)
             return
         self.last_reply = now
         self._lonely.discard(source)

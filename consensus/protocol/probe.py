@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Probe", "ProbeStage", "Prober", "Relay"]
 
 
+RELAYS = 1024
+"""Pings on others' behalf at a time; the oldest is given up for a new one."""
+
+
 class ProbeStage(Enum):
     """DIRECT -> INDIRECT -> gone (answered, or failed at the end of the round)."""
 
@@ -140,6 +144,8 @@ class Prober:
 
     def relay(self, asker: Address, asker_seq: int, now: float) -> int:
         """Remember a ping on another's behalf; its number."""
+        if len(self.relays) >= RELAYS:
+            del self.relays[next(iter(self.relays))]
         seq = self.next_seq()
         wait = self.config.probe_timeout
         self.relays[seq] = Relay(asker, asker_seq, now + wait * self.config.nack_share, now + 10 * wait)

@@ -108,7 +108,7 @@ class TestPackets:
 
     def test_a_restarted_receiver_accepts_nothing_from_before(self) -> None:
         clock = Clock()
-        a, b = pair(clock=clock)
+        a, _ = pair(clock=clock)
         old = [sealed(a, b"x", B) for _ in range(10)]
         again = side(B)
         assert {refused(again, packet) for packet in old} == {"unauthentic"}
