@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.processes.cluster import Cluster, load
 
-PROBES = {"Ping", "Ack", "PingRequest", "Nack", "Gossip"}
+PROBES = {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket"}
 
 
 def main() -> int:

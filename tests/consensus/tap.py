@@ -21,8 +21,8 @@ def may_listen() -> bool:
 
 
 @contextlib.contextmanager
-def tap(ports: set[int]) -> Iterator[list[bytes]]:
-    """Payloads of UDP packets over loopback to one of ``ports``, as they come."""
+def tap(ports: set[int] | None = None) -> Iterator[list[bytes]]:
+    """Payloads of UDP packets over loopback to one of ``ports`` (None: all of ftlib's sealed ones), as they come."""
     found: list[bytes] = []
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.ntohs(_ETH_P_IP)) as sock:
         sock.bind(("lo", _ETH_P_IP))
@@ -34,8 +34,12 @@ def tap(ports: set[int]) -> Iterator[list[bytes]]:
                 with contextlib.suppress(TimeoutError):
                     data = sock.recv(65536)
                     start = (data[0] & 15) * 4
-                    if data[9] == socket.IPPROTO_UDP and struct.unpack_from(">H", data, start + 2)[0] in ports:
-                        found.append(data[start + 8 :])
+                    if data[9] != socket.IPPROTO_UDP:
+                        continue
+                    (port,) = struct.unpack_from(">H", data, start + 2)
+                    payload = data[start + 8 :]
+                    if payload.startswith(b"\xf6") if ports is None else port in ports:
+                        found.append(payload)
 
         thread = threading.Thread(target=listen)
         thread.start()

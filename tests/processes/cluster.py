@@ -112,6 +112,7 @@ class Cluster:
         self._common = dict(task)
         self._settings = dict(self._common.pop("settings", {}))
         self._settings.setdefault("job", f"test-{secrets.token_hex(6)}")
+        self._settings.setdefault("secret", secrets.token_hex(16))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

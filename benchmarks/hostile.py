@@ -1,0 +1,308 @@
+"""A live two-worker job under fire: mutated and replayed packets and requests, none of which may be accepted.
+
+    python -m benchmarks.hostile                           # 1,000,000 packets in about four minutes
+    python -m benchmarks.hostile --packets 20000 --seconds 10
+
+Workers average 1 M parameters in a tight loop. An eavesdropper on loopback (CAP_NET_RAW) records every packet from the
+job's start on, introductions included, and one genuine HTTP exchange; a worker is then killed and replaced, so that a former
+lifetime's packets are among the material. A process of its own sends at a steady pace: packets as they were, with flipped
+bits, cut, grown, spliced from two, and random ones; one in ``--http`` is an HTTP request (recorded credentials, mutated
+credentials, recorded packets as messages, nonsense).
+
+*Accepted* is what a worker received of a kind beyond what the others sent of it, plus GETs that were answered by 200 or 204.
+*Unaccounted* are packets that were neither counted as dropped by a worker nor dropped by the kernel before it (at most: the
+kernel's drops may be genuine packets).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import random
+import secrets
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from consensus import KeyRing, get, parse_address
+from consensus.proofs import Exchange, decode, fresh_nonce, greeting
+from tests.consensus.tap import may_listen, tap
+from tests.processes.cluster import ROOT, Cluster, Worker, load
+
+KINDS = ("replay", "flip", "cut", "grow", "splice", "random")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packets", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=240.0, help="of the attack")
+    parser.add_argument("--quiet", type=float, default=0.0, help="seconds without attack before [a tenth of --seconds]")
+    parser.add_argument("--http", type=int, default=50, help="one in so many is an HTTP request")
+    parser.add_argument("--elements", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--attack", type=Path, default=None, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.attack is not None:
+        return attack(json.loads(args.attack.read_text()))
+    if not may_listen():
+        print("recording packets needs CAP_NET_RAW: run as root", file=sys.stderr)
+        return 2
+    directory = Path(tempfile.mkdtemp(prefix="ftlib-hostile-"))
+    good = measure(directory, args)
+    if good:
+        shutil.rmtree(directory)
+    else:
+        print(f"logs in {directory}")
+    return int(not good)
+
+
+def measure(directory: Path, args: argparse.Namespace) -> bool:
+    secret = secrets.token_hex(16)
+    ring = KeyRing([secret])
+    task = {"sizes": [args.elements], "fill": False, "digest": False}
+    print(f"seed {args.seed}, {load()}")
+    with Cluster(directory, settings={"secret": secret}, **task) as cluster:
+        with tap() as recorded:
+            cluster.found(2)
+            cluster.training(2, 60.0)
+            cluster.alive()[1].kill()
+            cluster.training(1, 60.0)
+            cluster.join()
+            cluster.training(2, 60.0)
+            time.sleep(3.0)
+        workers = cluster.alive()
+        exchange = genuine(parse_address(workers[0].address), ring)
+        quiet = args.quiet or max(5.0, args.seconds / 10)
+        time.sleep(2.0)
+        begin = time.monotonic()
+        time.sleep(quiet)
+        before = [look(worker, ring) for worker in workers]
+        order = directory / "attack.json"
+        order.write_text(
+            json.dumps(
+                {
+                    "targets": [worker.address for worker in workers],
+                    "recorded": [packet.hex() for packet in recorded[:5000]],
+                    "exchange": [each.hex() for each in exchange],
+                    "packets": args.packets,
+                    "rate": args.packets / args.seconds,
+                    "http": args.http,
+                    "seed": args.seed,
+                }
+            )
+        )
+        fire = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.hostile", "--attack", str(order)],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=20 * args.seconds + 120,
+        )
+        cease = time.monotonic()
+        sent: dict[str, Any] = json.loads(done.stdout)
+        time.sleep(1.0)
+        after = [look(worker, ring) for worker in workers]
+        cluster.read()
+        good = report(cluster, workers, before, after, sent, len(recorded), (begin, fire, cease))
+        for fault in cluster.faults():
+            print(f"  FAULT {fault}")
+            good = False
+        noise = sum(worker.output().count("Traceback") for worker in workers)
+        print(f"  crashes: {len(workers) - len(cluster.alive())}, tracebacks {noise}; {load()}")
+        return good and len(cluster.alive()) == len(workers) and not noise
+
+
+def look(worker: Worker, ring: KeyRing) -> dict[str, Any]:
+    """A worker's counts, memory, and what the kernel dropped before it."""
+    with get(parse_address(worker.address), "/status", ring) as answer:
+        messages = json.loads(answer.read())["messages"]
+    counts = {way: {kind: entry["messages"] for kind, entry in kinds.items()} for way, kinds in messages.items()}
+    process = psutil.Process(worker.pid)
+    memory = sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])
+    return {**counts, "memory": memory, "kernel": kernel_drops(parse_address(worker.address)[1])}
+
+
+def kernel_drops(port: int) -> int:
+    """Datagrams that found the socket's buffer full."""
+    for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[1].rpartition(":")[2], 16) == port:
+            return int(fields[-1])
+    return 0
+
+
+def report(
+    cluster: Cluster,
+    workers: list[Worker],
+    before: list[dict[str, Any]],
+    after: list[dict[str, Any]],
+    sent: dict[str, Any],
+    material: int,
+    times: tuple[float, float, float],
+) -> bool:
+    accepted = sum(sent["answered"].values())
+    for mine in after:
+        others = collections.Counter[str]()
+        for other in after:
+            if other is not mine:
+                others.update(other["sent"])
+        # of the killed worker nobody can be asked: its packets came before the attack
+        base = before[after.index(mine)]
+        excess = {}
+        for kind, count in mine["received"].items():
+            grown = count - base["received"].get(kind, 0)
+            possible = others[kind] - sum(other["sent"].get(kind, 0) for other in before if other is not base)
+            if grown > possible + 2:  # the two looks are not taken at one moment
+                excess[kind] = grown - possible
+        accepted += sum(excess.values())
+        if excess:
+            print(f"  ACCEPTED {excess}")
+    dropped = collections.Counter[str]()
+    kernel = 0
+    for early, late in zip(before, after, strict=True):
+        dropped.update(late["dropped"])
+        dropped.subtract(early["dropped"])
+        kernel += late["kernel"] - early["kernel"]
+    datagrams = sum(sent["datagrams"].values())
+    unaccounted = max(0, datagrams + sent["bodies"] - sum(dropped.values()) - kernel)
+    begin, fire, cease = times
+    print(f"material: {material} recorded packets; sent in {cease - fire:.0f} s: {datagrams} datagrams {sent['datagrams']}")
+    print(f"  and {sum(sent['requests'].values())} HTTP requests {sent['requests']}, of which answered {sent['answered']}")
+    print(f"  dropped by the workers {dict(+dropped)}, by the kernel {kernel}, unaccounted {unaccounted}")
+    good = accepted == 0
+    print(f"accepted: {accepted} (bar: 0) {'met' if good else 'MISSED'}")
+    for worker, early, late in zip(workers, before, after, strict=True):
+        ends = [line["end"] for line in worker.calls]
+        steps = [(end, end - start) for start, end in zip(ends, ends[1:], strict=False)]
+        calm = statistics.median(step for end, step in steps if begin < end < fire)
+        under = statistics.median(step for end, step in steps if fire < end < cease)
+        growth = (late["memory"] - early["memory"]) / 2**20
+        fine = under <= 1.2 * calm and growth < 16
+        good &= fine
+        print(
+            f"  {worker.task.name}: step {calm * 1e3:.2f} ms before, {under * 1e3:.2f} ms under attack, ratio {under / calm:.2f} "
+            f"(bar: 1.2); memory {early['memory'] / 2**20:.0f} MiB, growth {growth:+.1f} MiB; {'met' if fine else 'MISSED'}"
+        )
+    epochs = {worker.last["epoch"] for worker in cluster.alive()}
+    print(f"  view changes during the attack: {'none' if epochs == {3} else f'now epochs {epochs}'}")
+    return good and epochs == {3}
+
+
+def genuine(address: tuple[str, int], ring: KeyRing) -> list[bytes]:
+    """The two requests of a real exchange, as an eavesdropper has them."""
+    nonce = fresh_nonce()
+    first = request("/identity", greeting(nonce))
+    with socket.create_connection(address, timeout=5) as sock:
+        sock.sendall(first)
+        challenge = sock.recv(65536).decode().partition("WWW-Authenticate: Ftlib ")[2].partition("\r\n")[0]
+        second = request("/identity", Exchange(ring.first, nonce, decode(challenge), "/identity").credentials())
+        sock.sendall(second)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 204")
+    return [first, second]
+
+
+def request(path: str, credentials: str = "", body: bytes | None = None) -> bytes:
+    more = f"Authorization: {credentials}\r\n" if credentials else ""
+    more += "" if body is None else f"Content-Length: {len(body)}\r\n"
+    return f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode() + (body or b"")
+
+
+# The attacker's process
+
+
+def attack(orders: dict[str, Any]) -> int:
+    """Send as told; JSON with what was sent."""
+    chance = random.Random(orders["seed"])
+    targets = [parse_address(target) for target in orders["targets"]]
+    recorded = [bytes.fromhex(packet) for packet in orders["recorded"]]
+    exchange = [bytes.fromhex(each) for each in orders["exchange"]]
+    datagrams, requests, answered = (collections.Counter[str]() for _ in range(3))
+    bodies = 0
+    began = time.monotonic()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for number in range(orders["packets"]):
+            ahead = began + number / orders["rate"] - time.monotonic()
+            if ahead > 0.002:
+                time.sleep(ahead)
+            target = targets[number % len(targets)]
+            if orders["http"] and number % orders["http"] == 0:
+                kind, status, body = ask(target, recorded, exchange, chance)
+                requests[kind] += 1
+                bodies += body
+                if status in (200, 204) and kind.startswith("GET"):
+                    answered[kind] += 1
+            else:
+                kind = KINDS[number % len(KINDS)]
+                sock.sendto(mutated(kind, recorded, chance), target)
+                datagrams[kind] += 1
+    json.dump({"datagrams": datagrams, "requests": requests, "answered": answered, "bodies": bodies}, sys.stdout)
+    return 0
+
+
+def mutated(kind: str, recorded: list[bytes], chance: random.Random) -> bytes:
+    """A packet that no member has made for now."""
+    packet = chance.choice(recorded)
+    match kind:
+        case "replay":
+            return packet
+        case "flip":
+            data = bytearray(packet)
+            for _ in range(chance.randint(1, 4)):
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            return bytes(data)
+        case "cut":
+            return packet[: chance.randrange(len(packet))]
+        case "grow":
+            return packet + chance.randbytes(chance.randint(1, 20))
+        case "splice":
+            place = chance.randint(1, len(packet) - 1)
+            return packet[:place] + chance.choice(recorded)[place:]
+    return b"\xf6" + chance.randbytes(chance.randrange(400))
+
+
+def ask(target: tuple[str, int], recorded: list[bytes], exchange: list[bytes], chance: random.Random) -> tuple[str, int, bool]:
+    """One connection: the kind of request, the last answer's status (0: none), whether it had a message's body."""
+    kind = chance.choice(["GET replay", "GET mutated", "GET plain", "POST packet", "POST mutated", "nonsense"])
+    first, second = exchange
+    requests = {
+        "GET replay": [first, second],
+        "GET mutated": [first, flipped(second, chance)],
+        "GET plain": [request(chance.choice(["/status", "/identity", "/tether", "/state?call=1"]))],
+        "POST packet": [request("/message", "", chance.choice(recorded))],
+        "POST mutated": [request("/message", "", mutated("flip", recorded, chance))],
+        "nonsense": [chance.randbytes(chance.randint(1, 300)) + b"\r\n\r\n"],
+    }[kind]
+    status = 0
+    try:
+        with socket.create_connection(target, timeout=5) as sock:
+            for data in requests:
+                sock.sendall(data)
+                answer = sock.recv(65536)
+                status = int(answer[9:12]) if answer[9:12].isdigit() else 0
+    except OSError:
+        status = 0
+    return kind, status, kind.startswith("POST")
+
+
+def flipped(data: bytes, chance: random.Random) -> bytes:
+    """Another token, nonce or key id in a request's credentials."""
+    start = data.index(b"Authorization: Ftlib ") + 21
+    changed = bytearray(data)
+    place = chance.randrange(start, len(data) - 4)
+    changed[place] = ord("A") if changed[place] != ord("A") else ord("B")
+    return bytes(changed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
