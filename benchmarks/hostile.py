@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import random
 import secrets
@@ -184,14 +185,14 @@ def report(
     print(f"accepted: {accepted} (bar: 0) {'met' if good else 'MISSED'}")
     for worker, early, late in zip(workers, before, after, strict=True):
         ends = [line["end"] for line in worker.calls]
-        steps = [(end, end - start) for start, end in zip(ends, ends[1:], strict=False)]
+        steps = [(end, end - start) for start, end in itertools.pairwise(ends)]
         calm = statistics.median(step for end, step in steps if begin < end < fire)
         under = statistics.median(step for end, step in steps if fire < end < cease)
         growth = (late["memory"] - early["memory"]) / 2**20
         fine = under <= 1.2 * calm and growth < 16
         good &= fine
         print(
-            f"  {worker.task.name}: step {calm * 1e3:.2f} ms before, {under * 1e3:.2f} ms under attack, ratio {under / calm:.2f} "
+            f"  {worker.task.name}: step {calm * 1e3:.2f} ms before, {under * 1e3:.2f} ms in it, ratio {under / calm:.2f} "
             f"(bar: 1.2); memory {early['memory'] / 2**20:.0f} MiB, growth {growth:+.1f} MiB; {'met' if fine else 'MISSED'}"
         )
     epochs = {worker.last["epoch"] for worker in cluster.alive()}

@@ -1,0 +1,175 @@
+"""``ftlib keys``, and the secret of a run: drawn where the user has none, found by ``ftlib status``, seen by nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from consensus import Config, Gossip, KeyRing, format_address
+from ftlib.errors import ConfigError, FTLibError
+from ftlib.launch.cli import main
+from ftlib.launch.credentials import Credentials, drawn_rings, ring_of_user
+from ftlib.launch.status import fetch_status
+
+from .helpers import running, script
+
+SECRET = "the secret of this test"
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No settings of the user's, and a runtime directory of the test's own."""
+    for name in [name for name in os.environ if name.startswith("FTLIB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def secrets_in(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
+
+
+class TestKeys:
+    def test_a_new_one_each_time(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("keys", "new") == run("keys", "new") == 0
+        first, second = capsys.readouterr().out.split()
+        assert first != second
+        assert len(first) == 43
+        KeyRing([first, second])
+
+    def test_rotation(self, own_place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = own_place / "secret"
+        assert run("keys", "rotate", path) == 0
+        [old] = secrets_in(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert run("keys", "rotate", path) == 0
+        kept, new = secrets_in(path)
+        assert kept == old != new
+        assert run("keys", "promote", path) == 0
+        assert secrets_in(path) == [new, old]
+        assert run("keys", "drop", path) == 0
+        assert secrets_in(path) == [new]
+        out = capsys.readouterr().out
+        assert f"ftlib keys promote {path}" in out
+        assert old not in out
+        assert new not in out
+        for step in ("promote", "drop"):
+            assert run("keys", step, path) == 2
+            assert f"ftlib keys rotate {path}" in capsys.readouterr().err
+        path.chmod(0o644)
+        assert run("keys", "rotate", path) == 2
+        assert "chmod 600" in capsys.readouterr().err
+        assert [each.name for each in own_place.iterdir()] == ["secret"]
+
+    def test_the_token_of_metrics(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("keys", "token") == 2
+        assert "FTLIB_SECRET" in capsys.readouterr().err
+        monkeypatch.setenv("FTLIB_SECRET", SECRET)
+        assert run("keys", "token") == 0
+        assert capsys.readouterr().out.strip() == KeyRing([SECRET]).first.bearer("metrics")
+
+    def test_help_tells_the_order(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("keys", "--help") == 0
+        text = capsys.readouterr().out
+        assert text.index("rotate FILE") < text.index("promote FILE") < text.index("drop FILE")
+
+
+class TestCredentials:
+    def test_the_users_secret_comes_first(self, own_place: Path) -> None:
+        (own_place / "ftlib.toml").write_text(f'[ftlib]\nsecret = "{SECRET}"\n')
+        credentials = Credentials("j", {})
+        assert credentials.environment == {}
+        assert credentials.tokens() == [KeyRing([SECRET]).first.bearer("supervisor")]
+        with credentials.kept():
+            assert not drawn_rings()
+        ring = ring_of_user({"FTLIB_SECRET": "another secret, long enough"})
+        assert ring is not None
+        assert ring.first.id == KeyRing(["another secret, long enough"]).first.id
+
+    def test_a_drawn_secret_is_kept_as_long_as_the_run(self, own_place: Path) -> None:
+        credentials = Credentials("j", {})
+        [secret] = credentials.environment.values()
+        with credentials.kept():
+            [ring] = drawn_rings()
+            assert ring.first.id == KeyRing([secret]).first.id
+            [path] = (own_place / "runtime" / "ftlib").iterdir()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert secret not in path.name
+        assert not drawn_rings()
+        assert secret not in repr(credentials)
+
+    def test_what_a_killed_launcher_left_is_removed(self, own_place: Path) -> None:
+        directory = own_place / "runtime" / "ftlib"
+        directory.mkdir(parents=True)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        (directory / f"old-{child}").touch(0o600)
+        with Credentials("j", {}).kept():
+            assert [path.name for path in directory.iterdir()] == [f"j-{os.getpid()}"]
+
+
+@contextlib.contextmanager
+def member(secret: str) -> Iterator[str]:
+    gossip = Gossip(Config(secret=secret))
+    gossip.start()
+    try:
+        yield format_address(gossip.member.address)
+    finally:
+        gossip.stop()
+
+
+def test_status_shows_the_users_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    with member(SECRET) as address:
+        with pytest.raises(FTLibError, match="FTLIB_SECRET"):
+            fetch_status(address)
+        monkeypatch.setenv("FTLIB_SECRET", "another secret, long enough")
+        with pytest.raises(FTLibError, match="another secret: give the one of its job"):
+            fetch_status(address)
+        monkeypatch.setenv("FTLIB_SECRET", SECRET)
+        assert fetch_status(address)["job"] == "default"
+        monkeypatch.setenv("FTLIB_SECRET", "short")
+        with pytest.raises(ConfigError, match="too short"):
+            fetch_status(address)
+
+
+def test_status_finds_a_drawn_secret() -> None:
+    other, credentials = Credentials("other", {}), Credentials("j", {})
+    with credentials.kept(), member(credentials.environment["FTLIB_SECRET"]) as address:
+        assert fetch_status(address)["job"] == "default"
+    with other.kept(), member(credentials.environment["FTLIB_SECRET"]) as address, pytest.raises(FTLibError):
+        fetch_status(address)
+
+
+@pytest.mark.process
+def test_a_run_draws_a_secret_that_nobody_else_sees(own_place: Path) -> None:
+    body = """
+from pathlib import Path
+write("seen", os.environ["FTLIB_SECRET"] + " " + os.environ["FTLIB_SUPERVISOR"])
+wait("go")
+"""
+    with running(own_place, "-n", 1, script=script(body), FTLIB_SECRET="") as started:
+        secret, _ = started.wait_file("seen").split()
+        assert [ring.first.id for ring in drawn_rings()] == [KeyRing([secret]).first.id]
+        for line in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                assert secret.encode() not in line.read_bytes()
+        (own_place / "go").touch()
+        out, err = started.finish(0)
+    assert secret not in out + err + json.dumps(started.events())
+    assert not drawn_rings()
