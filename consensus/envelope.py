@@ -130,7 +130,8 @@ class _Peer:
     heard: float
     """When the latest data came (at first: the knock)."""
     knocks: Window = field(default_factory=lambda: Window(64))
-    data: Window = field(default_factory=Window)
+    data: Window = field(default_factory=lambda: Window(4096))
+    """Wide, as its sender numbers what it sends to others too."""
     ciphers: dict[bytes, AESGCM] = field(default_factory=dict)
     """By key id, to open its data."""
 
@@ -145,7 +146,6 @@ class _Session:
     """When the oldest packet was sent that may be unanswered."""
     used: float
     renewed: float
-    number: int = 0
     cipher: tuple[bytes, AESGCM] | None = None
 
 
@@ -185,7 +185,9 @@ class Sealed:
         self.boot = os.urandom(16)
         """This lifetime, to the others' windows."""
         self.throttle = Throttle()
-        self._greetings = 0
+        # One count for everything that this lifetime seals: sessions come and go, also with a ticket that was used before, and
+        # under one key no number may be used twice.
+        self._number = 0
         self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
         self._sessions: OrderedDict[Address, _Session] = OrderedDict()
         self._knocks: OrderedDict[Address, _Knock] = OrderedDict()
@@ -209,10 +211,7 @@ class Sealed:
         peer = self._peers.get(session.boot)
         if peer is not None and peer.heard > session.asked:
             session.asked = now
-        header = _HEADER.pack(_MAGIC, _DATA, key.id, self.boot, session.number)
-        sealed = session.cipher[1].encrypt(_nonce(session.number), packet, header + self._context)
-        session.number += 1
-        return header + sealed
+        return self._sealed(session.cipher[1], _DATA, key, packet)
 
     def knock(self, address: Address) -> bytes | None:
         """See ``Sealer``."""
@@ -236,10 +235,13 @@ class Sealed:
 
     def _greet(self, kind: int, text: bytes, to: bytes = b"") -> bytes:
         key = self._ring.first
-        header = _HEADER.pack(_MAGIC, kind, key.id, self.boot, self._greetings)
-        sealed = self._greeting_cipher(key, self.boot).encrypt(_nonce(self._greetings), text, header + self._context + to)
-        self._greetings += 1
-        return header + sealed
+        return self._sealed(self._greeting_cipher(key, self.boot), kind, key, text, to)
+
+    def _sealed(self, cipher: AESGCM, kind: int, key: Key, text: bytes, to: bytes = b"") -> bytes:
+        number = self._number
+        self._number += 1
+        header = _HEADER.pack(_MAGIC, kind, key.id, self.boot, number)
+        return header + cipher.encrypt(_nonce(number), text, header + self._context + to)
 
     # In
 

@@ -92,7 +92,7 @@ class TestPackets:
     def test_what_is_older_than_the_window_is_refused(self) -> None:
         a, b = pair()
         late = sealed(a, b"late", B)
-        for _ in range(1024):
+        for _ in range(4096):
             b.unseal(sealed(a, b"x", B), "a")
         assert refused(b, late) == "replayed"
 
@@ -156,6 +156,19 @@ class TestPackets:
         clock.now += 100
         introduce(side(C, clock=clock), b, B)
         assert len(b._peers) == 1  # a was forgotten
+
+    def test_no_number_is_used_twice_under_one_key(self) -> None:
+        """One member known by two names, and an introduction that was given up and repeated: both with the ticket of before."""
+        clock = Clock()
+        a, b = side(A, clock=clock, known_as=lambda _address: True), side(B, clock=clock)
+        seen = []
+        for name in (B, ("b.example", 2), B, B):
+            introduce(a, b, name)
+            seen += [sealed(a, b"x", name) for _ in range(3)]
+            a._sessions.pop(B, None)
+        assert len(b._peers) == 1
+        assert len({packet[22:30] for packet in seen}) == len(seen)
+        assert all(b.unseal(packet, "a").packet == b"x" for packet in seen)
 
     def test_a_knock_is_answered_once(self) -> None:
         a, b = side(A), side(B)
