@@ -24,7 +24,7 @@ from .errors import (
 )
 from .gossip import Gossip
 from .interface import Consensus, DataPlane, Mode, Source
-from .keys import KeyRing
+from .keys import Key, KeyRing
 from .member import Address, Member, format_address, parse_address
 from .null_plane import NullPlane
 from .view import Cause, View
@@ -42,6 +42,7 @@ __all__ = [
     "ExcludedError",
     "Gossip",
     "JoinError",
+    "Key",
     "KeyRing",
     "LeftError",
     "Member",

@@ -10,6 +10,8 @@ bytes, says which one was used. Secrets appear in no text that this module makes
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import stat
 from collections.abc import Sequence
@@ -50,8 +52,13 @@ class Key:
         return HKDF(SHA256(), size, salt, info).derive(self._secret)
 
     def bearer(self, purpose: str) -> str:
-        """A token to show as it is, for those who cannot do better (``metrics``, ``supervisor``)."""
+        """A token to show as it is, for those who cannot do better (``metrics``, ``workers``)."""
         return self.derive(f"bearer {purpose}").hex()
+
+    def vouch(self, purpose: str, *facts: object) -> str:
+        """A MAC over ``facts``: that a holder of the secret says them."""
+        text = "\0".join(map(str, facts)).encode("utf-8", "surrogateescape")
+        return hmac.digest(self.derive(f"vouch {purpose}"), text, hashlib.sha256).hex()
 
     def __repr__(self) -> str:
         return f"Key({self.id.hex()})"
@@ -86,6 +93,11 @@ class KeyRing:
     def bearers(self, purpose: str) -> list[str]:
         """The bearer tokens that are accepted for ``purpose``."""
         return [key.bearer(purpose) for key in self.keys]
+
+    def vouched(self, mac: str, purpose: str, *facts: object) -> Key | None:
+        """The key under which ``mac`` vouches for ``facts``; None where it is none of ours."""
+        shown = mac.encode(errors="replace")
+        return next((key for key in self.keys if hmac.compare_digest(shown, key.vouch(purpose, *facts).encode())), None)
 
     def renew(self) -> str | None:
         """Follow the file. A line for the log if the ring changed, or (once a reason) cannot follow; else None."""

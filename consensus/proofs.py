@@ -105,7 +105,7 @@ class Exchange:
 
     def frames(self, status: int) -> Frames:
         """For a body that goes with ``status``."""
-        return Frames(AESGCM(self._key.derive("body", self._salt, self._target)), status)
+        return Frames(AESGCM(self._key.derive(f"body {status}", self._salt, self._target)), status)
 
     def _mac(self, purpose: str, text: bytes = b"") -> bytes:
         return hmac.digest(self._key.derive(purpose, self._salt, self._target), text, hashlib.sha256)

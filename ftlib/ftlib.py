@@ -415,7 +415,7 @@ class FTLib:
             return
         member, ring = self._consensus.member, _ring_of(self.settings)
         arguments = {
-            "token": "" if ring is None else ring.first.bearer("supervisor"),
+            "vouch": None if ring is None else ring.first.vouch,
             "job": self.settings.consensus.job,
             "member": member.id,
             "address": format_address(member.address),

@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -302,18 +303,21 @@ class HttpClient:
     async def fence(self, supervisor: str, request: Mapping[str, Any], key: Key | None = None) -> Mapping[str, Any]:
         """POST a fence request to a supervisor and return its answer; OSError where there is none in time.
 
-        ``key``: shows the supervisor that a member asks.
+        ``key``: shows the supervisor that a member asks, and its answer is believed only if it shows the same.
         """
         limit = aiohttp.ClientTimeout(total=_FENCE_TIMEOUT)
-        headers = {} if key is None else {"Authorization": f"Bearer {key.bearer('supervisor')}"}
         url = f"http://{supervisor}/fence"
+        facts = (request.get("job"), request.get("pid"), request.get("member"), secrets.token_hex(16))
+        signed = {**request} if key is None else {**request, "nonce": facts[-1], "mac": key.vouch("fence", *facts)}
         try:
-            async with self._open().post(url, json=dict(request), headers=headers, timeout=limit) as response:
+            async with self._open().post(url, json=signed, timeout=limit) as response:
                 answer = await response.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
         if not isinstance(answer, dict):
             raise OSError(f"the supervisor answered {answer!r:.80}")
+        if key is not None and answer.get("mac") != key.vouch("fenced", *facts, answer.get("reaped")):
+            raise OSError(f"the answer is not signed with this job's secret: {answer!r:.80}")
         return answer
 
     async def close(self) -> None:

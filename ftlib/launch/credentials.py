@@ -44,21 +44,20 @@ class Credentials:
     def __init__(self, job: str, environment: Mapping[str, str]) -> None:
         """Draws a secret where the user gave none."""
         self._job = job
-        self._ring = ring_of_user(environment)
-        self._drawn = "" if self._ring is not None else new_secret()
-        if self._ring is None:
-            self._ring = KeyRing([self._drawn])
+        ring = ring_of_user(environment)
+        self._drawn = "" if ring is not None else new_secret()
+        self._ring = ring or KeyRing([self._drawn])
 
     @property
     def environment(self) -> dict[str, str]:
         """What workers need besides what they inherit."""
         return {"FTLIB_SECRET": self._drawn} if self._drawn else {}
 
-    def tokens(self) -> list[str]:
-        """What a worker may show to the launcher."""
-        assert self._ring is not None
+    @property
+    def ring(self) -> KeyRing:
+        """The keys, as they are now."""
         self._ring.renew()
-        return self._ring.bearers("supervisor")
+        return self._ring
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:

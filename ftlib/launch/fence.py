@@ -7,8 +7,8 @@ where the pid was never a worker here, 504 where the kernel will not let it die 
 ``POST /announce {job, pid, member, address, epoch}``: a worker says where it is (see ``announce``).
 ``GET /workers``: what the launcher believes, for people and tools.
 
-Whoever does not know the job's name and, by a token derived from it, the job's secret is refused: on loopback that is what
-tells this run's workers from other users.
+Requests carry a ``mac`` over their fields under the job's secret, and so does the answer to ``/fence``: whoever does not know
+the secret can neither have a worker killed nor, listening where a launcher was, tell its peers that it is dead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 
 import msgpack
 from aiohttp import web
+
+from consensus import Key
 
 from .office import Fate, Office
 
@@ -65,8 +67,11 @@ class _Endpoint:
             pid, member, reason = int(fields["pid"]), str(fields.get("member", "")), str(fields.get("reason", ""))
         except (KeyError, TypeError, ValueError):
             raise _refusal(web.HTTPBadRequest, "expected pid (a number), member and reason") from None
+        names = ("job", "pid", "member", "nonce")
+        key = self._key(fields, "fence", *names)
         status, answer = _ANSWERS[await self._office.fence(pid, member, reason[:200])]
-        return web.json_response(answer, status=status)
+        mac = key.vouch("fenced", *(fields.get(name) for name in names), answer["reaped"])
+        return web.json_response({**answer, "mac": mac}, status=status)
 
     async def announce(self, request: web.Request) -> web.Response:
         fields = await self._fields(request)
@@ -74,11 +79,15 @@ class _Endpoint:
             values = int(fields["pid"]), str(fields["member"]), str(fields["address"]), int(fields.get("epoch", 0))
         except (KeyError, TypeError, ValueError):
             raise _refusal(web.HTTPBadRequest, "expected pid, member, address and epoch") from None
+        self._key(fields, "announce", "job", "pid", "member", "address", "epoch")
         known = self._office.announced(*values)
         return web.json_response({"known": known}, status=200 if known else 404)
 
     async def workers(self, request: web.Request) -> web.Response:
-        self._check(request)
+        wanted = self._office.ring.bearers("workers")
+        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="replace")
+        if not any(hmac.compare_digest(shown, token.encode()) for token in wanted):
+            raise _refusal(web.HTTPForbidden, "show the token of this job's secret")
         return web.json_response(self._office.report())
 
     async def _fields(self, request: web.Request) -> Mapping[str, Any]:
@@ -87,14 +96,14 @@ class _Endpoint:
             raise _refusal(web.HTTPBadRequest, "expected a JSON or msgpack map")
         if not hmac.compare_digest(str(fields.get("job", "")).encode(), self._office.job.encode()):
             raise _refusal(web.HTTPForbidden, "this launcher runs another job")
-        self._check(request)
         return fields
 
-    def _check(self, request: web.Request) -> None:
-        wanted = self._office.tokens()
-        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="replace")
-        if wanted and not any(hmac.compare_digest(shown, token.encode()) for token in wanted):
+    def _key(self, fields: Mapping[str, Any], purpose: str, *names: str) -> Key:
+        """The key that vouches for these fields."""
+        key = self._office.ring.vouched(str(fields.get("mac", "")), purpose, *(fields.get(name) for name in names))
+        if key is None:
             raise _refusal(web.HTTPForbidden, "this launcher's workers have another secret")
+        return key
 
 
 def _refusal(kind: type[web.HTTPBadRequest | web.HTTPForbidden], text: str) -> web.HTTPException:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
+from consensus import KeyRing
+
 __all__ = ["Fate", "Office"]
 
 
@@ -29,8 +31,9 @@ class Office(Protocol):
         """The name that callers must know."""
         ...
 
-    def tokens(self) -> list[str]:
-        """Of these, callers must show one; none: the name is enough."""
+    @property
+    def ring(self) -> KeyRing:
+        """The keys of which callers must have one."""
         ...
 
     async def fence(self, pid: int, member: str, reason: str) -> Fate:

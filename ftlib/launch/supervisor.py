@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
+from consensus import KeyRing
+
 from ..errors import ConfigError
 from . import guard
 from .console import Console
@@ -337,9 +339,10 @@ class Supervisor:
         """The name that callers must know."""
         return self._plan.job
 
-    def tokens(self) -> list[str]:
-        """What callers must show."""
-        return self._credentials.tokens()
+    @property
+    def ring(self) -> KeyRing:
+        """The keys of which callers must have one."""
+        return self._credentials.ring
 
     async def fence(self, pid: int, member: str, reason: str) -> Fate:
         """Kill an accused worker; see ``office``."""

@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp.web
 import pytest
 
 from consensus import ConfigError, Gossip, JoinError, KeyRing, SecretError, format_address, get
 from consensus.member import Member
 from consensus.messages import Accepted, Nack
 from consensus.proofs import Exchange, greeting
-from consensus.protocol.effects import Send
+from consensus.protocol.effects import Fence, Send
 from consensus.runtime.tether import Answer, Doubt, Tethers, ask
 
 from .fake_core import rig, until
@@ -158,6 +159,31 @@ class TestWhoIsThere:
             assert "is not authentic" in verdicts[0][2]
 
         self.run(main)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_only_the_supervisor_can_say_that_it_reaped(honest: bool) -> None:
+    """On another host its address may be a stranger's."""
+
+    async def main() -> None:
+        async def supervisor(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+            facts = await request.json()
+            names = [facts[name] for name in ("job", "pid", "member", "nonce")]
+            assert RING.vouched(facts["mac"], "fence", *names) is not None
+            mac = RING.first.vouch("fenced", *names, True) if honest else facts["mac"]
+            return aiohttp.web.json_response({"reaped": True, "mac": mac})
+
+        server = aiohttp.web.Server(supervisor)
+        listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+        where = format_address(listener.sockets[0].getsockname())
+        async with rig(secret=SECRET) as a:
+            a.ask(Fence(Member("b" * 16, "127.0.0.1", 1, (("pid", "123"), ("supervisor", where))), "silent"))
+            await until(lambda: a.core.named("evidence") or any("not signed" in note for note in a.notes))
+            assert bool(a.core.named("evidence")) == honest
+        listener.close()
+        await server.shutdown(0.05)
+
+    asyncio.run(main())
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: tuple[str, int]) -> None:

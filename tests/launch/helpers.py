@@ -19,7 +19,7 @@ from consensus import KeyRing
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 30.0
 SECRET = "the secret of these tests"
-TOKEN = KeyRing([SECRET]).first.bearer("supervisor")
+KEY = KeyRing([SECRET]).first
 
 # Prepended to every script: a worker says by a file what it has done, and waits for files instead of sleeping.
 PRELUDE = f"""
@@ -40,10 +40,12 @@ def first(name):
         return False
     return True
 def announce(epoch, address="127.0.0.1:1"):
+    from consensus import KeyRing
     from ftlib.launch.announce import announce
     env = os.environ
+    vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
     me = dict(job=env["FTLIB_JOB"], member=f"m{{os.getpid()}}", address=address, epoch=epoch)
-    assert announce(env["FTLIB_SUPERVISOR"], {TOKEN!r}, **me)
+    assert announce(env["FTLIB_SUPERVISOR"], vouch, **me)
 """
 
 

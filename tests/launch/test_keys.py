@@ -93,7 +93,7 @@ class TestCredentials:
         (own_place / "ftlib.toml").write_text(f'[ftlib]\nsecret = "{SECRET}"\n')
         credentials = Credentials("j", {})
         assert credentials.environment == {}
-        assert credentials.tokens() == [KeyRing([SECRET]).first.bearer("supervisor")]
+        assert credentials.ring.first.id == KeyRing([SECRET]).first.id
         with credentials.kept():
             assert not drawn_rings()
         ring = ring_of_user({"FTLIB_SECRET": "another secret, long enough"})

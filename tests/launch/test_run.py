@@ -9,25 +9,27 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
-from .helpers import TOKEN, cli, command, environment, running, script, wait_gone, wait_until
+from consensus import Key, KeyRing
+
+from .helpers import KEY, cli, command, environment, running, script, wait_gone, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
 
 
-AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+def signed(facts: dict[str, Any], key: Key = KEY) -> dict[str, Any]:
+    return {**facts, "nonce": "n", "mac": key.vouch("fence", facts["job"], facts["pid"], facts["member"], "n")}
 
 
-def post(address: str, path: str, body: bytes, headers: Mapping[str, str] = AUTHORIZED) -> tuple[int, Any]:
+def post(address: str, path: str, body: bytes) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(address, timeout=10)
     try:
-        connection.request("POST", path, body, dict(headers))
+        connection.request("POST", path, body)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:
@@ -279,7 +281,7 @@ time.sleep(60)
         pid = int(run.wait_file("up"))
         supervisor = run.wait_events("run", 1)[0]
         body_of = {"job": supervisor["job"], "pid": pid, "member": "", "reason": "test"}
-        assert post(supervisor["supervisor"], "/fence", json.dumps(body_of).encode())[0] == 200
+        assert post(supervisor["supervisor"], "/fence", json.dumps(signed(body_of)).encode())[0] == 200
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(30) == 130
 
@@ -302,27 +304,34 @@ wait("go")
         address, job = facts["supervisor"], facts["job"]
         accusation = {"job": job, "pid": pid, "member": f"m{pid}", "reason": "no ack for 1.5 s"}
 
-        assert post(address, "/fence", json.dumps(accusation | {"job": "other"}).encode())[0] == 403
-        assert post(address, "/fence", json.dumps(accusation).encode(), {})[0] == 403
-        assert post(address, "/fence", json.dumps(accusation).encode(), {"Authorization": "Bearer é"})[0] == 403
-        assert post(address, "/fence", json.dumps(accusation | {"pid": os.getpid()}).encode()) == (
-            404,
-            {"reaped": False, "known": False},
-        )
-        assert post(address, "/fence", json.dumps(accusation | {"member": "older"}).encode()) == (
-            200,
-            {"reaped": True, "known": False},
-        )
+        def fence(pack: Any = json.dumps, key: Key = KEY, **changed: Any) -> tuple[int, Any]:
+            order = signed(accusation | changed, key)
+            data = pack(order)
+            status, answer = post(address, "/fence", data.encode() if isinstance(data, str) else data)
+            if status in (200, 404):
+                mac = key.vouch("fenced", *(order[name] for name in ("job", "pid", "member", "nonce")), answer["reaped"])
+                assert answer.pop("mac") == mac
+            return status, answer
+
+        assert fence(job="other")[0] == 403
+        assert fence(key=KeyRing(["another secret, long enough"]).first)[0] == 403
+        assert post(address, "/fence", json.dumps(accusation).encode())[0] == 403
+        assert post(address, "/fence", json.dumps(signed(accusation) | {"pid": os.getpid()}).encode())[0] == 403
+        assert post(address, "/fence", json.dumps(signed(accusation) | {"mac": "\u00e9"}).encode())[0] == 403
+        assert fence(pid=os.getpid()) == (404, {"reaped": False, "known": False})
+        assert fence(member="older") == (200, {"reaped": True, "known": False})
         for nonsense in (b"", b"[1]", b"{", b"\xc1", json.dumps({"job": job}).encode()):
             assert post(address, "/fence", nonsense)[0] == 400
         assert post(address, "/announce", json.dumps({"job": job, "pid": pid}).encode())[0] == 400
+        lie = {"job": job, "pid": pid, "member": "m", "address": "127.0.0.1:1", "epoch": 1}
+        assert post(address, "/announce", json.dumps(lie).encode())[0] == 403
         assert not run.events("ended")
 
         started = time.monotonic()
-        assert post(address, "/fence", msgpack.packb(accusation)) == (200, {"reaped": True, "known": True})
+        assert fence(msgpack.packb) == (200, {"reaped": True, "known": True})
         assert time.monotonic() - started < 1.0
         wait_gone(pid, 0.1)
-        assert post(address, "/fence", msgpack.packb(accusation)) == (200, {"reaped": True, "known": False})
+        assert fence(msgpack.packb) == (200, {"reaped": True, "known": False})
         run.wait_events("started", 3)
         (tmp_path / "go").touch()
         _, err = run.finish(0)
@@ -334,7 +343,10 @@ def test_workers_can_be_listed(tmp_path: Path) -> None:
         run.wait_file("up")
         address = run.events("run")[0]["supervisor"]
         connection = http.client.HTTPConnection(address, timeout=10)
-        connection.request("GET", "/workers", headers=AUTHORIZED)
+        connection.request("GET", "/workers")
+        refused = connection.getresponse()
+        assert (refused.status, refused.read()[:2]) == (403, b'{"')
+        connection.request("GET", "/workers", headers={"Authorization": f"Bearer {KEY.bearer('workers')}"})
         report = json.loads(connection.getresponse().read())
         connection.close()
         (tmp_path / "go").touch()
