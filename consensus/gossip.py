@@ -143,7 +143,9 @@ class Gossip(Consensus):
         try:
             self._latest_status = self._host.ask("status", timeout=_STATUS_TIMEOUT)
         except (TimeoutError, ConsensusError):
-            return {**self._latest_status, "stale": True}
+            stopped = self._snapshot.stopped
+            said = {} if stopped is None else {"stopped": f"{type(stopped).__name__}: {stopped}"}
+            return {"job": self._config.job, "member": self.member.id, **self._latest_status, **said, "stale": True}
         return self._latest_status
 
     # What the layer above says

@@ -57,6 +57,7 @@ class ProcessHost:
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[Any]] = {}
         self._stopping = False
+        self._ending = threading.Lock()
         self._ended = False
 
     def __del__(self) -> None:
@@ -158,10 +159,8 @@ class ProcessHost:
         first, self._stopping = not self._stopping, True
         if first:
             self._send("stop")
-        if self._reader is None or self.here():
-            return
-        self._reader.join(timeout)
-        if first:
+        if self._reader is not None and not self.here():
+            self._reader.join(timeout)
             self._end()
 
     # The other process speaks
@@ -178,7 +177,11 @@ class ProcessHost:
                 self._lost(f"the agent's process ended unexpectedly ({self._exit()}); its last words are on standard error")
         except Exception as error:  # noqa: BLE001 - it ends this lifetime
             _LOG.exception("what the agent said could not be carried out")
+            if not self._started.done():  # it did start; what fails is the layer above
+                self._started.set_result(None)
             self._lost(f"the agent's word could not be carried out: {type(error).__name__}: {error}")
+        finally:
+            self._end()
 
     def _on_started(self) -> None:
         self._started.set_result(None)
@@ -232,13 +235,12 @@ class ProcessHost:
         return self._pipe is not None and self._pipe.send(values)
 
     def _lost(self, text: str) -> None:
-        self._ended = True
+        self._stopping = True
         error = StoppedError(text)
         if not self._started.done():
             self._started.set_exception(ConsensusError(text))
         elif self._ears is not None:
             self._ears.failed(error)
-        self._end()
 
     def _exit(self) -> str:
         """How the process ended, for people."""
@@ -251,8 +253,13 @@ class ProcessHost:
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def _end(self) -> None:
-        """See that nothing of the agent is left. Idempotent."""
-        self._ended = True
+        """See that nothing of the agent is left."""
+        with self._ending:
+            if not self._ended:
+                self._ended = True
+                self._clear()
+
+    def _clear(self) -> None:
         for answer in list(self._asked.values()):
             with contextlib.suppress(Exception):
                 answer.set_exception(ConsensusError("the agent has stopped"))
