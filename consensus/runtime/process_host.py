@@ -263,6 +263,7 @@ class ProcessHost:
         for answer in list(self._asked.values()):
             with contextlib.suppress(Exception):
                 answer.set_exception(ConsensusError("the agent has stopped"))
+        self._cell = ProgressCell()  # nobody reads the other any more: its memory is given back
         if self._pipe is not None:
             self._pipe.shut()
         if self._doors is not None:
