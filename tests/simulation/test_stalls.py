@@ -94,24 +94,6 @@ def test_several_hosts_that_sleep_together_wake_up_together() -> None:
     assert all(any(kind == "late" for _, kind, _ in host.notes) for host in hosts)
 
 
-def test_a_suspicion_does_not_run_out_while_its_owner_is_asleep() -> None:
-    world, [late, doubted, *others] = job(4)
-    world.isolate([late, *others], [doubted])
-
-    def suspects() -> bool:
-        believed = {item["id"]: item["status"] for item in late.machine.status()["members"]}
-        return believed[doubted.id] == "suspect"
-
-    world.run_until(suspects, 2.0)
-    world.faults.cut.clear()
-    world.pause(late)
-    world.run(1.5)  # with what was before that is more than T_excl
-    late.backlog.clear()  # as on a laptop: nothing arrived meanwhile that could be read now
-    world.resume(late)
-    world.run(10.0)
-    assert all(size(host) == 4 for host in [late, doubted, *others])
-
-
 def test_an_agent_that_is_held_up_now_and_then_blames_nobody() -> None:
     world, [late, *others] = job(4)
     for _ in range(20):
