@@ -41,7 +41,7 @@ soak: setup
 	$(BIN)/python -m pytest -m soak
 
 # They need nothing but Python; imgs/demo.png is the report of a run of make demo.
-PICTURES := architecture training flow recovery
+PICTURES := architecture training flow
 pictures:
 	for name in $(PICTURES); do $(PYTHON) imgs/$$name.py || exit 1; done
 
