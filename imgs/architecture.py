@@ -85,8 +85,8 @@ def _between(c: Canvas) -> None:
     c.text(middle, 362, "report, ready, →", size=12.5)
     c.text(middle, 378, "hint, progress", size=12.5)
     c.text(middle, 412, "when one end", size=12, colour=RED)
-    c.text(middle, 428, "closes, the other", size=12, colour=RED)
-    c.text(middle, 444, "process ends", size=12, colour=RED)
+    c.text(middle, 428, "closes, the part", size=12, colour=RED)
+    c.text(middle, 444, "of both is over", size=12, colour=RED)
 
 
 def _others(c: Canvas) -> None:
