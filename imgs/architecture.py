@@ -66,7 +66,7 @@ def _agent_process(c: Canvas) -> None:
     c.text(x + width - 16, y + 24, "no torch", colour=QUIET, anchor="end")
     layers = [
         (190, 94, "protocol", ["detection, evidence, joins,", "one Paxos instance a view", "no socket, clock or thread"]),
-        (298, 66, "codec, envelope", ["exact schema, bounded sizes;", "nothing is unpickled"]),
+        (298, 66, "codec, envelope", ["exact schema, bounded sizes;", "sealed with a secret"]),
         (378, 122, "runtime", ["driver: the only clock", "UDP · HTTP · tethers", "one port number", "fencing requests"]),
     ]
     for number, (top, tall, title, lines) in enumerate(layers):
