@@ -10,7 +10,7 @@ Usable by itself: knows nothing of tensors, and imports neither torch nor ftlib.
 """
 
 from .client import Answer, get
-from .config import Config, Policy, check_secret
+from .config import Config, Home, Policy, check_secret
 from .errors import (
     CodecError,
     ConfigError,
@@ -41,6 +41,7 @@ __all__ = [
     "DataPlane",
     "ExcludedError",
     "Gossip",
+    "Home",
     "JoinError",
     "Key",
     "KeyRing",

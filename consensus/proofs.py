@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .errors import SealError
 from .keys import Key, KeyRing
@@ -33,6 +35,7 @@ from .keys import Key, KeyRing
 __all__ = [
     "IDENTITY",
     "NONCE",
+    "PIECE",
     "PROOF_HEADER",
     "SCHEME",
     "Exchange",
@@ -51,7 +54,9 @@ IDENTITY = ("x-ftlib-member", "x-ftlib-job", "x-ftlib-version", "x-ftlib-address
 NONCE = 16
 _FRAME = struct.Struct(">I")
 """Before each frame of a body: its length."""
-_MAX_FRAME = (1 << 20) + 16
+PIECE = 1 << 20
+"""Bytes that a frame holds at most."""
+_MAX_FRAME = PIECE + 16
 _LAST = 1 << 31
 """Set in the length of the last frame; what counts is the mark under the seal."""
 _PAD = 300
@@ -103,9 +108,13 @@ class Exchange:
         proof = answer.get(PROOF_HEADER, "")
         return hmac.compare_digest(proof.encode(errors="replace"), self.proof(answer).encode())
 
+    def body_key(self) -> bytes:
+        """What seals this exchange's body, for whoever makes it (see ``Frames``)."""
+        return self._key.derive("body", self._salt, self._target)
+
     def frames(self, status: int) -> Frames:
         """For a body that goes with ``status``."""
-        return Frames(AESGCM(self._key.derive(f"body {status}", self._salt, self._target)), status)
+        return Frames(self.body_key(), status)
 
     def _mac(self, purpose: str, text: bytes = b"") -> bytes:
         return hmac.digest(self._key.derive(purpose, self._salt, self._target), text, hashlib.sha256)
@@ -114,15 +123,20 @@ class Exchange:
 class Frames:
     """Seals, or opens, the frames of one body in order."""
 
-    def __init__(self, cipher: AESGCM, status: int) -> None:
-        self._cipher = cipher
-        self._status = status
+    def __init__(self, key: bytes, status: int) -> None:
+        """``key``: of the exchange; a key of its own for each ``status`` is derived from it."""
+        self._cipher = AESGCM(HKDF(SHA256(), 32, None, b"ftlib 1 frames %d" % status).derive(key))
         self._number = 0
 
     def seal(self, data: bytes | memoryview, *, last: bool = False) -> bytes:
-        """A frame with its length before it. At most 1 MiB of data."""
+        """A frame with its length before it. At most ``PIECE`` bytes of data."""
         sealed = self._cipher.encrypt(self._next(), data, self._context(last=last))
         return _FRAME.pack(len(sealed) | (_LAST if last else 0)) + sealed
+
+    def whole(self, body: bytes) -> bytes:
+        """A whole body in frames."""
+        pieces = [self.seal(body[start : start + PIECE]) for start in range(0, len(body), PIECE)]
+        return b"".join([*pieces, self.seal(b"", last=True)])
 
     def open(self, sealed: bytes, *, last: bool) -> bytes:
         """What is in a frame (without its length); SealError where it is not the next one, or (not) the ``last``."""
@@ -154,7 +168,7 @@ class Frames:
         return self._number.to_bytes(12, "big")
 
     def _context(self, *, last: bool) -> bytes:
-        return b"%d %d" % (self._status, last)
+        return b"%d" % last
 
 
 def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str) -> Exchange:

@@ -7,14 +7,13 @@ import contextlib
 import functools
 import hashlib
 import ipaddress
-import json
 import logging
 import os
 import secrets
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,12 +60,12 @@ class FTLib:
         self._consensus = consensus
         self._framework = framework
         self._rank_assign = rank_assign
-        self._plane = Plane(lambda: consensus.member.id)
-        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, settings.stall_timeout)
+        self._plane = Plane(lambda: consensus.member.id, consensus.progress)
+        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, self.metrics)
         limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
         self._caller = Caller(self._plane, consensus, self._rebuilder, limits, settings.in_flight)
-        ring = _ring_of(settings)
-        self._transfer = Transfer(self._plane, settings.consensus.join_timeout, settings.step_timeout, ring)
+        self._ring = _ring_of(settings)
+        self._transfer = Transfer(self._plane, settings.consensus.join_timeout, settings.step_timeout, self._ring)
         self._caller.load_state = self._transfer.load
         self._layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
         self._drain = Drain(self._caller)
@@ -325,7 +324,6 @@ class FTLib:
         if self.settings.supervisor:
             meta["supervisor"] = self.settings.supervisor
         self._consensus.serve(PATH, self._transfer.source)
-        self._consensus.serve("/status", self._status)
         self._rebuilder.start()
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -413,9 +411,9 @@ class FTLib:
         """On the rebuild thread, after a view was activated: tell the launcher, on a thread of its own."""
         if not self.settings.supervisor:
             return
-        member, ring = self._consensus.member, _ring_of(self.settings)
+        member = self._consensus.member
         arguments = {
-            "vouch": None if ring is None else ring.first.vouch,
+            "vouch": None if self._ring is None else self._ring.first.vouch,
             "job": self.settings.consensus.job,
             "member": member.id,
             "address": format_address(member.address),
@@ -424,9 +422,6 @@ class FTLib:
         threading.Thread(
             target=announce, args=(self.settings.supervisor,), kwargs=arguments, name="ftlib-announce", daemon=True
         ).start()
-
-    def _status(self, query: Mapping[str, str]) -> Iterator[bytes]:  # noqa: ARG002 - every source takes a query
-        yield json.dumps({**self._consensus.status(), "ftlib": self.metrics()}, default=str).encode()
 
     def _goodbye(self, timeout: float) -> None:
         plane = self._plane

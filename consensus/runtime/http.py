@@ -10,14 +10,12 @@ come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``)
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
-import logging
+import os
 import secrets
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -25,20 +23,15 @@ from aiohttp import web
 
 from ..codec import MAX_BYTES
 from ..envelope import Sealer
-from ..interface import Source
 from ..keys import Key
 from ..member import Address, format_address
 from ..proofs import Exchange
 from .gate import Gate, QuietServer, RefusedError
+from .sources import Request
 
 __all__ = ["HttpClient", "HttpServer"]
 
-_LOG = logging.getLogger("ftlib.consensus")
-_PIECE = 1 << 20
-_SOURCES = 32
-"""At most so many bodies are served at a time."""
-
-_CHUNK_TIMEOUT = 60.0
+_HELD_POLL = 0.02
 _READ_TIMEOUT = 5.0
 """Seconds for the whole of a message to come in."""
 _READING = 64
@@ -49,27 +42,37 @@ _POSTS_IN_FLIGHT = 16
 """To one address; more are dropped, as a full socket buffer would do it."""
 
 
+HandOver = Callable[[socket.socket, Request], None]
+"""Has a connection answered elsewhere; it is owned from then on."""
+
+
 class HttpServer:
-    """Serves one listening socket. Everything here runs on the loop's thread, except the sources' own iterators."""
+    """Serves one listening socket. Everything here runs on the loop's thread."""
 
     def __init__(
         self,
         gate: Gate,
         received: Callable[[bytes, str], None],
         sealer: Sealer,
-        status: Callable[[], Mapping[str, Any]],
-        sources: dict[str, Source],
+        status: Callable[[], Awaitable[Mapping[str, Any]]],
+        served: Callable[[], frozenset[str]],
+        hand_over: HandOver,
         *,
+        held: Callable[[], bool] = lambda: False,
         limit: int = MAX_BYTES,
     ) -> None:
-        """``received(packet, source)``. ``sources``: the owner may add paths to it."""
+        """``received(packet, source)``. ``served``: the paths that ``hand_over`` answers.
+
+        While ``held`` nothing is answered, as by a process that is stopped.
+        """
         self._gate = gate
         self._received = received
         self._sealer = sealer
         self._status = status
-        self._sources = sources
+        self._served = served
+        self._hand_over = hand_over
+        self._held = held
         self._limit = limit
-        self._serving = 0
         self._reading = 0
         self._server: asyncio.Server | None = None
         self._web: web.Server | None = None
@@ -95,6 +98,8 @@ class HttpServer:
             await self._web.shutdown(timeout=0.05)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        while self._held():  # noqa: ASYNC110 - the kernel offers no event for a process that is continued
+            await asyncio.sleep(_HELD_POLL)
         try:
             if request.method == "POST" and request.path == "/message":
                 return await self._message(request)
@@ -141,22 +146,21 @@ class HttpServer:
         return bytes(data)
 
     async def _get(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
-        source = self._sources.get(request.path)
         if request.path == "/tether":
             return await self._tether(request, exchange)
         if request.path == "/identity":
             return web.Response(status=204, headers=self._gate.headers(exchange))
-        if source is not None:
-            return await self._stream(request, source, exchange)
+        if request.path in self._served():
+            return self._pass_on(request, exchange)
         if request.path == "/status":
-            text = json.dumps(dict(self._status()), default=str)
+            text = json.dumps(dict(await self._status()), default=str)
             return self._text(exchange, 200, text, "application/json")
         return self._text(exchange, 404, f"nothing is served at {request.path}\n")
 
     def _text(self, exchange: Exchange | None, status: int, text: str, kind: str = "text/plain") -> web.Response:
         body = text.encode()
         if exchange is not None:
-            body, kind = _sealed(exchange, status, body), "application/octet-stream"
+            body, kind = exchange.frames(status).whole(body), "application/octet-stream"
         return web.Response(status=status, body=body, content_type=kind, headers=self._gate.headers(exchange))
 
     async def _tether(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
@@ -165,107 +169,16 @@ class HttpServer:
         await self._closing.wait()  # cancelled when the client goes
         return response
 
-    async def _stream(self, request: web.BaseRequest, source: Source, exchange: Exchange | None) -> web.StreamResponse:
-        """Pull the source on a thread of its own and write its chunks as the client takes them.
-
-        An error before the first chunk becomes a status; later the connection is cut: the client sees a torn body.
-        """
-        if self._serving >= _SOURCES:
-            return self._text(exchange, 503, "too many transfers at a time; ask again\n")
-        self._serving += 1
-        body = _Body(request, source, self._gate.headers(exchange), exchange)
-        try:
-            error = await body.run()
-            if error is None:
-                return body.response
-            if isinstance(error, LookupError):
-                return self._text(exchange, 409, f"{error.args[0] if error.args else error}\n")
-            return self._text(exchange, 500, f"{type(error).__name__}: {error}\n")
-        finally:
-            body.cancel()
-            self._serving -= 1
-
-
-def _sealed(exchange: Exchange, status: int, body: bytes) -> bytes:
-    """A whole body, in frames."""
-    frames = exchange.frames(status)
-    pieces = [frames.seal(body[start : start + _PIECE]) for start in range(0, len(body), _PIECE)]
-    return b"".join([*pieces, frames.seal(b"", last=True)])
-
-
-class _Body:
-    """One response whose chunks come from a worker thread."""
-
-    def __init__(self, request: web.BaseRequest, source: Source, headers: Mapping[str, str], exchange: Exchange | None) -> None:
-        self._request = request
-        self._source = source
-        self._query = dict(request.query)
-        self.response = web.StreamResponse(headers=headers)
-        self._frames = None if exchange is None else exchange.frames(200)
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[BaseException | None] = self._loop.create_future()
-        self._cancelled = threading.Event()
-
-    async def run(self) -> BaseException | None:
-        """Serve; returns when the last chunk was written, or with what kept the first one from coming."""
-        threading.Thread(target=self._pull, name="ftlib-serve", daemon=True).start()
-        error = await self._done
-        if error is None:
-            if not self.response.prepared:
-                await self.response.prepare(self._request)
-            return None
-        if self.response.prepared:
-            _LOG.warning("serving %s ended early: %s", self._request.path, error)
-            if self._request.transport is not None:
-                self._request.transport.abort()
-            return None
-        if not isinstance(error, LookupError):
-            _LOG.error("serving %s failed", self._request.path, exc_info=error)
-        return error
-
-    def cancel(self) -> None:
-        """The client has gone, or all was written: the worker stops at its next chunk."""
-        self._cancelled.set()
-
-    def _pull(self) -> None:
-        error: BaseException | None = None
-        chunks: Iterator[bytes | memoryview] | None = None
-        try:
-            chunks = self._source(self._query)
-            for chunk in chunks:
-                for piece in self._pieces(chunk):
-                    if self._cancelled.is_set():
-                        return
-                    self._put(piece)
-            if self._frames is not None:
-                self._put(self._frames.seal(b"", last=True))
-        except BaseException as caught:  # noqa: BLE001 - handed to the loop's thread, which reports it
-            error = caught
-        finally:
-            close = getattr(chunks, "close", None)
-            if close is not None:
-                close()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._finish, error)
-
-    def _pieces(self, chunk: bytes | memoryview) -> Iterator[bytes | memoryview]:
-        view = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
-        for start in range(0, max(1, len(view)), _PIECE):
-            piece = view[start : start + _PIECE]
-            yield piece if self._frames is None else self._frames.seal(piece)
-
-    def _put(self, piece: bytes | memoryview) -> None:
-        asyncio.run_coroutine_threadsafe(self._write(piece), self._loop).result(_CHUNK_TIMEOUT)
-
-    async def _write(self, piece: bytes | memoryview) -> None:
-        if not self.response.prepared:
-            await self.response.prepare(self._request)
-        if len(piece):
-            await self.response.write(piece)
-
-    def _finish(self, error: BaseException | None) -> None:
-        if not self._done.done():
-            self._done.set_result(error)
+    def _pass_on(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+        """Have the connection answered by whoever makes the body, and forget it here."""
+        transport = request.transport
+        if transport is not None:
+            inner = transport.get_extra_info("socket")
+            connection = socket.socket(fileno=os.dup(inner.fileno()))
+            transport.abort()  # closes our descriptor only: the connection lives on in the duplicate
+            key = b"" if exchange is None else exchange.body_key()
+            self._hand_over(connection, Request(request.path, dict(request.query), self._gate.headers(exchange), key))
+        return web.Response(status=204)  # goes nowhere
 
 
 class HttpClient:
