@@ -76,7 +76,7 @@ def test_a_healthy_step_causes_no_control_message(tmp_path: Path) -> None:
         for worker in cluster.workers:
             idle, busy, steps = _counted(worker.events)
             assert steps > 100
-            assert set(busy) <= {"Ping", "Ack", "PingRequest", "Nack", "Gossip"}
+            assert set(busy) <= {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket"}
             probes = 2 * (2.0 / 0.5 + 1) * 2  # pings and acks, to and from two peers
             assert sum(idle.values()) <= probes
             assert sum(busy.values()) <= probes, f"{steps} steps: {busy}"
