@@ -279,7 +279,11 @@ class Agent:
         if ring is None:
             return Open()
         peers = 2 * max(2048, config.max_members)
-        return Sealed(ring, config.job, self._member.address, known_as=self._introducers.__contains__, peers=peers)
+
+        def introduces(address: Address) -> bool:
+            return address in self._introducers
+
+        return Sealed(ring, config.job, self._member.address, known_as=introduces, peers=peers)
 
     def _renew_keys(self) -> None:
         """Follow the file with the secrets."""
