@@ -64,11 +64,6 @@ class Udp:
             except OSError as error:  # a full buffer is one of them
                 self._lost(error)
 
-    def reply(self, data: bytes, source: tuple[Any, ...]) -> None:
-        """Send one datagram to where another one came from."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.sendto(data, source)
-
     def close(self) -> None:
         """Stop; idempotent."""
         sock, self._socket = self._socket, None
