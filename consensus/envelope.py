@@ -57,7 +57,9 @@ OVERHEAD = _HEADER.size + _TAG
 _KNOCK_EVERY = 0.05
 """Seconds between two knocks at an address that has not answered."""
 _DOUBT = 0.25
-"""A peer that has sent nothing authentic for so many seconds after a packet to it may have forgotten us: knock again."""
+_UNANSWERED = 3
+"""A peer that has sent nothing authentic for so many seconds and packets to it may have forgotten us: knock again. An ack of
+ours, which nobody answers, and the next ping make two."""
 _DOUBT_EVERY = 1.0
 _RENEW = 60.0
 """Knock again after so many seconds anyhow; and a ticket that was not used for so long is not used again."""
@@ -146,6 +148,8 @@ class _Session:
     """When the oldest packet was sent that may be unanswered."""
     used: float
     renewed: float
+    unanswered: int = 0
+    """Packets since then."""
     cipher: tuple[bytes, AESGCM] | None = None
 
 
@@ -210,7 +214,8 @@ class Sealed:
             session.cipher = (key.id, self._data_cipher(key, session.ticket, self.boot, session.boot))
         peer = self._peers.get(session.boot)
         if peer is not None and peer.heard > session.asked:
-            session.asked = now
+            session.asked, session.unanswered = now, 0
+        session.unanswered += 1
         return self._sealed(session.cipher[1], _DATA, key, packet)
 
     def knock(self, address: Address) -> bytes | None:
@@ -219,7 +224,8 @@ class Sealed:
         session, knock = self._sessions.get(address), self._knocks.get(address)
         if session is not None and now - session.renewed < _RENEW:
             peer = self._peers.get(session.boot)
-            if now - session.asked < _DOUBT or (peer is not None and peer.heard > session.asked):
+            answered = peer is not None and peer.heard > session.asked
+            if answered or session.unanswered < _UNANSWERED or now - session.asked < _DOUBT:
                 return None
         if knock is not None and now - knock.sent < (_KNOCK_EVERY if session is None else _DOUBT_EVERY):
             return None
@@ -328,6 +334,7 @@ class Sealed:
         if session is None or (session.boot, session.ticket) != (boot, ticket):
             session = self._sessions[address] = _Session(boot, ticket, now, now, now)
         session.asked = session.used = session.renewed = now
+        session.unanswered = 0
         self._sessions.move_to_end(address)
         while len(self._sessions) > _ADDRESSES or now - next(iter(self._sessions.values())).used > _FORGET:
             self._sessions.popitem(last=False)

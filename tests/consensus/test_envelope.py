@@ -136,12 +136,26 @@ class TestPackets:
         clock = Clock()
         a, b = pair(clock=clock)
         again = side(B, clock=clock)
-        sealed(a, b"ping", B)
+        for _ in range(3):
+            sealed(a, b"ping", B)
         assert a.knock(B) is None
         clock.now += 0.3
         introduce(a, again, B)
         assert again.unseal(sealed(a, b"ping", B), "a").packet == b"ping"
         assert refused(b, sealed(a, b"ping", B)) == "unauthentic"
+
+    def test_pings_and_acks_need_no_knocks(self) -> None:
+        """The last word before a pause is an ack, which nobody answers."""
+        clock = Clock()
+        a, b = pair(clock=clock)
+        for number in range(100):
+            for one, other, place, back in ((a, b, B, A), (b, a, A, B)):
+                other.unseal(sealed(one, b"ping", place), "x")
+                assert one.knock(place) is None, number
+                clock.now += 0.001
+                one.unseal(sealed(other, b"ack", back), "x")
+                assert other.knock(back) is None, number
+                clock.now += 0.25
 
     def test_silence_for_long_and_long_use_renew_tickets(self) -> None:
         clock = Clock()
