@@ -14,7 +14,6 @@ import argparse
 import json
 import socket
 import statistics
-import sys
 import time
 from datetime import timedelta
 from typing import Any

@@ -3,11 +3,11 @@
     python -m benchmarks.busy                         # 15 minutes, and about 3 more for the detection
     python -m benchmarks.busy --seconds 20 --repeats 1
 
-4 workers average 1 M parameters beside 4 busy loops. About every 10 s one of them, drawn at random, keeps the GIL for 1.5 s at a
-random moment of its training loop, in turns asleep and spinning. Excluded: workers that ended though nobody ended them, or views
-with fewer members than before. Then, beside the same loops but without such holds (a survivor that holds its GIL is late for
-the next average whatever was detected), SIGKILL and SIGSTOP of a random worker: time from the signal to the end of the first
-average without the victim, the latest of the survivors. Bars: 0 excluded; 0.5 s and 4 s, each.
+4 workers average 1 M parameters beside 4 busy loops. About every 10 s one of them, drawn at random, keeps the GIL for 1.5 s at
+a random moment of its training loop, in turns asleep and spinning. Excluded: workers that ended though nobody ended them, or
+views with fewer members than before. Then, beside the same loops but without such holds (a survivor that holds its GIL is late
+for the next average whatever was detected), SIGKILL and SIGSTOP of a random worker: time from the signal to the end of the
+first average without the victim, the latest of the survivors. Bars: 0 excluded; 0.5 s and 4 s, each.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ def main() -> int:
         detection.look()
         report.row("others excluded meanwhile", str(len(detection.ended)), bar="0", good=not detection.ended)
         verdict.check(cluster.workers)
-    report.row(
-        "results that differ, steps lost", f"{len(verdict.violations)} in {verdict.steps} steps", bar="0", good=not verdict.violations
-    )
+    report.verdict(verdict)
     return report.finish()
 
 

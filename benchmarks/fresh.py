@@ -1,7 +1,7 @@
 """What a worker that is started anew does for a benchmark; see ``job``.
 
-    python -m benchmarks.fresh rest                   # start, and then nothing
-    python -m benchmarks.fresh big --steps 20         # train 100 M parameters
+python -m benchmarks.fresh rest                   # start, and then nothing
+python -m benchmarks.fresh big --steps 20         # train 100 M parameters
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class HoldGil:
     next, and so on.
     """
 
-    def __init__(self, ft: FTLib, lines: Lines, seconds: float) -> None:
-        self._ft, self._lines, self._seconds = ft, lines, seconds
+    def __init__(self, _ft: FTLib, lines: Lines, seconds: float) -> None:
+        self._lines, self._seconds = lines, seconds
         self._count = 0
         signal.signal(signal.SIGUSR2, self._hold)
 
@@ -43,7 +43,7 @@ class HoldGil:
 class Hang:
     """SIGUSR2: the training thread stops for ever before its next call; all other threads go on."""
 
-    def __init__(self, ft: FTLib, lines: Lines) -> None:
+    def __init__(self, _ft: FTLib, lines: Lines) -> None:
         self._lines = lines
         self._asked = False
         signal.signal(signal.SIGUSR2, self._ask)

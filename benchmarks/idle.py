@@ -3,8 +3,8 @@
     python -m benchmarks.idle                         # about a minute
     python -m benchmarks.idle --seconds 5
 
-Each worker is an interpreter started anew that calls ``FTLib.init`` and then waits. The CPU time (user and system) is that of the
-agent's process where it has one, of the whole worker otherwise. Bar: 0.5 % of a core, the median of the members.
+Each worker is an interpreter started anew that calls ``FTLib.init`` and then waits. The CPU time (user and system) is that of
+the agent's process where it has one, of the whole worker otherwise. Bar: 0.5 % of a core, the median of the members.
 """
 
 from __future__ import annotations

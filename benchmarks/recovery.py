@@ -153,8 +153,8 @@ def measure(which: str, number: int, args: argparse.Namespace) -> list[float]:
         settings=chosen(args.agent),
     )
     print(
-        f"{signal.Signals(number).name} of the {which} of {args.workers}, {args.repetitions} times, {args.elements} parameters; "
-        f"{before}, then {load()}"
+        f"{signal.Signals(number).name} of the {which} of {args.workers}, {args.repetitions} times, "
+        f"{args.elements} parameters; {before}, then {load()}"
     )
     print(f"  total: median {spread(found.totals)}")
     if traced:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.processes.cluster import load
+from tests.processes.verdict import Verdict
 
 __all__ = ["AGENTS", "Report", "chosen", "parser", "spread"]
 
@@ -68,6 +69,13 @@ class Report:
         good = bool(seconds) and statistics.median(seconds) <= limit and max(seconds) <= worst
         text = f"<= {limit * 1e3:g} ms" if unit == "ms" else f"<= {limit:g} s"
         self.row(what, spread(seconds, unit=unit), bar=text, good=good)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """A row for what may never happen, the first cases of it in full."""
+        for violation in verdict.violations[:5]:
+            print(f"VIOLATION {violation}", flush=True)
+        text = f"{len(verdict.violations)} in {verdict.steps} steps"
+        self.row("steps lost, results that differ", text, bar="0", good=not verdict.violations)
 
     def say(self, text: str) -> None:
         """Progress, on a terminal only."""

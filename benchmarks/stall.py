@@ -67,10 +67,7 @@ def hangs(repeats: int, elements: int, settings: dict[str, Any], seed: int, repo
             if not any(worker.killed and fault.startswith(f"{worker.task.name}:") for worker in cluster.workers):
                 print(f"  FAULT {fault}")
     report.bar("hang to the survivors' next average", times, BAR, worst=BAR)
-    text = f"{len(verdict.violations)} in {verdict.steps} steps, {len(times)} interrupted"
-    report.row("steps lost, results that differ", text, bar="0", good=not verdict.violations)
-    for violation in verdict.violations[:5]:
-        print(violation)
+    report.verdict(verdict)
 
 
 def big(workers: int, steps: int, settings: dict[str, Any], report: Report) -> None:

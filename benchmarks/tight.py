@@ -47,9 +47,7 @@ def main() -> int:
         report.row("training, steps", watch.step_text)
         report.row(f"false exclusions in {args.seconds:.0f} s", watch.text, bar="0", good=not watch.exclusions)
         verdict.check(cluster.workers)
-    report.row(
-        "results that differ, steps lost", f"{len(verdict.violations)} in {verdict.steps} steps", bar="0", good=not verdict.violations
-    )
+    report.verdict(verdict)
     return report.finish()
 
 
