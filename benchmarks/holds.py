@@ -40,9 +40,6 @@ from ftlib.errors import FTLibError
 from ftlib.launch.status import fetch_status
 from tests.processes.cluster import Cluster, Worker
 
-STOPPED, RUNNING = 0.1, 0.02
-"""Seconds."""
-
 
 def delay(worker: Worker) -> float | None:
     """The largest tick delay that the worker's agent tells, None where it tells none."""
@@ -110,9 +107,9 @@ def crawling(settings: dict[str, Any], args: argparse.Namespace, report: Report)
         end = time.monotonic() + args.seconds
         while time.monotonic() < end and victim.code is None:
             victim.signal(signal.SIGSTOP)
-            time.sleep(STOPPED)
+            time.sleep(args.stopped)
             victim.signal(signal.SIGCONT)
-            time.sleep(RUNNING)
+            time.sleep(args.running)
             report.say(f"crawling: {watch.exclusions} excluded")
             watch.look()
         return [watch.text, watch.step_text, delays(cluster)]
@@ -143,6 +140,8 @@ def main() -> int:
     options.add_argument("--repeats", type=int, default=3, help="holds of each kind")
     options.add_argument("--hold", type=float, default=3.0, help="seconds for which the GIL is held")
     options.add_argument("--seconds", type=float, default=20.0, help="of load, and of crawling")
+    options.add_argument("--stopped", type=float, default=0.1, help="seconds that the crawling worker is stopped for")
+    options.add_argument("--running", type=float, default=0.02, help="seconds that it runs in between")
     options.add_argument("--kills", type=int, default=20)
     options.add_argument("--loops", type=int, default=4)
     options.add_argument("--elements", type=int, default=1_000_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import statistics
 import sys
 import time
@@ -22,7 +23,8 @@ AGENTS = ("process", "thread")
 
 
 def parser(text: str | None, *, agent: bool = True) -> argparse.ArgumentParser:
-    """Options that several benchmarks have; ``text``: the module's docstring."""
+    """Options that several benchmarks have; ``text``: the module's docstring. SIGTERM then acts as Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     if agent:
         options.add_argument("--agent", choices=AGENTS, help="where the agent runs (default: the library's own choice)")
@@ -49,6 +51,7 @@ class Report:
     def __init__(self, title: str, expected: float, columns: Sequence[str] = ("measured",)) -> None:
         """``expected``: seconds that it will take."""
         self.missed: list[str] = []
+        self._bars = 0
         self._began = time.monotonic()
         self._before = load()
         self._title = title
@@ -60,6 +63,7 @@ class Report:
     def row(self, what: str, *measured: str, bar: str = "", good: bool | None = None) -> None:
         """``good``: whether the bar was held, None where there is none."""
         verdict = "" if good is None else "met" if good else "MISSED"
+        self._bars += good is not None
         if good is False:
             self.missed.append(what)
         self._rows.append((what, *measured, bar, verdict))
@@ -92,5 +96,6 @@ class Report:
         for row in self._rows:
             table.add_row(*(text.replace("[", "\\[") for text in row))
         Console(width=132, highlight=False).print(table)
-        print("all bars held" if not self.missed else f"NOT HELD: {'; '.join(self.missed)}", flush=True)
+        if self._bars:
+            print("all bars held" if not self.missed else f"NOT HELD: {'; '.join(self.missed)}", flush=True)
         return int(bool(self.missed))
