@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.processes.cluster import Cluster, Worker
+from tests.processes.cluster import Cluster, Stuck, Worker
 from tests.processes.launched import LaunchedRun
 
-__all__ = ["crew", "put_away", "refill"]
+__all__ = ["crew", "put_away", "reason", "refill"]
 
 LIMIT = 60.0
 """Seconds for a cluster to come up or to be whole again, on a busy machine."""
@@ -33,7 +33,7 @@ def crew(name: str, size: int, *, launched: bool = False, **task: Any) -> Iterat
         with cluster:
             if not launched:
                 cluster.found(size)
-            cluster.training(size, LIMIT)
+            _come_up(cluster, size)
             yield cluster
     except Exception:
         print(f"\nlogs in {directory}", flush=True)
@@ -45,6 +45,29 @@ def crew(name: str, size: int, *, launched: bool = False, **task: Any) -> Iterat
         print(f"logs in {directory}", flush=True)
     else:
         shutil.rmtree(directory)
+
+
+def _come_up(cluster: Cluster, size: int) -> None:
+    """Wait until all train; Stuck at once where one of them failed."""
+
+    def failed() -> list[Worker]:
+        return [worker for worker in cluster.workers if worker.code is not None]
+
+    def settled() -> bool:
+        alive = cluster.alive()
+        return bool(failed()) or (len(alive) == size and all(worker.last.get("size") == size for worker in alive))
+
+    cluster.until(f"{size} workers train together", settled, LIMIT)
+    for worker in failed():
+        raise Stuck(f"{worker.task.name} failed: {reason(worker)}")
+    cluster.training(size, LIMIT)
+
+
+def reason(worker: Worker) -> str:
+    """What ended it."""
+    worker.read()
+    texts = [str(event["text"]) for event in worker.events if event.get("event") == "error"]
+    return texts[-1] if texts else f"exit code {worker.code}"
 
 
 def put_away(cluster: Cluster, worker: Worker) -> None:

@@ -7,9 +7,9 @@ import signal
 import statistics
 import time
 
-from benchmarks.crew import refill
+from benchmarks.crew import reason, refill
 from benchmarks.report import Report
-from tests.processes.cluster import Cluster, Worker
+from tests.processes.cluster import Cluster
 
 __all__ = ["Watch"]
 
@@ -64,7 +64,7 @@ class Watch:
                     self.removals.add(line["epoch"])
             self._seen[worker.pid] = len(worker.calls)
             if worker.code is not None and not worker.killed and worker.task.name not in self.ended:
-                self.ended[worker.task.name] = _reason(worker)
+                self.ended[worker.task.name] = reason(worker)
         if self._refilling and self._cluster.alive() and len(self._cluster.alive()) < self._size:
             refill(self._cluster, self._size)
 
@@ -84,9 +84,3 @@ class Watch:
             time.sleep(0.25)
             now = time.monotonic()
         self.look()
-
-
-def _reason(worker: Worker) -> str:
-    worker.read()
-    texts = [str(event["text"]) for event in worker.events if event.get("event") == "error"]
-    return texts[-1] if texts else f"exit code {worker.code}"
