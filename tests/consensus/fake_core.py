@@ -18,7 +18,6 @@ from consensus.runtime.sockets import open_pair, resolve_all
 from consensus.runtime.sources import Sources
 from consensus.view import Cause, View
 
-
 PROGRESS = Progress(3, 4, 100.0)
 """What the data plane of a rig says."""
 
