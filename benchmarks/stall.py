@@ -80,7 +80,7 @@ def big(workers: int, steps: int, settings: dict[str, Any], report: Report) -> N
             lines = job.all_lines()
     except Stuck as error:
         print(error, flush=True)
-        report.row(what, str(error).splitlines()[0][:100], bar="all stay", good=False)
+        report.row(what, str(error).splitlines()[-1][:160], bar="all stay", good=False)
         return
     trained = [line for line in lines if "step" in line]
     hashes = {line["hash"] for line in lines if line.get("event") == "done"}
