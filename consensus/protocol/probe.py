@@ -94,7 +94,7 @@ class Prober:
                 return [chosen]
 
     def _start(self, target: Member, now: float, interval: float) -> Probe:
-        timeout = self.awareness.stretch(self.config.probe_timeout)
+        timeout = self.awareness.stretch(self.config.ping_timeout)
         probe = Probe(self.next_seq(), target, now, now + timeout, now + max(interval, 2.5 * timeout))
         self.probes[probe.seq] = probe
         return probe
@@ -147,7 +147,7 @@ class Prober:
     def relay(self, asker: Address, asker_seq: int, now: float) -> int:
         """Remember a ping on another's behalf; its number."""
         seq = self.next_seq()
-        wait = self.config.probe_timeout
+        wait = self.config.ping_timeout
         self.relays[seq] = Relay(asker, asker_seq, now + wait * self.config.nack_share, now + 10 * wait)
         return seq
 
