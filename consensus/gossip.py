@@ -20,8 +20,9 @@ from .interface import Consensus, DataPlane, Mode, Source
 from .member import Member
 from .null_plane import NullPlane
 from .progress import Progress
-from .runtime.driver import Snapshot, now
+from .runtime.clock import now
 from .runtime.host import Ears, Host, Setup
+from .runtime.snapshot import Snapshot
 from .runtime.sockets import open_pair, parsed, resolve_all
 from .view import Cause, View
 

@@ -19,8 +19,9 @@ from ..interface import DataPlane
 from ..member import Address, Member, format_address
 from ..messages import Envelope, EvidenceKind, Message
 from ..progress import Progress
-from .driver import Core, Driver, Snapshot
+from .driver import Core, Driver
 from .http import HandOver, HttpClient, HttpServer
+from .snapshot import Snapshot
 from .sockets import Endpoint, SocketPair, numeric, resolve
 from .tether import Answer, Tethers, ask, identity_headers
 from .traffic import Direction, Traffic

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import JoinError, LeftError, StoppedError
@@ -38,17 +37,14 @@ from ..protocol.effects import (
     Wish,
 )
 from ..view import Cause, View
+from .clock import now
+from .snapshot import Snapshot
 
-__all__ = ["Carrier", "Core", "Driver", "Snapshot", "now"]
+__all__ = ["Carrier", "Core", "Driver"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _NOTES = 500
 _HELD_POLL = 0.02
-
-
-def now() -> float:
-    """Seconds on the boot-time clock: monotonic, and running on while the host sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Core(Protocol):
@@ -152,31 +148,6 @@ class Carrier(Protocol):
 
     def let_go(self) -> None:
         """Close all sockets: the core has failed, or has said that this member is dead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What other threads may know: published by the loop's thread, never changed."""
-
-    known: View | None = None
-    """The newest chosen view; for a joiner the cluster's, as it was told."""
-
-    installed: View | None = None
-    active: View | None = None
-    changing: bool = False
-    applicants_waiting: bool = False
-    stopped: StoppedError | None = None
-    reasons: Mapping[str, Cause] = field(default_factory=dict)
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether the active view is the newest known and nothing is under way."""
-        return (
-            self.stopped is None
-            and not self.changing
-            and self.active is not None
-            and (self.known is None or self.known.epoch <= self.active.epoch)
-        )
 
 
 class Driver:

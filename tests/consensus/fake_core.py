@@ -13,7 +13,7 @@ from consensus.member import Member
 from consensus.progress import Progress
 from consensus.protocol.effects import Effect
 from consensus.runtime.agent import Agent, Outside
-from consensus.runtime.driver import Snapshot
+from consensus.runtime.snapshot import Snapshot
 from consensus.runtime.sockets import open_pair, resolve_all
 from consensus.runtime.sources import Sources
 from consensus.view import Cause, View
