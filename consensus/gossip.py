@@ -27,7 +27,7 @@ from .runtime.background import Background
 from .runtime.driver import Core, Snapshot
 from .runtime.fork import release_in_children
 from .runtime.sockets import SocketPair, open_pair, parsed, resolve_all
-from .view import Cause, View
+from .view import Reason, View
 
 if TYPE_CHECKING:
     from .runtime.agent import Agent
@@ -134,9 +134,14 @@ class Gossip(Consensus):
         """Why this lifetime is over, or None."""
         return self._snapshot.stopped
 
-    def why(self, member_id: str) -> Cause | None:
+    def why(self, member_id: str) -> Reason | None:
         """Why a member of the view before is not in the newest installed one."""
         return self._snapshot.reasons.get(member_id)
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that drove the change to the newest view."""
+        return self._snapshot.driver
 
     def confirm(self) -> bool:
         """Whether the active view is the newest known and no change is under way. Sends nothing."""

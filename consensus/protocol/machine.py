@@ -43,11 +43,12 @@ from ..messages import (
     Refused,
     Stranger,
 )
-from ..view import Cause, View
+from ..view import Reason, View
 from .admission import Admission
 from .core import Core
 from .detection import Detection
 from .effects import Effect
+from .history import Moment
 from .join import Search
 from .view_change import ViewChange
 
@@ -114,6 +115,7 @@ class Machine:
 
     def flushed(self, epoch: int, report: bytes, now: float) -> None:
         """Answer to ``Freeze``."""
+        self._core.history.mark(Moment.FLUSHED, epoch, now)
         self._change.voter.flushed(epoch, report)
         self._settle(now)
 
@@ -194,9 +196,14 @@ class Machine:
         return self._core.view if self._core.view is not None else self._admission.search.cluster
 
     @property
-    def reasons(self) -> Mapping[str, Cause]:
+    def reasons(self) -> Mapping[str, Reason]:
         """Why members of the view before the installed one are not in it; replaced at each install, never changed."""
         return self._core.reasons
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that installs the newest chosen view, as far as it is known."""
+        return self._core.driver
 
     @property
     def changing(self) -> bool:
@@ -229,6 +236,8 @@ class Machine:
             "awareness": core.awareness.score,
             "stopped": str(core.stopped) if core.stopped else None,
             "members": [self._describe(member) for member in core.view.members] if core.view else [],
+            "view_changes": core.history.counts(),
+            "history": core.history.as_list(),
         }
 
     def _describe(self, member: Member) -> dict[str, Any]:
@@ -291,7 +300,7 @@ class Machine:
             case Install():
                 change.on_install(sender, address, message, now)
             case Ready():
-                change.installer.on_ready(sender, address, message)
+                change.installer.on_ready(sender, address, message, now)
             case Activate():
                 change.on_activate(message, now)
             case Pull():

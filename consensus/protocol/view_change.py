@@ -18,6 +18,7 @@ from .attempt import Attempt
 from .core import Core
 from .detection import Detection
 from .effects import Activated, Installed, Tether
+from .history import Kind, Moment
 from .installation import Installation
 from .installer import Installer
 from .proposer import Proposer
@@ -64,6 +65,7 @@ class ViewChange:
         """The data plane stopped by itself after a failure: it is owed a new epoch."""
         if self._frozen_at is None and not self._stale_word:
             self._frozen_at = now
+            self._core.history.mark(Moment.HALTED, self._core.epoch + 1, now)
 
     def boundary(self, call: int, leavers: tuple[str, ...], now: float) -> None:
         """The data plane stopped by itself after ``call``, as its trailer asked."""
@@ -74,6 +76,7 @@ class ViewChange:
         for member_id in leavers:
             if core.view is not None and member_id in core.view:
                 core.evidence.leaving.setdefault(member_id, now)
+                core.history.found(Kind.LEAVE, member_id, f"leaves after call {call}", member_id, now)
         self.proposer.consider(now)
 
     @property
@@ -88,6 +91,7 @@ class ViewChange:
         """The data plane built the group of ``view_id``."""
         if self._core.installed is not None and self._core.installed.view_id == view_id:
             self._is_ready = True
+            self._core.history.mark(Moment.READY, self._core.installed.epoch, now)
             self._send_ready(now)
 
     def _send_ready(self, now: float) -> None:
@@ -180,6 +184,7 @@ class ViewChange:
         core = self._core
         self.on_chosen(Chosen(request.view, sender), now)
         if core.view_id == request.view.view_id and core.installed is not core.view:
+            core.history.mark(Moment.ASKED, core.epoch, now)
             self.voter.on_flush_request(sender, address, request)
 
     def on_chosen(self, message: Chosen, now: float) -> None:
@@ -222,7 +227,8 @@ class ViewChange:
             core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
         core.installed = core.view
-        core.reasons = {removal.member_id: removal.cause for removal in message.removed}
+        core.reasons = {reason.member_id: reason for reason in message.removed}
+        core.history.installed(view, sender, message.ballot, message.removed, now)
         self._ready_to = (sender, address)
         self._is_ready = False
         core.outbox.emit(Installed(view, message.reports))
@@ -248,6 +254,7 @@ class ViewChange:
             return
         if core.active is not core.installed and core.installed is core.view:
             core.active = core.installed
+            core.history.activated(now)
             core.outbox.emit(Activated(core.installed))
             self.proposer.consider(now)
 
@@ -256,6 +263,7 @@ class ViewChange:
         core = self._core
         parent, core.view = core.view, view
         core.driver = driver
+        core.history.adopt(view, driver, now)
         self._adopted_at = now
         self._orphan_told = False
         core.table.adopt(view, core.applicants.contacts, now)

@@ -14,6 +14,7 @@ from ..view import View
 from .acceptor import NO_BALLOT, Acceptor, Pending
 from .core import Core
 from .flush import FlushReports
+from .history import Moment
 
 __all__ = ["Voter"]
 
@@ -80,6 +81,7 @@ class Voter:
                 acceptor.deferred = Pending(sender, address, message, until)
                 return
             acceptor.accept(message)
+            core.history.mark(Moment.ASKED, message.epoch, now)
 
         def vote(report: bytes) -> Accepted:
             return Accepted(message.epoch, message.parent_id, message.ballot, report)

@@ -34,7 +34,7 @@ from ..protocol.effects import (
     Tether,
     Wish,
 )
-from ..view import Cause, View
+from ..view import Reason, View
 
 __all__ = ["Carrier", "Core", "Driver", "Snapshot", "now"]
 
@@ -63,8 +63,13 @@ class Core(Protocol):
         """The newest view handed to the data plane."""
 
     @property
-    def reasons(self) -> Mapping[str, Cause]:
+    def reasons(self) -> Mapping[str, Reason]:
         """Why members of the view before the installed one are not in it."""
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that installs the newest chosen view ("": unknown)."""
+        ...
 
     @property
     def changing(self) -> bool:
@@ -159,7 +164,9 @@ class Snapshot:
     changing: bool = False
     applicants_waiting: bool = False
     stopped: StoppedError | None = None
-    reasons: Mapping[str, Cause] = field(default_factory=dict)
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    driver: str = ""
+    """Who installs the newest chosen view, as far as it is known."""
 
     @property
     def confirmed(self) -> bool:
@@ -287,6 +294,7 @@ class Driver:
             core.applicants_waiting,
             self._stopped,
             core.reasons,
+            core.driver,
         )
         if snapshot != self._snapshot:
             self._snapshot = snapshot

@@ -15,7 +15,7 @@ from consensus.protocol.effects import Effect
 from consensus.runtime.agent import Agent
 from consensus.runtime.driver import Snapshot
 from consensus.runtime.sockets import open_pair, resolve_all
-from consensus.view import Cause, View
+from consensus.view import Reason, View
 
 
 class FakeCore:
@@ -27,7 +27,8 @@ class FakeCore:
         self.deadline: float | None = None
         self.known_view: View | None = None
         self.installed_view: View | None = None
-        self.reasons: dict[str, Cause] = {}
+        self.reasons: dict[str, Reason] = {}
+        self.driver = ""
         self.active_view: View | None = None
         self.changing = False
         self.applicants_waiting = False
