@@ -23,6 +23,7 @@ from .errors import (
 from .gossip import Gossip
 from .interface import Consensus, DataPlane, Mode, Source
 from .member import Address, Member, format_address, parse_address
+from .metrics import render as render_metrics
 from .null_plane import NullPlane
 from .view import Cause, Reason, View
 
@@ -50,4 +51,5 @@ __all__ = [
     "View",
     "format_address",
     "parse_address",
+    "render_metrics",
 ]

@@ -204,7 +204,9 @@ class Gossip(Consensus):
         """``call`` failed here: ``suspects`` are checked at once, and this member is owed a new epoch."""
         accused = tuple(suspects)
         names = [str(member) for member in self.get_member_list() if member.id in accused]
-        _LOG.info("call %d failed; suspected: %s", call, ", ".join(names) or "nobody in particular")
+        text = ", ".join(names) or "nobody in particular"
+        fields = {"ftlib_event": "failure", "job": self._config.job, "member": self.member.id, "call": call}
+        _LOG.info("call %d failed; suspected: %s", call, text, extra={**fields, "suspects": list(accused)})
         self._perform(lambda core, now: core.hint(accused, now))
 
     def flushed(self, epoch: int, report: bytes) -> None:
@@ -221,7 +223,7 @@ class Gossip(Consensus):
         self._perform(lambda core, now: core.boundary(call, gone, now))
 
     def serve(self, path: str, source: Source) -> None:
-        """Answer GET ``path`` with what ``source`` yields; also before ``start``. ``/status`` may be replaced."""
+        """Answer GET ``path`` with what ``source`` yields; also before ``start``. ``/status`` and ``/metrics`` may be replaced."""
         if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
             raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
         self._sources[path] = source

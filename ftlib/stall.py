@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 
+from .logs import about
 from .plane import Phase, Plane
 
 __all__ = ["StallWatch"]
@@ -48,4 +49,5 @@ class StallWatch:
                 wanted,
                 now - self._since,
                 stack,
+                extra=about(plane, "stalled", call=wanted, waited_seconds=now - self._since),
             )

@@ -65,7 +65,7 @@ class Agent:
         self._closed = False
         self._started = False
         self.traffic = Traffic()
-        self.driver = Driver(core, plane, self, publish)
+        self.driver = Driver(core, plane, self, publish, {"job": config.job, "member": member.id})
         self._tethers = Tethers(self._checked, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()

@@ -182,12 +182,20 @@ class Snapshot:
 class Driver:
     """Owns the core. All methods belong to the loop's thread."""
 
-    def __init__(self, core: Core, plane: DataPlane, carrier: Carrier, publish: Callable[[Snapshot], None]) -> None:
-        """``publish`` gets each new snapshot, before the effects that go with it."""
+    def __init__(
+        self,
+        core: Core,
+        plane: DataPlane,
+        carrier: Carrier,
+        publish: Callable[[Snapshot], None],
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """``publish`` gets each new snapshot, before the effects that go with it. ``labels``: fields of every log record."""
         self._core = core
         self._plane = plane
         self._carrier = carrier
         self._publish = publish
+        self._labels = dict(labels or {})
         self._snapshot = Snapshot()
         self._inbox: deque[Callable[[float], object]] = deque()
         self._busy = False
@@ -198,6 +206,8 @@ class Driver:
         self._deadline: float | None = None
         self._notes: deque[dict[str, Any]] = deque(maxlen=_NOTES)
         self._latest_tick = 0.0
+        self._ticks = 0
+        self._ticks_late = 0.0
 
     @property
     def core(self) -> Core:
@@ -226,14 +236,21 @@ class Driver:
     def note(self, level: int, kind: str, text: str) -> None:
         """One line for the log and for ``explain``."""
         self._notes.append({"time": time.time(), "level": logging.getLevelName(level), "kind": kind, "text": text})
-        _LOG.log(level, "%s: %s", kind, text)
+        known = self._snapshot.known
+        fields = {**self._labels, "ftlib_event": kind, "epoch": 0 if known is None else known.epoch}
+        _LOG.log(level, "%s: %s", kind, text, extra=fields)
 
     def status(self) -> dict[str, Any]:
-        """The core's status with this driver's notes."""
+        """The core's status with this driver's notes. View changes get a wall-clock ``time`` beside the boot clock's ``at``."""
+        status = self._core.status()
+        ahead = time.time() - now()
+        for change in status.get("history", ()):
+            change["time"] = round(ahead + change["at"], 6)
         return {
-            **self._core.status(),
+            **status,
             "stopped": None if self._stopped is None else f"{type(self._stopped).__name__}: {self._stopped}",
             "tick_delay_max": round(self._latest_tick, 6),
+            "tick_delay": {"count": self._ticks, "sum": round(self._ticks_late, 6)},
             "notes": list(self._notes),
         }
 
@@ -276,7 +293,10 @@ class Driver:
     def _tick(self) -> None:
         self._timer = None
         if self._deadline is not None:
-            self._latest_tick = max(self._latest_tick, now() - self._deadline)
+            late = max(0.0, now() - self._deadline)
+            self._latest_tick = max(self._latest_tick, late)
+            self._ticks += 1
+            self._ticks_late += late
 
         def tick(now: float) -> None:
             self._core.set_progress(self._plane.progress())
@@ -350,7 +370,8 @@ class Driver:
         self._plane.stopped(error)
 
     def _crash(self, error: Exception) -> None:
-        _LOG.critical("the agent failed and ends this member's lifetime", exc_info=error)
+        extra = {**self._labels, "ftlib_event": "crash"}
+        _LOG.critical("the agent failed and ends this member's lifetime", exc_info=error, extra=extra)
         self.close()
         self._carrier.crashed()
         if self._stopped is None:

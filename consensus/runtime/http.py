@@ -3,7 +3,8 @@ serves.
 
 ``POST /message`` takes a packet (204). ``GET /tether`` answers with this lifetime's id and is then held open: it
 closes when the process dies, which is what the other side waits for. ``GET /identity`` says who listens here, to
-members of any job and version. ``GET /status`` is JSON. Further GET paths come from ``serve``.
+members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the same for Prometheus. Further GET paths come from
+``serve``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from aiohttp import web
 from ..codec import MAX_BYTES
 from ..interface import Source
 from ..member import Address, format_address
+from ..metrics import CONTENT_TYPE, render
 
 __all__ = ["HttpClient", "HttpServer"]
 
@@ -31,6 +33,9 @@ _LOG = logging.getLogger("ftlib.consensus")
 _PIECE = 1 << 20
 _SOURCES = 32
 """At most so many bodies are served at a time."""
+
+_CONTENT_TYPES = {"/status": "application/json", "/metrics": CONTENT_TYPE}
+"""Of served paths; the others are plain bytes."""
 
 _CHUNK_TIMEOUT = 60.0
 _POST_TIMEOUT = 5.0
@@ -103,6 +108,9 @@ class HttpServer:
         if request.path == "/status":
             text = json.dumps(dict(self._status()), default=str)
             return web.Response(text=text, content_type="application/json", headers=self._headers)
+        if request.path == "/metrics":
+            body = await asyncio.to_thread(render, self._status())
+            return web.Response(body=body, headers={**self._headers, "Content-Type": CONTENT_TYPE})
         return web.Response(status=404, text=f"nothing is served at {request.path}\n")
 
     async def _tether(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -135,6 +143,8 @@ class _Body:
         self._source = source
         self._query = dict(request.query)
         self._response = web.StreamResponse(headers=headers)
+        if request.path in _CONTENT_TYPES:
+            self._response.headers["Content-Type"] = _CONTENT_TYPES[request.path]
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[BaseException | None] = self._loop.create_future()
         self._cancelled = threading.Event()
@@ -148,13 +158,13 @@ class _Body:
                 await self._response.prepare(self._request)
             return self._response
         if self._response.prepared:
-            _LOG.warning("serving %s ended early: %s", self._request.path, error)
+            _LOG.warning("serving %s ended early: %s", self._request.path, error, extra={"ftlib_event": "serve"})
             if self._request.transport is not None:
                 self._request.transport.abort()
             return self._response
         if isinstance(error, LookupError):
             return web.Response(status=409, text=f"{error.args[0] if error.args else error}\n")
-        _LOG.error("serving %s failed", self._request.path, exc_info=error)
+        _LOG.error("serving %s failed", self._request.path, exc_info=error, extra={"ftlib_event": "serve"})
         return web.Response(status=500, text=f"{type(error).__name__}: {error}\n")
 
     def cancel(self) -> None:
