@@ -223,7 +223,7 @@ class Gossip(Consensus):
         self._perform(lambda core, now: core.boundary(call, gone, now))
 
     def serve(self, path: str, source: Source) -> None:
-        """Answer GET ``path`` with what ``source`` yields; also before ``start``. ``/status`` and ``/metrics`` may be replaced."""
+        """Answer GET ``path`` with what ``source`` yields; also before ``start``. ``/status``, ``/metrics`` may be replaced."""
         if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
             raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
         self._sources[path] = source

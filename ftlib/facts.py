@@ -11,7 +11,7 @@ __all__ = ["facts"]
 
 
 def facts(plane: Plane) -> dict[str, Any]:
-    """Counts since the start, and where this worker is. Any thread; waits for nothing but the plane's lock. Times in seconds."""
+    """Counts since the start, and where this worker is. Any thread; waits only for the plane's lock. Times in seconds."""
     counters = plane.counters
     now = time.monotonic()
     with plane.changed:

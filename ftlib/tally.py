@@ -1,4 +1,4 @@
-"""Durations counted into buckets: enough for a count, a mean, a maximum and a histogram, at a fraction of a microsecond each."""
+"""Durations counted into buckets: a count, a sum, a maximum and a histogram, for less than a microsecond each."""
 
 from __future__ import annotations
 

@@ -165,6 +165,22 @@ class Change:
             return "founded"
         return "joined" if self.joined else "rebuilt"
 
+    @property
+    def phases(self) -> dict[str, float]:
+        """How long each part took, in seconds: until the last member was through at the driver, else this one."""
+        ends = {
+            "settle": self.moments.get(Moment.PROPOSED, self.moments.get(Moment.ASKED)),
+            "freeze": self.moments.get(Moment.SENT, self.moments.get(Moment.INSTALLED)),
+            "build": self.moments.get(Moment.COMPLETE, self.moments.get(Moment.READY)),
+            "activate": self.moments.get(Moment.ACTIVATED),
+        }
+        found, last = {}, self.began
+        for phase, end in ends.items():
+            if end is not None:
+                found[phase] = round(end - last, 6)
+                last = end
+        return {**found, "total": round(last - self.began, 6)}
+
     def reason(self, removal: Removal) -> Reason:
         """Why a member was removed, with the finding behind it as far as it is known here."""
         finding = self.findings.get((removal.member_id, _OF_CAUSE[removal.cause]))
@@ -199,6 +215,7 @@ class Change:
             "discounted": list(self.discounted[:SHOWN]),
             "findings": [_finding_dict(item, began) for item in sorted(self.findings.values(), key=lambda item: item.time)],
             "moments": {moment.value: round(self.moments[moment] - began, 6) for moment in Moment if moment in self.moments},
+            "phases": self.phases,
             "reports": reports,
             "readies": readies,
             "names": {key: _name(known[key]) for key in sorted(mentioned) if key in known},
