@@ -88,7 +88,7 @@ def _with_drivers(
         try:
             answer = fetch(address, timeout)
         except FTLibError as error:
-            return str(error)
+            return str(error).split(": ")[0]  # the remedy is for whoever asked for that member
         return answer if answer.get("member") == driver else f"another lifetime answers at {address}"
 
     with ThreadPoolExecutor(8) as pool:
@@ -122,9 +122,14 @@ def _shifted(change: _Change, theirs: _Change) -> dict[str, float]:
 
 
 def explain(accounts: Iterable[Account], today: datetime | None = None) -> str:
-    """The changes for a person, oldest first."""
+    """The changes for a person, oldest first. FTLibError where the records are of another version."""
     today = today or datetime.now().astimezone()
-    return "\n".join(_told(account, today) for account in accounts) or "no view has been agreed on yet"
+    try:
+        return "\n".join(_told(account, today) for account in accounts) or "no view has been agreed on yet"
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FTLibError(
+            f"a record of a view change cannot be read ({error!r}): is it of another version? Try --json"
+        ) from None
 
 
 def _told(account: Account, today: datetime) -> str:
@@ -143,7 +148,7 @@ def headline(change: _Change, today: datetime) -> str:
     if at.date() != today.date():
         clock = f"{at:%Y-%m-%d} {clock}"
     before, after = change["size_before"], change["size"]
-    size = f"{before} -> {after} members" if before else f"{after} members"
+    size = f"{before} -> {after} member{'s' * (after != 1)}" if before else f"{after} member{'s' * (after != 1)}"
     total = change["phases"]["total"]
     took = _span(total) if "activated" in change["moments"] else f"not active after {_span(total)}"
     return f"epoch {change['epoch']}  {clock}  {size}, {took}   "
@@ -189,13 +194,13 @@ def _before(change: _Change) -> str:
 def _way(change: _Change) -> str:
     """The moments on the way, in milliseconds from the first evidence, with who was last."""
     moments = change["moments"]
-    parts = []
+    parts: list[tuple[float, str]] = []
     decisive = [item for item in change["findings"] if item["kind"] in _DECISIVE]
     if decisive:
         first = min(decisive, key=lambda item: item["after"])
-        parts.append(f"evidence {_point(first['after'])} {_short(change, first['source'])}")
+        parts.append((first["after"], f"evidence {_point(first['after'])} {_short(change, first['source'])}"))
     if "halted" in moments:
-        parts.append(f"calls stopped {_point(moments['halted'])}")
+        parts.append((moments["halted"], f"calls stopped {_point(moments['halted'])}"))
     if "sent" in moments:
         steps = [("settled", "proposed", None), ("prepared", "prepared", None), ("frozen", "sent", "reports")]
         steps += [("installed", "installed", None), ("built", "complete", "readies"), ("activated", "activated", None)]
@@ -205,8 +210,8 @@ def _way(change: _Change) -> str:
     for text, moment, table in steps:
         if moment in moments:
             last = _last(change, change[table]) if table is not None else ""
-            parts.append(f"{text} {_point(moments[moment])}{last}")
-    return " · ".join(parts)
+            parts.append((moments[moment], f"{text} {_point(moments[moment])}{last}"))
+    return " · ".join(text for _, text in sorted(parts, key=lambda part: part[0]))
 
 
 def _last(change: _Change, times: Mapping[str, float]) -> str:
@@ -227,7 +232,7 @@ def _agreement(account: Account) -> str:
     if change["discounted"]:
         parts.append(f"not counted {', '.join(_short(change, member_id) for member_id in change['discounted'])}")
     if account.missing and driver:
-        parts.append(f"told by {_short(change, account.teller)}, not by the driver: {account.missing}")
+        parts.append(f"told by {_short(change, account.teller)}, as {account.missing}")
     return "; ".join(parts)
 
 

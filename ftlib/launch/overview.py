@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import FTLibError
 from .explain import Account, explain
 
 __all__ = ["overview", "show", "watch_status"]
@@ -19,33 +20,44 @@ __all__ = ["overview", "show", "watch_status"]
 _NOTES = 8
 """So many remarks of the agent are shown, the newest."""
 
-_EVERY = 1.0
-"""Seconds between two looks of ``--watch``."""
-
+_ENDLESS = 10_000
 _Values = Mapping[str, Any]
 _COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
 
 
 def show(status: _Values, console: Console | None = None) -> None:
     """Print it once."""
-    console = console or Console(highlight=False)
-    console.print(overview(status), soft_wrap=not console.is_terminal)
+    console = console or _console()
+    console.print(overview(status))
 
 
-def watch_status(fetch: Callable[[], _Values], console: Console | None = None) -> int:
-    """Show what ``fetch`` returns every second until Ctrl-C; 0 then. Its FTLibError ends the watch."""
-    console = console or Console(highlight=False)
+def _console() -> Console:
+    """Stdout; nothing is cut where it goes into a file or a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_ENDLESS)
+
+
+def watch_status(fetch: Callable[[], _Values], console: Console | None = None, every: float = 1.0) -> int:
+    """Show what ``fetch`` returns, anew ``every`` so many seconds, until Ctrl-C; 0 then. Its FTLibError ends the watch."""
+    console = console or _console()
     try:
         with Live(overview(fetch()), console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
-                time.sleep(_EVERY)
+                time.sleep(every)
                 live.update(overview(fetch()), refresh=True)
     except KeyboardInterrupt:
         return 0
 
 
 def overview(status: _Values) -> RenderableType:
-    """Header, members, counters, remarks; what the answer lacks is left out."""
+    """Header, members, counters, remarks; what the answer lacks is left out. FTLibError where it is of another version."""
+    try:
+        return _overview(status)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise FTLibError(f"the answer cannot be read ({error!r}): does the member run another version? Try --json") from None
+
+
+def _overview(status: _Values) -> RenderableType:
     parts: list[RenderableType] = [Text(line, overflow="fold") for line in _header(status)]
     if status.get("members"):
         parts.append(_members(status))
@@ -63,7 +75,8 @@ def _header(status: _Values) -> Iterator[str]:
     own = str(status.get("member") or "?")
     pid = f", pid {meta['pid']}" if "pid" in meta else ""
     yield f"{meta.get('name') or 'member'} ({own[:6]}) at {status.get('address', '?')}{pid}, job {status.get('job', '?')}"
-    facts = [f"epoch {status.get('active_epoch', '?')}", f"{len(status.get('members') or ())} members"]
+    count = len(status.get("members") or ())
+    facts = [f"epoch {status.get('active_epoch', '?')}", f"{count} member{'s' * (count != 1)}"]
     if upper:
         facts += [f"rank {upper['rank']}", f"step {upper['step']}", str(upper["phase"])]
     if status.get("changing"):
@@ -88,8 +101,8 @@ def _label(member: _Values) -> str:
 def _members(status: _Values) -> Table:
     """One row a member, in seniority order. Progress: what pings told, or what this member itself does."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("member", "id", "address", "status", "progress", "incarnation", "evidence"):
-        table.add_column(column, no_wrap=True)
+    for column in ("member", "id", "address", "status", "against it", "progress"):
+        table.add_column(column, overflow="fold")
     for member in status["members"]:
         name = (member.get("meta") or {}).get("name") or "-"
         mark = " *" if member["id"] == status.get("coordinator") else ""
@@ -99,11 +112,16 @@ def _members(status: _Values) -> Table:
             str(member["id"])[:6],
             str(member.get("address", "?")),
             Text(str(member.get("status", "?")), style=colour),
+            _against(member),
             _progress(status, str(member["id"])),
-            str(member.get("incarnation", "-")),
-            str(member.get("evidence") or "-"),
         )
     return table
+
+
+def _against(member: _Values) -> str:
+    """The evidence, and how often it had to refute a suspicion."""
+    refuted = f"refuted {member['incarnation']} times" if member.get("incarnation") else ""
+    return ", ".join(part for part in (str(member.get("evidence") or ""), refuted) if part) or "-"
 
 
 def _progress(status: _Values, member_id: str) -> str:
