@@ -136,14 +136,16 @@ class Change:
         """Who was in the parent and is not in the view."""
         if self.parent is None or self.view is None:
             return ()
-        return tuple(member for member in self.parent.members if member.id not in self.view)
+        kept = frozenset(self.view.ids)
+        return tuple(member for member in self.parent.members if member.id not in kept)
 
     @property
     def joined(self) -> tuple[Member, ...]:
         """Who is in the view and was not in the parent."""
         if self.view is None:
             return ()
-        return tuple(member for member in self.view.members if self.parent is None or member.id not in self.parent)
+        before = frozenset() if self.parent is None else frozenset(self.parent.ids)
+        return tuple(member for member in self.view.members if member.id not in before)
 
     @property
     def began(self) -> float:
@@ -186,7 +188,9 @@ class Change:
         finding = self.findings.get((removal.member_id, _OF_CAUSE[removal.cause]))
         if finding is None:
             return Reason(removal.member_id, removal.cause)
-        return Reason(removal.member_id, removal.cause, finding.detail[:DETAIL], finding.source)
+        fence = self.findings.get((removal.member_id, Kind.FENCE))
+        detail = finding.detail if fence is None else f"{fence.detail}, fenced: {finding.detail}"
+        return Reason(removal.member_id, removal.cause, detail[:DETAIL], finding.source)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values. ``at``: seconds on the boot clock; all other times are seconds after it (before it: negative)."""
@@ -311,8 +315,9 @@ class History:
         change.view, change.driver = view, driver
         change.moments.setdefault(Moment.CHOSEN, now)
         mine: dict[tuple[str, Kind], Finding] = {}
+        ids = frozenset(view.ids) if change.findings else frozenset()
         for key, finding in change.findings.items():
-            if finding.accused not in view or finding.kind is Kind.FROZEN:
+            if finding.accused not in ids or finding.kind is Kind.FROZEN:
                 mine[key] = finding
             elif finding.kind in _LASTING:
                 self._next.findings[key] = finding

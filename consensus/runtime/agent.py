@@ -248,7 +248,7 @@ class Agent:
         finally:
             self._fencing.discard(member.id)
         if answer.get("reaped") is True:
-            detail = f"{reason}, then killed and reaped by its supervisor"
+            detail = "killed and reaped by its supervisor"
             self.driver.perform(lambda now: self.driver.core.evidence(member.id, EvidenceKind.PROOF, detail, now))
         else:
             self.driver.note(logging.WARNING, "fence", f"the supervisor {supervisor} did not reap {member}: {answer}")

@@ -208,7 +208,7 @@ def _way(change: _Change) -> str:
         steps = [("asked to freeze", "asked", None), ("frozen", "flushed", None), ("installed", "installed", None)]
         steps += [("built", "ready", None), ("activated", "activated", None)]
     for text, moment, table in steps:
-        if moment in moments:
+        if moment in moments and not (moment == "sent" and not change["reports"]):  # founders have nothing to report
             last = _last(change, change[table]) if table is not None else ""
             parts.append((moments[moment], f"{text} {_point(moments[moment])}{last}"))
     return " · ".join(text for _, text in sorted(parts, key=lambda part: part[0]))

@@ -158,6 +158,10 @@ def test_a_fenced_member() -> None:
     agree(world, members[:3])
     change = record(next(host for host in members[:3] if any(i["kind"] == "fence" for i in record(host)["findings"])))
     assert [item["kind"] for item in change["findings"]] == ["suspect", "fence", "proof"]
+    details = [record(host)["removed"][0]["detail"] for host in members[:3]]
+    assert details[0].startswith("silent for ")
+    assert ", fenced: " in details[0]
+    assert details == [details[0]] * 3
 
 
 def test_a_refuted_suspicion_leaves_no_trace() -> None:
