@@ -312,7 +312,7 @@ class FTLib:
     def metrics(self) -> dict[str, Any]:
         """Plain counts since the start, and where this worker is: see the table in ``docs/observability.md``. Times in seconds.
 
-        Asks the agent for its part, which takes it about a millisecond: for every hundredth step, not for every one.
+        Asks the agent for its part, which takes it part of a millisecond: for every hundredth step, not for every one.
         """
         status = self._consensus.status()
         shared = {key: status[key] for key in _CONTROL if key in status}

@@ -130,6 +130,8 @@ class Change:
 
     readies: dict[str, float] = field(default_factory=dict)
     """At the driver: when each member's READY came."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """``as_dict`` of a change that is over."""
 
     @property
     def removed(self) -> tuple[Member, ...]:
@@ -361,8 +363,11 @@ class History:
     # To look at
 
     def as_list(self) -> list[dict[str, Any]]:
-        """The changes, oldest first, as plain values."""
-        return [change.as_dict() for change in self._done]
+        """The changes, oldest first, as plain values; the caller may add to each."""
+        for change in self._done:
+            if not change.told and change is not self.newest:
+                change.told = change.as_dict()  # nothing is added to an older one any more
+        return [dict(change.told or change.as_dict()) for change in self._done]
 
     def counts(self) -> dict[str, Any]:
         """Changes activated here since the start, and members that came and went in them."""

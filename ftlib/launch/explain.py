@@ -148,7 +148,7 @@ def headline(change: _Change, today: datetime) -> str:
     if at.date() != today.date():
         clock = f"{at:%Y-%m-%d} {clock}"
     before, after = change["size_before"], change["size"]
-    size = f"{before} -> {after} member{'s' * (after != 1)}" if before else f"{after} member{'s' * (after != 1)}"
+    size = f"{f'{before} -> ' if before else ''}{after} member{'s' * (after != 1)}"
     total = change["phases"]["total"]
     took = _span(total) if "activated" in change["moments"] else f"not active after {_span(total)}"
     return f"epoch {change['epoch']}  {clock}  {size}, {took}   "
@@ -180,14 +180,13 @@ def _before(change: _Change) -> str:
     """What led there without being a reason by itself."""
     parts = []
     for item in change["findings"]:
+        who, when = _short(change, item["accused"]), _apart(item["after"])
         if item["kind"] == "suspect":
-            parts.append(
-                f"{_short(change, item['accused'])} suspected by {_short(change, item['source'])}, {_point(item['after'])}"
-            )
+            parts.append(f"{who} suspected by {_short(change, item['source'])} {when}")
         elif item["kind"] == "fence":
-            parts.append(f"supervisor of {_short(change, item['accused'])} asked to kill it, {_point(item['after'])}")
+            parts.append(f"supervisor of {who} asked to kill it {when}")
     if "wished" in change["moments"]:
-        parts.append(f"end of a call awaited since {_point(change['moments']['wished'])}")
+        parts.append(f"the end of a call asked for {_apart(change['moments']['wished'])}")
     return f"before: {'; '.join(parts)}" if parts else ""
 
 
@@ -251,6 +250,10 @@ def _full(change: _Change, member_id: str) -> str:
 def _point(seconds: float) -> str:
     """A moment relative to the first evidence."""
     return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
+
+
+def _apart(seconds: float) -> str:
+    return f"{_point(abs(seconds))} {'earlier' if seconds < 0 else 'later'}"
 
 
 def _span(seconds: float) -> str:

@@ -153,8 +153,8 @@ def test_what_came_before() -> None:
     ]
     moments = {**change()["moments"], "wished": -0.2}
     assert text(Members(a=status("a", change(findings=findings, moments=moments))))[1] == (
-        "    before: worker 2 suspected by worker 1, -1.25 s; supervisor of worker 2 asked to kill it, -12.0 ms; "
-        "end of a call awaited since -200.0 ms"
+        "    before: worker 2 suspected by worker 1 1.25 s earlier; supervisor of worker 2 asked to kill it 12.0 ms earlier; "
+        "the end of a call asked for 200.0 ms earlier"
     )
 
 

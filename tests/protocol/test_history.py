@@ -221,6 +221,7 @@ def test_marks_of_older_epochs_are_late_words() -> None:
     history.mark(Moment.FLUSHED, 2, 5.0)
     history.mark(Moment.HALTED, 3, 6.0)
     assert [change["moments"].get("flushed") for change in history.as_list()] == [None, 2.0]
+    assert history.as_list() == history.as_list()
     assert history.as_list()[1]["removed"] == [{"id": "b", "cause": None, "detail": "", "source": ""}]
 
 
