@@ -74,7 +74,8 @@ class _Page:
             yield from self._gauge("ftlib_members", "Members of the newest view known to be chosen", len(members))
             suspected = sum(member.get("status") != "alive" for member in members)
             yield from self._gauge("ftlib_members_suspected", "Of these, not held to be alive", suspected)
-        yield from self._gauge("ftlib_stopped", "1 once this member's part is over", status.get("stopped", "") is not None)
+        if "stopped" in status:
+            yield from self._gauge("ftlib_stopped", "1 once this member's part is over", status["stopped"] is not None)
         yield from self._view_changes(status.get("view_changes") or {})
         yield from self._tick_delay(status.get("tick_delay") or {})
         yield from self._traffic(status.get("messages") or {})

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import FTLibError
 from .status import fetch_status
 
-__all__ = ["Account", "explain", "fetch_accounts", "headline"]
+__all__ = ["Account", "explain", "fetch_accounts", "printable"]
 
 _DRIVER_TIMEOUT = 2.0
 """Seconds that a driver may take for its record; it may be gone."""
@@ -125,23 +125,28 @@ def explain(accounts: Iterable[Account], today: datetime | None = None) -> str:
     """The changes for a person, oldest first. FTLibError where the records are of another version."""
     today = today or datetime.now().astimezone()
     try:
-        return "\n".join(_told(account, today) for account in accounts) or "no view has been agreed on yet"
+        return "\n".join(printable(_told(account, today)) for account in accounts) or "no view has been agreed on yet"
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FTLibError(
             f"a record of a view change cannot be read ({error!r}): is it of another version? Try --json"
         ) from None
 
 
+def printable(text: str) -> str:
+    """Without what would steer a terminal: names and details come from other processes."""
+    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+
+
 def _told(account: Account, today: datetime) -> str:
     change = account.change
     causes = _causes(change)
-    lines = [headline(change, today) + (causes[0] if len(causes) == 1 else f"{len(causes)} causes")]
+    lines = [_headline(change, today) + (causes[0] if len(causes) == 1 else f"{len(causes)} causes")]
     lines += [f"    {cause}" for cause in causes if len(causes) > 1]
     lines += [f"    {line}" for line in (_before(change), _way(change), _agreement(account)) if line]
     return "\n".join(lines)
 
 
-def headline(change: _Change, today: datetime) -> str:
+def _headline(change: _Change, today: datetime) -> str:
     """Epoch, time of day (with the date where it was not today), sizes and duration."""
     at = datetime.fromtimestamp(float(change.get("time", 0.0))).astimezone()
     clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import FTLibError
-from .explain import Account, explain
+from .explain import Account, explain, printable
 
 __all__ = ["overview", "show", "watch_status"]
 
@@ -58,15 +58,19 @@ def overview(status: _Values) -> RenderableType:
 
 
 def _overview(status: _Values) -> RenderableType:
-    parts: list[RenderableType] = [Text(line, overflow="fold") for line in _header(status)]
+    parts: list[RenderableType] = [_line(line) for line in _header(status)]
     if status.get("members"):
         parts.append(_members(status))
-    parts += [Text(line, overflow="fold") for line in _counters(status)]
+    parts += [_line(line) for line in _counters(status)]
     notes = list(status.get("notes") or ())[-_NOTES:]
     if notes:
         parts.append(Text("remarks", style="bold"))
-        parts += [Text(f"  {_clock(note['time'])} {note['kind']}: {note['text']}", overflow="fold") for note in notes]
+        parts += [_line(f"  {_clock(note['time'])} {note['kind']}: {note['text']}") for note in notes]
     return Group(*parts)
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(printable(text), style=style, overflow="fold")
 
 
 def _header(status: _Values) -> Iterator[str]:
@@ -108,12 +112,12 @@ def _members(status: _Values) -> Table:
         mark = " *" if member["id"] == status.get("coordinator") else ""
         colour = _COLOURS.get(str(member.get("status")), "")
         table.add_row(
-            f"{name}{mark}",
-            str(member["id"])[:6],
-            str(member.get("address", "?")),
-            Text(str(member.get("status", "?")), style=colour),
-            _against(member),
-            _progress(status, str(member["id"])),
+            _line(f"{name}{mark}"),
+            _line(str(member["id"])[:6]),
+            _line(str(member.get("address", "?"))),
+            _line(str(member.get("status", "?")), colour),
+            _line(_against(member)),
+            _line(_progress(status, str(member["id"]))),
         )
     return table
 

@@ -164,6 +164,11 @@ def test_the_same_members() -> None:
     assert line.endswith("3 -> 3 members, 31 ms   the same members; worker 1: frozen without a view change")
 
 
+def test_nothing_steers_the_terminal() -> None:
+    removed = [{**change()["removed"][0], "detail": "\x1b]0;owned\x07\x1b[2J"}]
+    assert "?]0;owned??[2J (proof" in text(Members(a=status("a", change(removed=removed))))[0]
+
+
 def test_not_active_yet_and_another_day() -> None:
     moments = {"asked": 0.0, "chosen": 0.003}
     yesterday = change(moments=moments, time=NOON.timestamp() - 86400, phases={"settle": 0.0, "total": 2.5})

@@ -158,6 +158,18 @@ def test_an_answer_of_another_version_is_one_line(member: str, capsys: pytest.Ca
     assert error.count("\n") == 1
 
 
+def test_nothing_steers_the_terminal() -> None:
+    name = "[red]\x1b[2Jworker"
+    lines = shown({**STATUS, "meta": {"name": name}, "members": [{**STATUS["members"][0], "meta": {"name": name}}]})
+    assert lines[0].startswith("[red]?[2Jworker (a1a1a1)")
+    assert lines[4].startswith("[red]?[2Jworker *")
+
+
+def test_watching_is_not_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "127.0.0.1:1", "--watch", "--json") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_watching_ends_when_the_member_does() -> None:
     answers = iter([STATUS, {**STATUS, "epoch": 5}])
     looked: list[float] = []
