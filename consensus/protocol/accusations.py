@@ -12,9 +12,9 @@ from math import inf
 from ..member import Member
 from ..messages import Evidence, EvidenceKind, Status
 from ..view import View
+from .change import Kind
 from .core import Core
 from .effects import Check
-from .history import Kind
 
 __all__ = ["Accusations"]
 

@@ -8,10 +8,10 @@ from ..errors import JoinError, LeftError
 from ..member import Address
 from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
 from ..view import NO_VIEW_ID, View
+from .change import Kind
 from .core import Core
 from .detection import Detection
 from .effects import Check
-from .history import Kind
 from .join import Search
 from .view_change import ViewChange
 

@@ -9,9 +9,9 @@ from math import inf
 from ..member import Address, Member
 from ..messages import Ack, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
 from ..view import View
+from .change import Kind
 from .core import Core
 from .effects import Check, Fence, PeerProgress
-from .history import Kind
 from .member_table import Peer
 from .probe import Probe, Prober
 from .suspicion import Suspicion

@@ -10,8 +10,8 @@ from ..member import Address, Member
 from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushReply, FlushRequest, Install, Ready
 from ..view import View
 from .attempt import Attempt
+from .change import Moment
 from .core import Core
-from .history import Moment
 from .installation import Installation
 
 __all__ = ["Installer"]

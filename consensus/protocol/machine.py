@@ -45,10 +45,10 @@ from ..messages import (
 )
 from ..view import Reason, View
 from .admission import Admission
+from .change import Moment
 from .core import Core
 from .detection import Detection
 from .effects import Effect
-from .history import Moment
 from .join import Search
 from .view_change import ViewChange
 
@@ -238,6 +238,7 @@ class Machine:
             "members": [self._describe(member) for member in core.view.members] if core.view else [],
             "view_changes": core.history.counts(),
             "history": core.history.as_list(),
+            "under_way": self._change.under_way(),
         }
 
     def _describe(self, member: Member) -> dict[str, Any]:

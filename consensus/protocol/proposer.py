@@ -14,9 +14,9 @@ from ..messages import Accepted, Ballot, Promise, Promised
 from ..view import Proposal, View
 from .acceptor import NO_BALLOT
 from .attempt import Attempt, Phase
+from .change import Moment
 from .core import Core
 from .effects import Wish
-from .history import Moment
 from .voter import Voter
 
 __all__ = ["Proposer"]

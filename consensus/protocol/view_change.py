@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from math import inf
+from typing import Any
 
 from ..errors import ExcludedError, LeftError, QuorumLostError
 from ..member import Address, Member
@@ -15,10 +16,10 @@ from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushRequest, I
 from ..view import Cause, View
 from .accusations import Accusations
 from .attempt import Attempt
+from .change import Kind, Moment
 from .core import Core
 from .detection import Detection
 from .effects import Activated, Installed, Tether
-from .history import Kind, Moment
 from .installation import Installation
 from .installer import Installer
 from .proposer import Proposer
@@ -308,6 +309,16 @@ class ViewChange:
             core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
         elif blocked >= core.config.quorum_timeout:
             core.stop(QuorumLostError(f"{self._blocked_text()} for quorum_timeout={core.config.quorum_timeout:g} s"))
+
+    def under_way(self) -> dict[str, Any] | None:
+        """The change that is not active yet, as plain values: its record so far, and what it waits for."""
+        sketch = self._core.history.under_way()
+        if sketch is None or self._core.view is None or self._core.stopped is not None:
+            return None
+        attempt = self.proposer.attempt
+        waits = self.installer.waits_for() if attempt is None else attempt.waiting_for(self.proposer.discounted)
+        text = self._blocked_text() if self._frozen_at is not None else self._blocked_text().removeprefix("frozen, ")
+        return {**sketch, "waits_for": list(waits), "text": text}
 
     def _blocked_text(self) -> str:
         core = self._core

@@ -12,9 +12,9 @@ from ..member import Address
 from ..messages import Accept, Accepted, Chosen, FlushReply, FlushRequest, Prepare, Promised, Pull
 from ..view import View
 from .acceptor import NO_BALLOT, Acceptor, Pending
+from .change import Moment
 from .core import Core
 from .flush import FlushReports
-from .history import Moment
 
 __all__ = ["Voter"]
 

@@ -244,7 +244,7 @@ class Driver:
         """The core's status with this driver's notes. View changes get a wall-clock ``time`` beside the boot clock's ``at``."""
         status = self._core.status()
         ahead = time.time() - now()
-        for change in status.get("history", ()):
+        for change in (*status.get("history", ()), *filter(None, [status.get("under_way")])):
             change["time"] = round(ahead + change["at"], 6)
         return {
             **status,

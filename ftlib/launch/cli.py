@@ -150,10 +150,10 @@ def status(*, address: str, as_json: bool, watch: bool, timeout: float) -> int:
 def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeout: float) -> int:
     """Tell why and how each view changed, as the member at ADDRESS (host:port) and the drivers of the changes know it."""
     from .explain import explain as text_of  # noqa: PLC0415
-    from .explain import fetch_accounts  # noqa: PLC0415
+    from .explain import fetch_story  # noqa: PLC0415
 
-    accounts = fetch_accounts(address, timeout, epoch=epoch, last=last)
-    click.echo(json.dumps([account.as_dict() for account in accounts], indent=2) if as_json else text_of(accounts))
+    story = fetch_story(address, timeout, epoch=epoch, last=last)
+    click.echo(json.dumps(story.as_list(), indent=2) if as_json else text_of(story))
     return 0
 
 

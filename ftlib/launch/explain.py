@@ -6,7 +6,7 @@ all reports and READYs came to it. So the asked member gives its record, and eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import FTLibError
 from .status import fetch_status
 
-__all__ = ["Account", "explain", "fetch_accounts", "printable"]
+__all__ = ["Account", "Story", "explain", "fetch_story", "printable"]
 
 _DRIVER_TIMEOUT = 2.0
 """Seconds that a driver may take for its record; it may be gone."""
@@ -40,15 +40,28 @@ class Account:
         return {**self.change, "told_by": self.teller, "driver_missing": self.missing or None}
 
 
-def fetch_accounts(
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What one member tells: changes that led to a view, oldest first, and the one under way."""
+
+    accounts: tuple[Account, ...]
+    under_way: _Change | None = None
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """For programs: one record a change; of the one that has not led to an active view yet, ``under_way`` is true."""
+        told = [account.as_dict() for account in self.accounts]
+        return told if self.under_way is None else [*told, {**self.under_way, "under_way": True}]
+
+
+def fetch_story(
     address: str,
     timeout: float = 5.0,
     *,
     epoch: int | None = None,
     last: int | None = None,
     fetch: Callable[[str, float], dict[str, Any]] = fetch_status,
-) -> list[Account]:
-    """The changes that the member at ``address`` knows, oldest first: one epoch, or the ``last`` ones.
+) -> Story:
+    """The changes that the member at ``address`` knows: that to one epoch, or the ``last`` ones and what is under way.
 
     FTLibError where it does not answer, keeps no history, or no longer knows that epoch.
     """
@@ -56,6 +69,9 @@ def fetch_accounts(
     changes = status.get("history")
     if not isinstance(changes, list) or not all(isinstance(change, dict) and "epoch" in change for change in changes):
         raise FTLibError(f"the member at {address} keeps no history of view changes: does it run an older version?")
+    under_way = status.get("under_way") if epoch is None else None
+    if under_way is not None and not isinstance(under_way, dict):
+        under_way = None
     if epoch is not None:
         kept = [change["epoch"] for change in changes]
         changes = [change for change in changes if change["epoch"] == epoch]
@@ -69,7 +85,7 @@ def fetch_accounts(
     try:
         for change in changes:
             change["names"].setdefault(own, who)
-        return _with_drivers(own, changes, min(timeout, _DRIVER_TIMEOUT), fetch)
+        return Story(tuple(_with_drivers(own, changes, min(timeout, _DRIVER_TIMEOUT), fetch)), under_way)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FTLibError(f"the history of {address} cannot be read ({error!r}): does it run another version?") from None
 
@@ -121,11 +137,14 @@ def _shifted(change: _Change, theirs: _Change) -> dict[str, float]:
 # As text
 
 
-def explain(accounts: Iterable[Account], today: datetime | None = None) -> str:
+def explain(story: Story, now: datetime | None = None) -> str:
     """The changes for a person, oldest first. FTLibError where the records are of another version."""
-    today = today or datetime.now().astimezone()
+    now = now or datetime.now().astimezone()
     try:
-        return "\n".join(printable(_told(account, today)) for account in accounts) or "no view has been agreed on yet"
+        texts = [_told(account, now) for account in story.accounts]
+        if story.under_way is not None:
+            texts.append(_waiting(story.under_way, now))
+        return printable("\n".join(texts)) or "no view has been agreed on yet"
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FTLibError(
             f"a record of a view change cannot be read ({error!r}): is it of another version? Try --json"
@@ -144,6 +163,18 @@ def _told(account: Account, today: datetime) -> str:
     lines += [f"    {cause}" for cause in causes if len(causes) > 1]
     lines += [f"    {line}" for line in (_before(change), _way(change), _agreement(account)) if line]
     return "\n".join(lines)
+
+
+def _waiting(change: _Change, now: datetime) -> str:
+    """A change that is not active yet: what is known of its reasons, and what it waits for."""
+    since = max(0.0, now.timestamp() - float(change["time"]))
+    lines = [f"epoch {change['epoch']}  under way for {_span(since)}"]
+    for item in change["findings"]:
+        if item["kind"] in _DECISIVE:
+            told = f"({item['kind']}, from {_short(change, item['source'])})"
+            lines.append(f"{_full(change, item['accused'])}: {item['detail']} {told}")
+    lines.append(str(change["text"]))
+    return "\n    ".join(lines)
 
 
 def _headline(change: _Change, today: datetime) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import FTLibError
-from .explain import Account, explain, printable
+from .explain import Account, Story, explain, printable
 
 __all__ = ["overview", "show", "watch_status"]
 
@@ -94,7 +94,10 @@ def _header(status: _Values) -> Iterator[str]:
         yield f"stopped: {status['stopped']}"
     history = status.get("history")
     if history:
-        yield "last change: " + explain([Account(history[-1], own)]).splitlines()[0]
+        yield "last change: " + explain(Story((Account(history[-1], own),))).splitlines()[0]
+    under_way = status.get("under_way")
+    if under_way:
+        yield from explain(Story((), under_way)).splitlines()
 
 
 def _label(member: _Values) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlib.errors import FTLibError
-from ftlib.launch.explain import explain, fetch_accounts
+from ftlib.launch.explain import Story, explain, fetch_story
 
 NOON = datetime(2026, 3, 4, 12, 3, 11, 482_000).astimezone()
 NAMES = {
@@ -84,7 +84,7 @@ def status(key: str, *changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(members: Members, address: str = "10.0.0.1:7000", **options: Any) -> list[str]:
-    return explain(fetch_accounts(address, fetch=members.fetch, **options), NOON).splitlines()
+    return explain(fetch_story(address, fetch=members.fetch, **options), NOON).splitlines()
 
 
 def test_a_crash() -> None:
@@ -177,20 +177,42 @@ def test_not_active_yet_and_another_day() -> None:
     )
 
 
+def test_what_is_under_way() -> None:
+    waiting = {
+        "epoch": 8,
+        "at": 1000.0,
+        "time": NOON.timestamp() - 12.5,
+        "findings": [{"kind": "silence", "accused": D, "detail": "no answer for 2.00 s", "source": A, "after": 0.0}],
+        "names": NAMES,
+        "waits_for": [D],
+        "text": "the next view waits for worker 3; restart or kill them",
+    }
+    members = Members(a={**status("a", change()), "under_way": waiting})
+    assert text(members)[-3:] == [
+        "epoch 8  under way for 12.50 s",
+        "    worker 3 (dddddd): no answer for 2.00 s (silence, from worker 0)",
+        "    the next view waits for worker 3; restart or kill them",
+    ]
+    story = fetch_story("10.0.0.1:7000", fetch=members.fetch).as_list()
+    assert [record.get("under_way", False) for record in story] == [False, True]
+    assert story[1]["waits_for"] == [D]
+    assert text(members, epoch=7) == text(Members(a=status("a", change())))
+
+
 def test_which_changes() -> None:
     members = Members(a=status("a", change(), change(epoch=8), change(epoch=9)))
-    assert [account.change["epoch"] for account in fetch_accounts("10.0.0.1:7000", last=2, fetch=members.fetch)] == [8, 9]
-    assert [account.change["epoch"] for account in fetch_accounts("10.0.0.1:7000", epoch=8, fetch=members.fetch)] == [8]
+    assert [account.change["epoch"] for account in fetch_story("10.0.0.1:7000", last=2, fetch=members.fetch).accounts] == [8, 9]
+    assert [account.change["epoch"] for account in fetch_story("10.0.0.1:7000", epoch=8, fetch=members.fetch).accounts] == [8]
     with pytest.raises(FTLibError, match="knows nothing of epoch 3; it knows 7 to 9"):
-        fetch_accounts("10.0.0.1:7000", epoch=3, fetch=members.fetch)
-    assert explain([]) == "no view has been agreed on yet"
+        fetch_story("10.0.0.1:7000", epoch=3, fetch=members.fetch)
+    assert explain(Story(())) == "no view has been agreed on yet"
 
 
 @pytest.mark.parametrize("history", [None, 7, ["x"], [{"epoch": 1}], [{**change(), "names": []}], [change(moments=5)]])
 def test_what_cannot_be_read_is_one_line(history: Any) -> None:
     members = Members(a={**status("a"), "history": history})
     with pytest.raises(FTLibError, match="version") as error:
-        explain(fetch_accounts("10.0.0.1:7000", fetch=members.fetch))
+        explain(fetch_story("10.0.0.1:7000", fetch=members.fetch))
     assert "\n" not in str(error.value)
 
 
@@ -202,6 +224,6 @@ def test_a_mute_driver_takes_its_own_time_only() -> None:
         return status("b", lesser())
 
     began = time.monotonic()
-    [account] = fetch_accounts("10.0.0.1:7001", 30.0, fetch=fetch)
+    [account] = fetch_story("10.0.0.1:7001", 30.0, fetch=fetch).accounts
     assert account.missing == "10.0.0.1:7000 did not answer within 2 s"
     assert time.monotonic() - began < 1.0

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from consensus.messages import EvidenceKind
-from consensus.protocol.history import FINDINGS, LIMIT, History, Kind, Moment
+from consensus.protocol.change import Kind, Moment
+from consensus.protocol.history import FINDINGS, LIMIT, History
 from consensus.simulation import Host, World
 from consensus.view import View
 
@@ -193,6 +194,25 @@ def test_a_death_during_the_change_belongs_to_the_next() -> None:
     assert [reason["id"] for reason in record(members[0], 2)["removed"]] == [members[4].id]
     assert [reason["id"] for reason in record(members[0], 3)["removed"]] == [members[3].id]
     assert [item["accused"] for item in record(members[0], 3)["findings"] if item["kind"] == "proof"] == [members[3].id]
+
+
+def test_what_is_under_way_and_whom_it_waits_for() -> None:
+    world, members = start_job(3)
+    assert [host.machine.status()["under_way"] for host in members] == [None] * 3
+    for host in members[1:]:
+        world.pause(host)
+    world.run(4.0)
+    waiting = members[0].machine.status()["under_way"]
+    assert waiting["epoch"] == 2
+    assert {item["accused"] for item in waiting["findings"] if item["kind"] == "silence"} == {members[1].id, members[2].id}
+    assert set(waiting["waits_for"]) == {members[1].id, members[2].id}
+    assert waiting["text"].startswith("the next view waits for ")
+    json.dumps(waiting)
+    for host in members[1:]:
+        world.resume(host)
+    world.run(5.0)
+    assert members[0].running
+    assert all(host.machine.status()["under_way"] is None for host in members)
 
 
 def test_it_is_bounded() -> None:
