@@ -9,7 +9,7 @@ Usable by itself: knows nothing of tensors, and imports neither torch nor ftlib.
     view = member.wait_view(timeout=30)
 """
 
-from .config import Config, Policy
+from .config import Config, Home, Policy
 from .errors import (
     CodecError,
     ConfigError,
@@ -23,7 +23,6 @@ from .errors import (
 from .gossip import Gossip
 from .interface import Consensus, DataPlane, Mode, Source
 from .member import Address, Member, format_address, parse_address
-from .metrics import render as render_metrics
 from .null_plane import NullPlane
 from .view import Cause, Reason, View
 
@@ -38,6 +37,7 @@ __all__ = [
     "DataPlane",
     "ExcludedError",
     "Gossip",
+    "Home",
     "JoinError",
     "LeftError",
     "Member",
@@ -51,5 +51,4 @@ __all__ = [
     "View",
     "format_address",
     "parse_address",
-    "render_metrics",
 ]

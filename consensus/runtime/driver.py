@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from ..errors import JoinError, LeftError, StoppedError
 from ..interface import DataPlane
 from ..member import Address, Member
-from ..messages import Envelope, EvidenceKind, Message, Ping, PingRequest
+from ..messages import Envelope, EvidenceKind, Message
+from ..progress import Progress
 from ..protocol.effects import (
     Activated,
     Check,
@@ -29,7 +30,9 @@ from ..protocol.effects import (
     Installed,
     Note,
     PeerProgress,
+    Quit,
     Send,
+    Stalled,
     Stopped,
     Tether,
     Wish,
@@ -40,6 +43,7 @@ __all__ = ["Carrier", "Core", "Driver", "Snapshot", "now"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _NOTES = 500
+_HELD_POLL = 0.02
 
 
 def now() -> float:
@@ -122,8 +126,11 @@ class Core(Protocol):
     def add_introducers(self, addresses: tuple[Address, ...], now: float, /) -> None:
         """More members to join through."""
 
-    def set_progress(self, progress: bytes, /) -> None:
+    def set_progress(self, progress: Progress, /) -> None:
         """What rides on pings."""
+
+    def die(self, detail: str, error: StoppedError, /) -> None:
+        """Tell all that this member is dead, and stop."""
 
     def status(self) -> dict[str, Any]:
         """Plain values."""
@@ -148,8 +155,8 @@ class Carrier(Protocol):
     def explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
         """Look at the introducers once more and ``deliver`` the error with what was found, soon."""
 
-    def crashed(self) -> None:
-        """Let go of all sockets: the core has failed."""
+    def let_go(self) -> None:
+        """Close all sockets: the core has failed, or has said that this member is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +195,18 @@ class Driver:
         plane: DataPlane,
         carrier: Carrier,
         publish: Callable[[Snapshot], None],
+        progress: Callable[[], Progress],
+        held: Callable[[], bool] = lambda: False,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """``publish`` gets each new snapshot, before the effects that go with it. ``labels``: fields of every log record."""
+        """``publish`` gets each new snapshot, before the effects that go with it. ``progress``: where the data plane is.
+
+        ``held``: whether the process that this agent speaks for is stopped. Then the agent plays stopped, too: what
+        arrives is lost, nothing is sent, and no time is taken note of. ``labels``: fields of every log record.
+        """
         self._core = core
+        self._progress = progress
+        self._held = held
         self._plane = plane
         self._carrier = carrier
         self._publish = publish
@@ -224,12 +239,12 @@ class Driver:
 
     def receive(self, envelope: Envelope) -> None:
         """A decoded packet."""
-        message = envelope.message
+        if self._held():
+            return
 
         def deliver(now: float) -> None:
-            if isinstance(message, (Ping, PingRequest)):
-                self._core.set_progress(self._plane.progress())
-            self._core.receive(envelope.sender, envelope.address, message, now)
+            self._core.set_progress(self._progress())
+            self._core.receive(envelope.sender, envelope.address, envelope.message, now)
 
         self.perform(deliver)
 
@@ -291,6 +306,9 @@ class Driver:
             self._timer = self._loop.call_later(max(0.0, deadline - now()), self._tick)
 
     def _tick(self) -> None:
+        if self._held():
+            self._timer = self._loop.call_later(_HELD_POLL, self._tick)
+            return
         self._timer = None
         if self._deadline is not None:
             late = max(0.0, now() - self._deadline)
@@ -299,7 +317,7 @@ class Driver:
             self._ticks_late += late
 
         def tick(now: float) -> None:
-            self._core.set_progress(self._plane.progress())
+            self._core.set_progress(self._progress())
             self._core.tick(now)
 
         self.perform(tick)
@@ -332,6 +350,8 @@ class Driver:
                 carrier.keep(members)
             case Fence(member, reason):
                 carrier.fence(member, reason)
+            case Quit():
+                carrier.let_go()
             case Note(level, kind, text):
                 self.note(level, kind, text)
             case Stopped(error):
@@ -342,7 +362,7 @@ class Driver:
             case _:
                 self._tell(effect)
 
-    def _tell(self, effect: Freeze | Installed | Activated | Wish | PeerProgress) -> None:
+    def _tell(self, effect: Freeze | Installed | Activated | Wish | PeerProgress | Stalled) -> None:
         """One callback of the data plane."""
         plane = self._plane
         match effect:
@@ -354,8 +374,10 @@ class Driver:
                 plane.activate(view)
             case Wish(wanted):
                 plane.wish(wanted)
-            case PeerProgress(member_id, progress):
-                plane.peer_progress(member_id, progress)
+            case PeerProgress(member_id, finished, current):
+                plane.peer_progress(member_id, finished, current)
+            case Stalled(call, waited):
+                plane.stalled(call, waited)
 
     def _stop(self, error: StoppedError) -> None:
         if self._stopped is not None:
@@ -373,7 +395,7 @@ class Driver:
         extra = {**self._labels, "ftlib_event": "crash"}
         _LOG.critical("the agent failed and ends this member's lifetime", exc_info=error, extra=extra)
         self.close()
-        self._carrier.crashed()
+        self._carrier.let_go()
         if self._stopped is None:
             self._stopped = StoppedError(f"the agent failed: {type(error).__name__}: {error}")
             self._publish(Snapshot(stopped=self._stopped))

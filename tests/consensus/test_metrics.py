@@ -136,13 +136,3 @@ def test_an_agent_serves_it() -> None:
             assert families["ftlib_info"].samples[0].labels["member_id"] == r.member.id
 
     asyncio.run(scrape())
-
-
-def test_a_replaced_page_has_the_same_type() -> None:
-    async def scrape() -> None:
-        async with rig() as r, aiohttp.ClientSession() as session:
-            r.sources["/metrics"] = lambda _query: iter([b"x 1\n"])
-            async with session.get(f"http://{format_address(r.member.address)}/metrics") as response:
-                assert (await response.text(), response.headers["Content-Type"]) == ("x 1\n", CONTENT_TYPE)
-
-    asyncio.run(scrape())

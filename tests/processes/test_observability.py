@@ -57,14 +57,15 @@ def test_a_kill_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert told[0] == told[1]
         [removed] = told[0]["removed"]
         assert (removed["id"], removed["cause"]) == (ids[victim.pid], "proof")
-        assert removed["detail"] == f"connection refused at {victim.address}"
-        assert removed["source"] in (ids[driver.pid], ids[other.pid])
+        detail = removed["detail"]
+        assert detail in (f"connection refused at {victim.address}", "its training process ended"), "whichever was first"
+        assert removed["source"] in ids.values()
         assert set(told[0]["reports"]) == set(told[0]["readies"]) == {ids[driver.pid], ids[other.pid]}
         assert told[0]["phases"]["total"] < 5
         assert abs(told[0]["time"] - time.time()) < 60
 
         text = _output(capsys, "explain", other.address)
-        assert f"without {ids[victim.pid][:6]}@{victim.address}: connection refused at {victim.address} (proof, from " in text
+        assert f"without {ids[victim.pid][:6]}@{victim.address}: {detail} (proof, from " in text
         assert text.count("epoch ") == 2
         shown = _output(capsys, "status", other.address)
         assert "epoch 2 · 2 members" in shown
@@ -88,7 +89,7 @@ def test_a_kill_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             last = views[-1]
             assert (last["member"], last["driver"]) == (ids[worker.pid], senior)
             assert last["removed"] == [removed]
-            assert f"(dead: connection refused at {victim.address}" in last["message"]
+            assert f"(dead: {detail}" in last["message"]
             assert last["message"].endswith(f"; led by {senior[:6]}")
             assert {line["ftlib_event"] for line in lines} >= {"start", "dead", "view"}
             assert all(line["job"] == views[0]["job"] and line["logger"] in ("ftlib", "ftlib.consensus") for line in lines)
