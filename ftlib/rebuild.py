@@ -272,7 +272,9 @@ class Rebuilder:
         text = _CAUSES[reason.cause]
         if reason.detail and reason.cause is not Cause.LEFT:
             text += f": {reason.detail}"
-            if reason.source not in ("", self._plane.member_id):
+            if reason.source == member_id:
+                text += ", as it said itself"
+            elif reason.source not in ("", self._plane.member_id):
                 text += f", says {old.short(reason.source)}"
         return text
 

@@ -200,7 +200,7 @@ def _causes(change: _Change) -> list[str]:
             found.append(f"without {who}: left on its own wish")
             continue
         detail = f"{removal['detail']} " if removal["detail"] else ""
-        told = f", from {_short(change, source)}" if source else ""
+        told = f", from {'itself' if source == removal['id'] else _short(change, source)}" if source else ""
         found.append(f"without {who}: {detail}({cause}{told})")
     if change["joined"]:
         verb = "founded by" if change["cause"] == "founded" else "with"

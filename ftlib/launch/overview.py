@@ -21,6 +21,9 @@ _NOTES = 8
 """So many remarks of the agent are shown, the newest."""
 
 _ENDLESS = 10_000
+_STILL = 1.5
+"""Seconds after which it is worth a word that a peer tells the same again; pings come every half second or so."""
+
 _Values = Mapping[str, Any]
 _COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
 
@@ -141,9 +144,9 @@ def _progress(status: _Values, member_id: str) -> str:
     peer = (upper.get("peers") or {}).get(member_id)
     if peer is None:
         return "-"
-    since = _span(peer["seconds"])
     where = f"in call {peer['current']}" if peer["current"] else "outside of calls"
-    return f"{peer['finished']} calls, {where} for {since}"
+    still = f", unchanged for {_span(peer['seconds'])}" if peer["seconds"] >= _STILL else ""
+    return f"{peer['finished']} calls, {where}{still}"
 
 
 def _counters(status: _Values) -> Iterator[str]:

@@ -134,12 +134,14 @@ def test_several_causes_take_a_line_each() -> None:
     removed = [
         {"id": B, "cause": "silence", "detail": "no answer for 2.00 s, suspected by 2", "source": A},
         {"id": C, "cause": None, "detail": "", "source": ""},
+        {"id": A, "cause": "proof", "detail": "its training process ended", "source": A},
         {"id": D, "cause": "left", "detail": "leaves after call 12", "source": D},
     ]
-    assert text(Members(a=status("a", change(removed=removed, joined=["e" * 16]))))[:5] == [
-        "epoch 7  12:03:11.482  4 -> 3 members, 31 ms   4 causes",
+    assert text(Members(a=status("a", change(removed=removed, joined=["e" * 16]))))[:6] == [
+        "epoch 7  12:03:11.482  4 -> 3 members, 31 ms   5 causes",
         "    without worker 1 (bbbbbb): no answer for 2.00 s, suspected by 2 (silence, from worker 0)",
         "    without worker 2 (cccccc): (nothing known here)",
+        "    without worker 0 (aaaaaa): its training process ended (proof, from itself)",
         "    without worker 3 (dddddd): left on its own wish",
         "    with eeeeee",
     ]

@@ -122,7 +122,7 @@ def test_the_text() -> None:
         "coordinator worker 0 (a1a1a1), policy majority",
         "member      id      address        status   against it                progress",
         "worker 0 *  a1a1a1  10.0.0.1:7000  alive    -                         99 calls, in call 100 for 12.5 s",
-        "-           b2b2b2  10.0.0.1:7001  suspect  silence, refuted 2 times  98 calls, outside of calls for 12 min",
+        "-           b2b2b2  10.0.0.1:7001  suspect  silence, refuted 2 times  98 calls, outside of calls, unchanged for 12 min",
         "calls 99 (mean 10 ms, last 20 ms, longest 1.5 s), 2.5 MB averaged; redone 1, adopted 0, donated 0",
         "pauses 2 (last 20 ms, longest 40 ms, in all 60 ms); groups that failed to build 0",
         "view changes 3: 1 founded, 2 proof",
