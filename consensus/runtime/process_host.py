@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +37,7 @@ __all__ = ["ProcessHost"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _ROOT = str(Path(__file__).resolve().parents[2])
-_COMMAND = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from consensus.runtime.child import main; main()"
+_COMMAND = "from consensus.runtime.child import main; main()"
 _REQUEST_LIMIT = 64 * 1024
 
 
@@ -105,11 +105,12 @@ class ProcessHost:
         doors, their_doors = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with their_pipe, their_doors:
             theirs = child.Descriptors(sockets.udp.fileno(), sockets.tcp.fileno(), their_doors.fileno(), self._cell_fd)
-            # As multiprocessing does it: the child imports what this process would, wherever that came from.
-            path = json.dumps([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
+            # The child imports what this process would, wherever that came from.
+            path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                    [sys.executable, "-c", _COMMAND, path, str(their_pipe.fileno()), str(os.getpid()), name],
+                    [sys.executable, "-P", "-c", _COMMAND, str(their_pipe.fileno()), str(os.getpid()), name],
+                    env={**os.environ, "PYTHONPATH": path},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=(their_pipe.fileno(), *theirs),
@@ -174,7 +175,7 @@ class ProcessHost:
                 getattr(self, f"_on_{kind}")(*values)
         except EOFError:
             if not self._stopping:
-                self._lost(f"the agent's process ended unexpectedly ({self._exit()}); its last words are on standard error")
+                self._lost(f"this worker's agent process ended unexpectedly ({self._exit()})")
         except Exception as error:  # noqa: BLE001 - it ends this lifetime
             _LOG.exception("what the agent said could not be carried out")
             if not self._started.done():  # it did start; what fails is the layer above
@@ -250,7 +251,9 @@ class ProcessHost:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             return "its end of the socket is closed"
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}; its last words are on standard error"
 
     def _end(self) -> None:
         """See that nothing of the agent is left."""
