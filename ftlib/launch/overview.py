@@ -77,7 +77,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _header(status: _Values) -> Iterator[str]:
-    upper, meta = status.get("ftlib") or {}, status.get("meta") or {}
+    upper, meta = _upper(status), status.get("meta") or {}
     names = {member["id"]: _label(member) for member in status.get("members") or ()}
     own = str(status.get("member") or "?")
     pid = f", pid {meta['pid']}" if "pid" in meta else ""
@@ -88,9 +88,9 @@ def _header(status: _Values) -> Iterator[str]:
         facts += [f"rank {upper['rank']}", f"step {upper['step']}", str(upper["phase"])]
     if status.get("changing"):
         facts.append(f"a view change is under way (newest known epoch {status.get('epoch')})")
-    if status.get("stale"):
-        facts.append("the agent did not answer: these are older values")
     yield " · ".join(facts)
+    if (status.get("ftlib") or {}).get("stale"):
+        yield "the training process does not answer (stopped, or very busy): its numbers are older, or missing"
     coordinator = status.get("coordinator")
     yield f"coordinator {names.get(coordinator, coordinator or 'none')}, policy {status.get('policy', '?')}"
     if status.get("stopped"):
@@ -101,6 +101,12 @@ def _header(status: _Values) -> Iterator[str]:
     under_way = status.get("under_way")
     if under_way:
         yield from explain(Story((), under_way)).splitlines()
+
+
+def _upper(status: _Values) -> _Values:
+    """What the training process said; empty where it has not said anything yet."""
+    upper: _Values = status.get("ftlib") or {}
+    return upper if "phase" in upper else {}
 
 
 def _label(member: _Values) -> str:
@@ -135,7 +141,7 @@ def _against(member: _Values) -> str:
 
 
 def _progress(status: _Values, member_id: str) -> str:
-    upper = status.get("ftlib") or {}
+    upper = _upper(status)
     if member_id == status.get("member"):
         call, finished = upper.get("in_call"), upper.get("finished_calls")
         if call is not None:
@@ -150,7 +156,7 @@ def _progress(status: _Values, member_id: str) -> str:
 
 
 def _counters(status: _Values) -> Iterator[str]:
-    upper = status.get("ftlib") or {}
+    upper = _upper(status)
     if upper:
         calls, pauses = upper["call_seconds"], upper["pauses"]
         mean = calls["sum"] / calls["count"] if calls["count"] else 0.0

@@ -149,6 +149,15 @@ def test_a_member_without_a_data_plane_or_a_view() -> None:
     ]
 
 
+def test_a_training_process_that_does_not_answer_the_agent() -> None:
+    said = "the training process does not answer (stopped, or very busy): its numbers are older, or missing"
+    assert shown({**STATUS, "ftlib": {"stale": True}})[1:3] == ["epoch 4 · 2 members", said]
+    assert shown({**STATUS, "ftlib": {**STATUS["ftlib"], "stale": True}})[1:3] == [
+        "epoch 4 · 2 members · rank 0 · step 90 · active",
+        said,
+    ]
+
+
 def test_an_answer_of_another_version_is_one_line(member: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STATUS, "ftlib", {"phase": "active"})
