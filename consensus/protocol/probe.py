@@ -169,8 +169,11 @@ class Prober:
 
     def deadline(self) -> float:
         """When something is due next."""
-        times = [self.next_round]
-        times += [min(p.ask_others_at, p.fail_at) for p in self.probes.values() if p.stage is ProbeStage.DIRECT]
-        times += [p.fail_at for p in self.probes.values() if p.stage is ProbeStage.INDIRECT]
-        times += [min(relay.nack_at, relay.expires) for relay in self.relays.values()]
-        return min(times)
+        first = self.next_round
+        for probe in self.probes.values():
+            first = min(first, probe.fail_at)
+            if probe.ask_others_at < first and probe.stage is ProbeStage.DIRECT:
+                first = probe.ask_others_at
+        for relay in self.relays.values():
+            first = min(first, relay.nack_at, relay.expires)
+        return first

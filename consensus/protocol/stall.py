@@ -35,6 +35,8 @@ class Stall:
 
     def since(self) -> float | None:
         """Since when at least half of the view has waited for this member; None where it has not."""
+        if not self._waiting:
+            return None
         core = self._core
         own = core.progress
         wanted = own.finished + 1
