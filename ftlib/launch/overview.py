@@ -90,7 +90,7 @@ def _header(status: _Values) -> Iterator[str]:
         facts.append(f"a view change is under way (newest known epoch {status.get('epoch')})")
     yield " · ".join(facts)
     if (status.get("ftlib") or {}).get("stale"):
-        yield "the training process does not answer (stopped, or very busy): its numbers are older, or missing"
+        yield "the training process does not answer (busy, or hung): its numbers are older, or missing"
     coordinator = status.get("coordinator")
     yield f"coordinator {names.get(coordinator, coordinator or 'none')}, policy {status.get('policy', '?')}"
     if status.get("stopped"):

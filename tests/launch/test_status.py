@@ -150,7 +150,7 @@ def test_a_member_without_a_data_plane_or_a_view() -> None:
 
 
 def test_a_training_process_that_does_not_answer_the_agent() -> None:
-    said = "the training process does not answer (stopped, or very busy): its numbers are older, or missing"
+    said = "the training process does not answer (busy, or hung): its numbers are older, or missing"
     assert shown({**STATUS, "ftlib": {"stale": True}})[1:3] == ["epoch 4 · 2 members", said]
     assert shown({**STATUS, "ftlib": {**STATUS["ftlib"], "stale": True}})[1:3] == [
         "epoch 4 · 2 members · rank 0 · step 90 · active",
