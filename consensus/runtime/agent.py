@@ -83,7 +83,8 @@ class Agent:
         self._started = False
         self.traffic = Traffic()
         self._outside = outside
-        self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held)
+        labels = {"job": config.job, "member": member.id}
+        self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held, labels)
         self._tethers = Tethers(self._checked, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..errors import StoppedError
-from ..view import Cause, View
+from ..view import Reason, View
 
 __all__ = ["Snapshot"]
 
@@ -23,7 +23,9 @@ class Snapshot:
     changing: bool = False
     applicants_waiting: bool = False
     stopped: StoppedError | None = None
-    reasons: Mapping[str, Cause] = field(default_factory=dict)
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    driver: str = ""
+    """Who installs the newest chosen view, as far as it is known."""
 
     @property
     def confirmed(self) -> bool:
