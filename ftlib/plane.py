@@ -72,6 +72,8 @@ class Counters:
     """From a freeze to the activation that ended it."""
     call_seconds: Tally = field(default_factory=lambda: Tally(CALLS))
     """From entering a call to its result, view changes included."""
+    last_wait: float = 0.0
+    """Seconds that a call had been in progress here at the last activation; 0 for none. What led to the view change included."""
     state_loads: int = 0
     state_bytes: int = 0
 
@@ -294,6 +296,7 @@ class Plane:
             if self._frozen_at:
                 self.counters.pauses.add(time.monotonic() - self._frozen_at)
             self._frozen_at = 0.0
+            self.counters.last_wait = time.monotonic() - self.current.began if self.current is not None else 0.0
             self.peers = {member_id: state for member_id, state in self.peers.items() if member_id in session.view}
             self.peer_changes = {
                 member_id: since for member_id, since in self.peer_changes.items() if member_id in session.view

@@ -260,9 +260,12 @@ class Rebuilder:
             "joined": joined,
             "driver": driver,
             "pause_seconds": pause,
+            "wait_seconds": self._plane.counters.last_wait,
         }
-        text, extra = "epoch %d: %s; size %s, rank %d; paused %.0f ms%s", about(self._plane, "view", **fields)
-        logger.info(text, new.view.epoch, why, size, new.rank, pause * 1e3, led, extra=extra)
+        wait = self._plane.counters.last_wait
+        waited = f" after {wait - pause:.1f} s of waiting" if wait > pause + 0.1 else ""
+        text, extra = "epoch %d: %s; size %s, rank %d; paused %.0f ms%s%s", about(self._plane, "view", **fields)
+        logger.info(text, new.view.epoch, why, size, new.rank, pause * 1e3, waited, led, extra=extra)
 
     def _why(self, member_id: str, old: Session) -> str:
         """In a few words: what became of it, what was found, and by whom where that was another worker."""

@@ -304,11 +304,11 @@ class ViewChange:
         blocked = now - self._blocked_since
         if now >= self._next_blocked_note:
             self._next_blocked_note = now + BLOCKED_EVERY
-            core.outbox.note(logging.WARNING, "blocked", f"{self._blocked_text()} for {blocked:.0f} s")
+            core.outbox.note(logging.WARNING, "blocked", f"{self._blocked_text()} ({blocked:.0f} s so far)")
         if core.leaving and blocked >= core.config.ready_timeout:  # for the others it is a crash from here on
             core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
         elif blocked >= core.config.quorum_timeout:
-            core.stop(QuorumLostError(f"{self._blocked_text()} for quorum_timeout={core.config.quorum_timeout:g} s"))
+            core.stop(QuorumLostError(f"{self._blocked_text()} (quorum_timeout={core.config.quorum_timeout:g} s is over)"))
 
     def under_way(self) -> dict[str, Any] | None:
         """The change that is not active yet, as plain values: its record so far, and what it waits for."""
@@ -330,7 +330,7 @@ class ViewChange:
         if not waits:
             return f"frozen, waiting for coordinator {core.coordinator()} to propose the next view"
         names = ", ".join(self._named(member) for member in known if member.id in waits)
-        return f"the next view waits for {names}; restart or kill them, or run more members so that a majority survives"
+        return f"the next view waits for {names}; kill them where they hang, or bring their hosts back"
 
     def _named(self, member: Member) -> str:
         """A member, and whether it is dead (but not discountable: it may have voted before it died)."""
