@@ -2,16 +2,17 @@
 
 Founding: a member that may found (its address is the first introducer, or there are none) does so once ``initial_size``
 members have met *and* every other introducer said that it knows no cluster or had time to. So neither starting all members
-at once nor restarting the first introducer makes a second cluster of one job.
+at once nor restarting the first introducer makes a second cluster of one job. Where introducers are names, see ``founding``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..config import Config
-from ..member import Address, Member
-from ..messages import JoinReply
+from ..member import Address, Member, format_address
+from ..messages import JoinReply, Vote
 from ..view import View
 from .member_table import NEVER
 
@@ -33,6 +34,7 @@ class Applicant:
     heard: float
     contact: float = NEVER
     pinged: float = NEVER
+    vote: Vote | None = None
 
 
 class Applicants:
@@ -45,8 +47,8 @@ class Applicants:
     def __len__(self) -> int:
         return len(self._known)
 
-    def heard(self, member: Member, wants: bool, now: float) -> Applicant | None:
-        """A request arrived; None where the queue is full."""
+    def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None) -> Applicant | None:
+        """A request arrived; None where the queue is full. A vote older than the known one is not taken."""
         known = self._known.get(member.id)
         if known is None:
             if len(self._known) >= self._limit:
@@ -54,6 +56,8 @@ class Applicants:
             known = self._known[member.id] = Applicant(member, wants, now)
         known.wants = wants
         known.heard = now
+        if vote is not None and (known.vote is None or vote.turn >= known.vote.turn):
+            known.vote = vote
         return known
 
     def get(self, member_id: str) -> Applicant | None:
@@ -87,11 +91,14 @@ class Applicants:
 class Search:
     """A member without a view looks for one."""
 
-    def __init__(self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float) -> None:
+    def __init__(
+        self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float, barred: str = ""
+    ) -> None:
+        """``barred``: why this member, or whoever is first, must not found (for the error's text)."""
         self._config = config
         self._member = member
-        self.founder = founder
-        self.introducers = [address for address in introducers if address != member.address]
+        self._added: list[Address] = []
+        self.heed(introducers, founder, barred)
         self.started = now
         self.next_send = now
         self.last_reply = now
@@ -99,6 +106,20 @@ class Search:
         self.cluster: View | None = None
         self.coordinator: Member | None = None
         self._lonely: set[Address] = set()
+
+    def heed(self, introducers: tuple[Address, ...], founder: bool, barred: str) -> None:
+        """What the list of introducers comes to now; ``founder``: whether this member may found."""
+        own = self._member.address
+        self.founder = founder
+        self.barred = barred
+        self.first = own if founder else next(iter(introducers), None)
+        self.introducers = [address for address in dict.fromkeys((*introducers, *self._added)) if address != own]
+
+    def add(self, addresses: tuple[Address, ...]) -> None:
+        """More places to ask, beside the list."""
+        self._added += addresses
+        own = self._member.address
+        self.introducers += [each for each in dict.fromkeys(addresses) if each != own and each not in self.introducers]
 
     def replied(self, source: Address, reply: JoinReply, now: float) -> None:
         """An introducer answered."""
@@ -111,13 +132,13 @@ class Search:
             self.cluster = reply.view
             self.coordinator = reply.coordinator
 
-    def targets(self) -> list[Address]:
-        """Whom to ask: the coordinator once it is known, and the introducers."""
+    def targets(self, met: Iterable[Address] = ()) -> list[Address]:
+        """Whom to ask: the coordinator once it is known, and the introducers; before that also ``met``."""
         if self.coordinator is not None and self.cluster is not None:
             # The other members' addresses too: the coordinator may die while we wait.
             others = [member.address for member in self.cluster.members[:16]]
             return list(dict.fromkeys([self.coordinator.address, *others, *self.introducers]))
-        return list(dict.fromkeys(self.introducers))
+        return list(dict.fromkeys([*self.introducers, *met]))
 
     def interval(self) -> float:
         """Seconds between requests."""
@@ -141,9 +162,11 @@ class Search:
             return f"the cluster was found, but no member has answered for {patience:g} s"
         if now - self.started < patience:
             return None
+        if self.barred:
+            return self.barred
         if self.founder:
             return f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
-        silent = [f"{host}:{port}" for host, port in self.introducers if (host, port) not in self._lonely]
+        silent = [format_address(address) for address in self.introducers if address not in self._lonely]
         if silent:
             return f"no answer from introducers {', '.join(silent)} within join_timeout={patience:g} s"
         return (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import StoppedError
-from ..member import Address, Member
+from ..member import Address, Member, format_address
 from ..messages import (
     Accept,
     Accepted,
@@ -48,6 +48,7 @@ from .admission import Admission
 from .core import Core
 from .detection import Detection
 from .effects import Effect
+from .founding import Founding
 from .join import Search
 from .view_change import ViewChange
 
@@ -60,9 +61,22 @@ __all__ = ["Machine"]
 class Machine:
     """One member. ``founder``: whether it may make the first view; ``introducers``: whom to join through."""
 
-    def __init__(self, config: Config, member: Member, rng: Random, *, founder: bool, introducers: tuple[Address, ...]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        member: Member,
+        rng: Random,
+        *,
+        founder: bool,
+        introducers: tuple[Address, ...],
+        voted: bool = False,
+        barred: str = "",
+    ) -> None:
+        """``voted``: members vote who founds (see ``founding``); ``barred``: why whoever is first must not."""
         self._core = Core(config, member, rng)
         self._founder = founder
+        self._founding = Founding(member) if voted else None
+        self._barred = barred
         self._introducers = introducers
         self._change = ViewChange(self._core)
         self._detection: Detection
@@ -73,8 +87,8 @@ class Machine:
         core = self._core
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
-        search = Search(core.config, core.member, self._introducers, self._founder, now)
-        self._admission = Admission(core, self._detection, self._change, search, now)
+        search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
+        self._admission = Admission(core, self._detection, self._change, search, now, self._founding)
         self.tick(now)
 
     # In
@@ -104,6 +118,7 @@ class Machine:
         if alive:
             self._detection.answered_check(member_id)
         self._change.accusations.checked(member_id, alive, detail, now)
+        self._admission.checked(member_id, alive, now)
         self._settle(now)
 
     def hint(self, suspects: tuple[str, ...], now: float) -> None:
@@ -140,6 +155,11 @@ class Machine:
     def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
         """More members to join through."""
         self._admission.add_introducers(addresses, now)
+        self.tick(now)
+
+    def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
+        """The names of the introducers stand for ``addresses`` now; ``founder``: whether this member is first."""
+        self._admission.heed_introducers(addresses, founder, barred, now)
         self.tick(now)
 
     def leave(self, after_call: int | None, now: float) -> None:
@@ -236,7 +256,7 @@ class Machine:
         cause = self._core.evidence.cause(member.id)
         return {
             "id": member.id,
-            "address": f"{member.host}:{member.port}",
+            "address": format_address(member.address),
             "meta": dict(member.meta),
             "status": peer.status.value if peer else "alive",
             "incarnation": peer.incarnation if peer else self._core.table.incarnation,
