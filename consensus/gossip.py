@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 from .config import Config
 from .errors import ConfigError, ConsensusError, StoppedError
 from .interface import Consensus, DataPlane, Mode, Source
-from .member import Address, Member
+from .member import Member
 from .null_plane import NullPlane
 from .protocol.machine import Machine
 from .runtime.background import Background
 from .runtime.driver import Core, Snapshot
 from .runtime.fork import release_in_children
-from .runtime.sockets import SocketPair, open_pair, parsed, resolve_all
+from .runtime.names import Introducers, lookup, parsed
+from .runtime.sockets import SocketPair, open_pair
 from .view import Cause, View
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Gossip(Consensus):
         self._latest_call: int | None = None
         self._latest_status: dict[str, Any] = {}
         self._stopping = False
+        self._introducers = Introducers()
+        self._pair: SocketPair | None = None
 
     @property
     def config(self) -> Config:
@@ -68,6 +71,16 @@ class Gossip(Consensus):
 
     # Life
 
+    def bind(self) -> str:
+        """Bind the control address, now and once; the host of this machine on which a data plane should listen.
+
+        ConfigError where the settings cannot work on this host. ``start`` does it otherwise.
+        """
+        if self._pair is None:
+            self._introducers = lookup(self._config.introducers)
+            self._pair = open_pair(self._config, self._introducers.addresses)
+        return self._pair.interface
+
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
         """Bind, start the agent, and look for the cluster; ConfigError where the settings cannot work on this host.
 
@@ -75,8 +88,9 @@ class Gossip(Consensus):
         """
         if self._background is not None or self._stopping:
             raise ConsensusError("start was called before; a new lifetime needs a new Gossip")
-        introducers = resolve_all(self._config.introducers)
-        pair = open_pair(self._config, introducers)
+        self.bind()
+        pair, introducers = self._pair, self._introducers
+        assert pair is not None  # bound above
         host, port = pair.advertised
         facts = {"pid": str(os.getpid()), **(meta or {})}
         self.member = Member(secrets.token_hex(8), host, port, tuple(sorted(facts.items())))
@@ -101,6 +115,8 @@ class Gossip(Consensus):
             first, self._stopping = not self._stopping, True
         background, agent = self._background, self._agent
         if background is None:
+            if self._pair is not None:
+                self._pair.close()
             return
         if background.here():  # from a callback: it cannot be waited for
             if first and agent is not None:
@@ -223,19 +239,23 @@ class Gossip(Consensus):
 
     # Inside
 
-    async def _open(self, pair: SocketPair, introducers: tuple[Address, ...], plane: DataPlane) -> None:
+    async def _open(self, pair: SocketPair, introducers: Introducers, plane: DataPlane) -> None:
         """On the loop's thread: put the agent together and start it."""
         from .runtime.agent import Agent  # noqa: PLC0415 - aiohttp takes longer to import than all of consensus
 
-        own = self.member.address
+        own, size = self.member.address, self._config.initial_size
         machine = Machine(
             self._config,
             self.member,
             random.Random(random.SystemRandom().getrandbits(128)),
-            founder=not introducers or introducers[0] == own,
-            introducers=tuple(address for address in introducers if address != own),
+            founder=introducers.founder(own, size),
+            introducers=tuple(address for address in introducers.addresses if address != own),
+            voted=introducers.named,
+            barred=introducers.barred(size),
         )
-        self._agent = Agent(self._config, self.member, pair, machine, plane, self._publish, self._sources, introducers)
+        self._agent = Agent(
+            self._config, self.member, pair, machine, plane, self._publish, self._sources, introducers.addresses
+        )
         await self._agent.start()
 
     def _running(self) -> tuple[Background, Agent]:

@@ -75,6 +75,13 @@ class Consensus(ABC):
 
     member: Member
 
+    def bind(self) -> str | None:
+        """Bind the control address now rather than in ``start``; the host on which the data plane should listen.
+
+        None: this backend cannot tell. Idempotent.
+        """
+        return None
+
     @abstractmethod
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
         """Bind, start the agent, and look for the cluster. ``meta`` is advertised with this member."""

@@ -19,7 +19,8 @@ from ..member import Address, Member, format_address
 from ..messages import Envelope, EvidenceKind, Message
 from .driver import Core, Driver, Snapshot
 from .http import HttpClient, HttpServer
-from .sockets import Endpoint, SocketPair, numeric, resolve
+from .names import Endpoint, Introducers, lookup, numeric, resolve
+from .sockets import SocketPair
 from .tether import Answer, Tethers, ask, identity_headers
 from .traffic import Direction, Traffic
 from .udp import Udp, fits
@@ -30,6 +31,9 @@ _LOOK_TIMEOUT = 1.0
 """How long an address may take to say who listens there."""
 
 _NOBODY = "nobody listens there"
+
+_LOOKUP_EVERY = 1.0
+"""How often introducers that are names are looked up again, until there is a view: other members come up meanwhile."""
 
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
@@ -84,6 +88,8 @@ class Agent:
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
         self.driver.perform(self.driver.core.start)
+        if Introducers(self._config.introducers).named:
+            self._spawn(self._follow_names())
 
     async def close(self) -> None:
         """End without a goodbye. New connections are refused from here on. Idempotent."""
@@ -174,7 +180,7 @@ class Agent:
     # What arrives
 
     def _datagram(self, data: bytes, source: tuple[Any, ...]) -> None:
-        self._arrived(data, f"{source[0]}:{source[1]}", MAX_DATAGRAM)
+        self._arrived(data, format_address((source[0], source[1])), MAX_DATAGRAM)
 
     def _posted(self, data: bytes, source: str) -> None:
         self._arrived(data, source, MAX_BYTES)
@@ -237,6 +243,22 @@ class Agent:
         self.traffic.count(Direction.SENT, type(message).__name__, len(sealed))
         if not await self._client.post(address, sealed):
             self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
+
+    async def _follow_names(self) -> None:
+        """Tell the core what the introducers' names stand for, until it has a view."""
+        loop, config, driver = asyncio.get_running_loop(), self._config, self.driver
+        latest = Introducers(config.introducers, tuple(self._introducers))
+        while not self._closed and driver.core.active_view is None:
+            await asyncio.sleep(_LOOKUP_EVERY)
+            found = await loop.run_in_executor(None, lookup, config.introducers)
+            if found == latest or driver.core.active_view is not None:
+                continue
+            latest = found
+            self._introducers = list(found.addresses)
+            founder, barred = found.founder(self._member.address, config.initial_size), found.barred(config.initial_size)
+            addresses = ", ".join(map(format_address, found.addresses))
+            driver.note(logging.INFO, "names", f"introducers are now {addresses}{'; this is the first' if founder else ''}")
+            driver.perform(lambda now: driver.core.heed_introducers(found.addresses, founder, barred, now))  # noqa: B023
 
     async def _fence(self, member: Member, supervisor: str, reason: str) -> None:
         request = {"job": self._config.job, "member": member.id, "pid": member.fact("pid"), "reason": reason}
