@@ -44,6 +44,7 @@ class Config:
     """Where to listen (one port number for UDP and HTTP; 0: any free one).
 
     Empty: the first free address of this host among ``introducers``, else any port on the interface that leads to them.
+    ``:port``: that port on that interface.
     """
 
     advertise: str | None = None
@@ -150,7 +151,7 @@ class Config:
             raise ConfigError("socket_fds takes two descriptors: a UDP and a listening TCP socket")
         for name, text in [("bind", self.bind), ("advertise", self.advertise)]:
             if text:
-                _checked_address(name, text)
+                _checked_address(name, f"127.0.0.1{text}" if name == "bind" and text.startswith(":") else text)
         for text in self.introducers:
             _checked_address("introducers", text)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config import Config
 from .errors import ConfigError, ConsensusError, StoppedError
-from .interface import Consensus, DataPlane, Mode, Source
+from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .member import Member
 from .null_plane import NullPlane
 from .protocol.machine import Machine
@@ -71,15 +71,12 @@ class Gossip(Consensus):
 
     # Life
 
-    def bind(self) -> str:
-        """Bind the control address, now and once; the host of this machine on which a data plane should listen.
-
-        ConfigError where the settings cannot work on this host. ``start`` does it otherwise.
-        """
+    def bind(self) -> Bound:
+        """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host."""
         if self._pair is None:
             self._introducers = lookup(self._config.introducers)
             self._pair = open_pair(self._config, self._introducers.addresses)
-        return self._pair.interface
+        return Bound(self._pair.advertised, self._pair.interface)
 
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
         """Bind, start the agent, and look for the cluster; ConfigError where the settings cannot work on this host.

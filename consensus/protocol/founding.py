@@ -2,8 +2,9 @@
 
 A list of numeric addresses is the same for everybody, so its first address founds. A name that stands for several members is
 not: each lookup shows those that are up by then, and two members may both find themselves first. So there every member has
-one *vote*. A member that is first in what it sees is a candidate and votes for itself; the others vote for the first member
-of *their* list once they have met it. A candidate founds with those that voted for it, at least ``initial_size`` with itself.
+one *vote*. A member that is first in what it sees is a candidate and votes for itself; the others vote for the candidate that
+is first in *their* list, or after ``_PREFERENCE`` for the lowest address of those they met (a host may be known by another
+address elsewhere). A candidate founds with those that voted for it, at least ``initial_size`` with itself.
 
 A vote, once given, is taken back only (1) after its candidate has given up its candidacy, which it says by a vote for another
 or for nobody: votes for an old candidacy count no more; or (2) after the candidate is proven dead, and ``GRACE`` later,
@@ -26,6 +27,9 @@ __all__ = ["GRACE", "Founding"]
 GRACE = 0.6
 """Seconds from the proof that a candidate died to the next vote: many times what its last messages take."""
 
+_PREFERENCE = 1.0
+"""How long a member holds out for the first of its list. For whom it votes matters for success alone, not for safety."""
+
 _CHECK_EVERY = 1.0
 """A candidate that has been silent for so long is looked after."""
 
@@ -33,8 +37,9 @@ _CHECK_EVERY = 1.0
 class Founding:
     """This member's vote, and the count of the others'."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, now: float = 0.0) -> None:
         self._member = member
+        self._started = now
         self._candidate: Member | None = None
         self._candidacy = 0
         self._turn = 0
@@ -63,7 +68,7 @@ class Founding:
         if self._candidate is None and now >= self._free_at:
             if founder:
                 self._choose(self._member, self._turn + 1)
-            elif (found := _candidate_at(first, applicants, now)) is not None and found.vote is not None:
+            elif (found := self._favourite(first, applicants, now)) is not None and found.vote is not None:
                 self._choose(found.member, found.vote.candidacy)
         return self._turn != before
 
@@ -101,16 +106,19 @@ class Founding:
         known = applicants.get(candidate.id)
         return known is not None and known.vote is not None and known.vote.turn > self._candidacy
 
+    def _favourite(self, first: Address | None, applicants: Applicants, now: float) -> Applicant | None:
+        """Whom to vote for, if it is there."""
+        candidates = [
+            applicant
+            for applicant in applicants.fresh(now, wanting=False)
+            if applicant.vote is not None and applicant.vote.founder == applicant.member.id
+        ]
+        best = [applicant for applicant in candidates if applicant.member.address == first]
+        if not best and now - self._started >= _PREFERENCE:
+            best = candidates
+        return min(best, key=lambda applicant: applicant.member.address, default=None)
+
     def _choose(self, candidate: Member | None, candidacy: int) -> None:
         self._turn += 1
         self._candidate = candidate
         self._candidacy = candidacy
-
-
-def _candidate_at(address: Address | None, applicants: Applicants, now: float) -> Applicant | None:
-    """The member at ``address``, if it is a candidate."""
-    for applicant in applicants.fresh(now, wanting=False):
-        vote = applicant.vote
-        if applicant.member.address == address and vote is not None and vote.founder == applicant.member.id:
-            return applicant
-    return None

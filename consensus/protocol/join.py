@@ -162,8 +162,9 @@ class Search:
             return f"the cluster was found, but no member has answered for {patience:g} s"
         if now - self.started < patience:
             return None
-        if self.barred:
-            return self.barred
+        return self.barred or self._unmet(patience)
+
+    def _unmet(self, patience: float) -> str:
         if self.founder:
             return f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
         silent = [format_address(address) for address in self.introducers if address not in self._lonely]

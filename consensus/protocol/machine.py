@@ -75,7 +75,7 @@ class Machine:
         """``voted``: members vote who founds (see ``founding``); ``barred``: why whoever is first must not."""
         self._core = Core(config, member, rng)
         self._founder = founder
-        self._founding = Founding(member) if voted else None
+        self._voted = voted
         self._barred = barred
         self._introducers = introducers
         self._change = ViewChange(self._core)
@@ -88,7 +88,8 @@ class Machine:
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
-        self._admission = Admission(core, self._detection, self._change, search, now, self._founding)
+        founding = Founding(core.member, now) if self._voted else None
+        self._admission = Admission(core, self._detection, self._change, search, now, founding)
         self.tick(now)
 
     # In

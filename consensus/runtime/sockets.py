@@ -61,6 +61,8 @@ def open_pair(config: Config, introducers: Sequence[Address] = ()) -> SocketPair
     advertise = None if config.advertise is None else _advertisable(config.advertise)
     if config.socket_fds:
         udp, tcp = _adopt(config.socket_fds)
+    elif config.bind.startswith(":"):
+        udp, tcp = _bind(format_address((_towards(introducers), int(config.bind[1:]))))
     elif config.bind:
         udp, tcp = _bind(config.bind)
     else:
@@ -155,11 +157,7 @@ def _bind_first(config: Config, advertise: Address | None, introducers: Sequence
         opened = _try(address) if numeric(address) is not None else None
         if opened is not None:
             return opened
-    host = _route(introducers)
-    if host is None:
-        raise ConfigError(
-            f"no route leads to {', '.join(map(format_address, introducers))}: check introducers, or give bind an interface"
-        )
+    host = _towards(introducers)
     # A name shows this host later, perhaps: the others will look for it at the name's port, or at the advertised one.
     named = [parse_address(text) for text in config.introducers]
     ports = [address[1] for address in named if numeric(address) is None] + ([] if advertise is None else [advertise[1]])
@@ -168,6 +166,18 @@ def _bind_first(config: Config, advertise: Address | None, introducers: Sequence
         if opened is not None:
             return opened
     return _open((host, 0))
+
+
+def _towards(introducers: Sequence[Address]) -> str:
+    """This host's address on the interface that leads to the introducers; loopback without any."""
+    if not introducers:
+        return _LOOPBACK[0]
+    host = _route(introducers)
+    if host is None:
+        raise ConfigError(
+            f"no route leads to {', '.join(map(format_address, introducers))}: check introducers, or give bind an interface"
+        )
+    return host
 
 
 def _try(address: Address) -> _Sockets | None:

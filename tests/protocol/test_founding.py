@@ -37,6 +37,9 @@ def test_others_vote_for_the_first_of_their_list_once_it_is_a_candidate() -> Non
     assert not one.consider(A.address, False, met, 0.0), "it does not run"
     met.heard(C, False, 0.0, Vote("c", 1, 1))
     assert not one.consider(A.address, False, met, 0.0), "that is not whom the list says"
+    late = Founding(B)
+    met.heard(C, False, 1.0, Vote("c", 1, 1))
+    assert late.consider(A.address, False, met, 1.0) and late.candidate == C, "but better than nobody, after a while"
     met.heard(A, False, 0.1, Vote("a", 1, 1))
     assert one.consider(A.address, False, met, 0.1)
     assert one.vote == Vote("a", 1, 1)
