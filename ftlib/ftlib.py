@@ -345,7 +345,10 @@ class FTLib:
         try:
             bound = self._consensus.bind()
         except ConsensusConfigError as error:
-            raise ConfigError(str(error)) from None
+            launch = settings.launched
+            derived = launch is not None and launch.settings.get("bind") == settings.consensus.bind and launch.store is None
+            hint = f"; under {launch.by} that is FTLIB_PORT, the same for all workers" if launch is not None and derived else ""
+            raise ConfigError(f"{error}{hint}") from None
         if bound is None:
             return parse_address(settings.consensus.bind)[0]
         _check_bound(settings, bound)
