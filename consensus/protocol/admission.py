@@ -140,6 +140,10 @@ class Admission:
         if self._core.view is None:
             self.search.next_send = now
 
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody listens at an introducer's address."""
+        self.search.attend(address, listening)
+
     # Letting in
 
     def on_join_request(self, sender: str, address: Address, request: JoinRequest, now: float) -> None:

@@ -1,7 +1,8 @@
 """Getting in: the applicants that a member knows, and a joiner's own search for the cluster.
 
 Founding: a member that may found (its address is the first introducer, or there are none) does so once ``initial_size``
-members have met *and* every other introducer said that it knows no cluster or had time to. So neither starting all members
+members have met *and* every other introducer said that it knows no cluster or had time to: much time where somebody listens
+(a stopped or overloaded member may know one), little where nobody does. So neither starting all members
 at once nor restarting the first introducer makes a second cluster of one job. Where introducers are names, see ``founding``.
 """
 
@@ -23,6 +24,9 @@ FRESH = 1.5
 
 FOUNDING_PATIENCE = 0.6
 """How long a founder waits for introducers that do not answer: two rounds of the members' beacon."""
+
+MUTE_PATIENCE = 10.0
+"""The same where somebody listens and does not answer (at most half of ``join_timeout``)."""
 
 
 @dataclass(slots=True)
@@ -106,6 +110,7 @@ class Search:
         self.cluster: View | None = None
         self.coordinator: Member | None = None
         self._lonely: set[Address] = set()
+        self._listening: set[Address] = set()
 
     def heed(self, introducers: tuple[Address, ...], founder: bool, barred: str) -> None:
         """What the list of introducers comes to now; ``founder``: whether this member may found."""
@@ -132,6 +137,10 @@ class Search:
             self.cluster = reply.view
             self.coordinator = reply.coordinator
 
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody who may be of this job listens at ``address``, whatever he says or not."""
+        (self._listening.add if listening else self._listening.discard)(address)
+
     def targets(self, met: Iterable[Address] = ()) -> list[Address]:
         """Whom to ask: the coordinator once it is known, and the introducers; before that also ``met``."""
         if self.coordinator is not None and self.cluster is not None:
@@ -151,7 +160,9 @@ class Search:
         consulted = self._lonely.issuperset(self.introducers)
         if consulted and (self.introducers or not self._config.introducers):
             return True
-        return now - self.started >= FOUNDING_PATIENCE
+        mute = self._listening.intersection(self.introducers) - self._lonely
+        patience = min(MUTE_PATIENCE, self._config.join_timeout / 2) if mute else FOUNDING_PATIENCE
+        return now - self.started >= patience
 
     def failure(self, now: float) -> str | None:
         """Why the search has failed for good; None while it has not."""

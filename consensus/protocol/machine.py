@@ -158,6 +158,10 @@ class Machine:
         self._admission.add_introducers(addresses, now)
         self.tick(now)
 
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody who may be of this job listens at an introducer's ``address``."""
+        self._admission.attend(address, listening)
+
     def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
         """The names of the introducers stand for ``addresses`` now; ``founder``: whether this member is first."""
         self._admission.heed_introducers(addresses, founder, barred, now)

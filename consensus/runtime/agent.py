@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ _LOOK_TIMEOUT = 1.0
 
 _NOBODY = "nobody listens there"
 
-_LOOKUP_EVERY = 1.0
+_LOOKUP_EVERY = 0.5
 """How often introducers that are names are looked up again, until there is a view: other members come up meanwhile."""
 
 _FOREIGNERS = 64
@@ -88,6 +89,7 @@ class Agent:
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
         self.driver.perform(self.driver.core.start)
+        self._spawn(self._attend())
         if Introducers(self._config.introducers).named:
             self._spawn(self._follow_names())
 
@@ -243,6 +245,32 @@ class Agent:
         self.traffic.count(Direction.SENT, type(message).__name__, len(sealed))
         if not await self._client.post(address, sealed):
             self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
+
+    async def _attend(self) -> None:
+        """Tell the core at which introducers somebody listens, until it knows a cluster."""
+        while not self._closed and self.driver.core.known_view is None:
+            others = [address for address in self._introducers if address != self._member.address]
+            if not others:
+                return
+            await asyncio.gather(*(self._attend_to(address) for address in others))
+            await asyncio.sleep(_LOOKUP_EVERY)
+
+    async def _attend_to(self, address: Address) -> None:
+        core = self.driver.core
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT):
+                sock = socket.socket((endpoint := await resolve(address)).family, socket.SOCK_STREAM)
+                with sock:
+                    sock.setblocking(False)
+                    await asyncio.get_running_loop().sock_connect(sock, endpoint.sockaddr)
+        except OSError:  # TimeoutError is one of them: that host is away
+            self.driver.perform(lambda _now: core.attend(address, False))
+            return
+        self.driver.perform(lambda _now: core.attend(address, True))  # before it answers: perhaps it cannot
+        answer = await self._look(address)
+        foreign = answer is None or (isinstance(answer, Answer) and answer.job != self._config.job)
+        if foreign:
+            self.driver.perform(lambda _now: core.attend(address, False))
 
     async def _follow_names(self) -> None:
         """Tell the core what the introducers' names stand for, until it has a view."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -50,6 +52,14 @@ def together(group: list[Gossip]) -> None:
             assert time.monotonic() < deadline, (member.view, member.status()["notes"])
             time.sleep(0.005)
     assert len({member.view.view_id for member in group if member.view is not None}) == 1
+
+
+def wait_for(member: Gossip, size: int) -> None:
+    """It is in a view of so many."""
+    deadline = time.monotonic() + TIMEOUT
+    while member.view is None or len(member.view) != size:
+        assert member.stopped is None and time.monotonic() < deadline, (member.stopped, member.view)
+        time.sleep(0.005)
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -112,6 +122,30 @@ def test_the_first_of_one_list_restarted_joins_the_others() -> None:
         with members(one) as [again]:
             assert format_address(again.member.address) == introducers[0]
             together([again, *group[1:]])
+
+
+def test_the_first_of_one_list_restarted_does_not_found_while_another_cannot_answer() -> None:
+    introducers = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
+    one = {"bind": "", "introducers": introducers, "initial_size": 1}
+    with ExitStack() as stack:
+        with members(one) as [first]:
+            wait_for(first, 1)
+            other = spawn(job="test", bind=introducers[1], introducers=introducers)
+            stack.callback(other.close)
+            wait_for(first, 2)
+        deadline = time.monotonic() + TIMEOUT
+        while len(status_of(other)["members"]) != 1:
+            assert time.monotonic() < deadline
+        other.pause()  # as on an overloaded machine
+        [again] = stack.enter_context(members(one))
+        assert again.wait_view(1.0) is None
+        os.kill(other.process.pid, signal.SIGCONT)
+        wait_for(again, 2)
+
+
+def status_of(peer: Peer) -> Any:
+    with urllib.request.urlopen(f"http://{peer.address}/status", timeout=5) as response:
+        return json.load(response)
 
 
 def test_a_foreign_program_at_the_first_address_is_named() -> None:
@@ -260,8 +294,8 @@ def views(hosts: list[Host], peers: list[Peer]) -> list[str]:
     """The view of each peer, empty before the first."""
     found = []
     for host, peer in zip(hosts, peers, strict=True):
-        with host.inside(), urllib.request.urlopen(f"http://{peer.address}/status", timeout=5) as response:
-            status = json.load(response)
+        with host.inside():
+            status = status_of(peer)
         found.append(status["view_id"] if status["active_epoch"] and len(status["members"]) == len(peers) else "")
     return found
 

@@ -14,6 +14,7 @@ import pytest
 
 from ftlib import ConfigError, FTLib, JoinError
 from tests.consensus.test_addresses import free_ports
+from tests.network import Network, needs_network
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.process
@@ -104,3 +105,23 @@ def test_rank_0_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     store.set(f"ftlib/torchrun-none-{store.port}-0/founder", f"127.0.0.1:{gone}")
     with pytest.raises(JoinError, match=rf"127.0.0.1:{gone}, which it published, does not answer"):
         FTLib.init(join_timeout=0.3)
+
+
+def test_loopback_is_of_no_use_to_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"JOB_ID": "3", "STEP_ID": "0", "PROCID": "0", "NTASKS": "2", "STEP_NODELIST": "localhost,node2"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("FTLIB_PORT", str(free_ports(1)[0]))
+    with pytest.raises(
+        ConfigError, match=r"Slurm runs workers on several hosts.*which is loopback \(see /etc/hosts\): set FTLIB_BIND"
+    ):
+        FTLib.init()
+
+
+@needs_network
+def test_an_interface_that_was_derived_must_be_trusted_too() -> None:
+    with Network(1) as [host], host.inside():
+        with pytest.raises(ConfigError, match=r"bind=10.77.0.1:\d+: members do not authenticate each other"):
+            FTLib.init(introducers=["10.77.0.9:7000"])
+        with pytest.raises(ConfigError, match=r"no route leads to 10\.99\.0\.1:7000"):
+            FTLib.init(introducers=["10.99.0.1:7000"])

@@ -105,7 +105,7 @@ def answering(data: bytes) -> Iterator[str]:
 
         def serve() -> None:
             for _ in range(2):
-                with server.accept()[0] as client, contextlib.suppress(ConnectionError):  # the first only connects
+                with server.accept()[0] as client, contextlib.suppress(OSError):  # the first only connects
                     client.sendall(data)
                     client.shutdown(socket.SHUT_WR)
                     while client.recv(4096):
