@@ -169,10 +169,14 @@ def _bind_first(config: Config, advertise: Address | None, introducers: Sequence
 
 
 def _towards(introducers: Sequence[Address]) -> str:
-    """This host's address on the interface that leads to the introducers; loopback without any."""
+    """This host's address on the interface that leads to the introducers; loopback without any.
+
+    For a name that cannot be resolved yet it is the default route.
+    """
     if not introducers:
         return _LOOPBACK[0]
-    host = _route(introducers)
+    unknown = any(numeric(address) is None for address in introducers)
+    host = _route([*introducers, *(_FAR if unknown else ())])
     if host is None:
         raise ConfigError(
             f"no route leads to {', '.join(map(format_address, introducers))}: check introducers, or give bind an interface"

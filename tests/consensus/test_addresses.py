@@ -251,6 +251,12 @@ def test_wildcards_second_addresses_and_both_families() -> None:
         with members({**other, "bind": "0.0.0.0:7000"}, {"bind": "", **named}, host=[two, one]) as group:
             together(group)
             assert group[0].bind().interface == "192.0.2.2"
+        # a name that nobody knows yet: the default route, and the port where the others will look for it
+        one.ip("route add default via 10.77.0.2")
+        with one.inside():
+            pair = opened(Config(bind="", introducers=("later.invalid:7003",)))
+            pair.close()
+        assert pair.advertised == ("10.77.0.1", 7003)
         # IPv6, bound by wildcard too
         six = {"introducers": ("[fd77::1]:7000",)}
         with members({"bind": "[::]:7000", **six}, {"bind": "", **six}, host=[one, two]) as group:
