@@ -490,10 +490,14 @@ def _check_bound(settings: Settings, bound: Bound) -> None:
     loopback = ipaddress.ip_address(host).is_loopback
     if not settings.insecure and not loopback:
         raise ConfigError(f"bind={where}: members do not authenticate each other yet; give insecure=True in a trusted network")
-    if loopback and settings.launched is not None and settings.launched.several_hosts:
+    launch = settings.launched
+    if loopback and launch is not None and launch.several_hosts:
+        way_out = (
+            "FTLIB_BIND=ADDRESS:0 here" if launch.store else "FTLIB_INTRODUCERS=ADDRESS:PORT and FTLIB_INITIAL_SIZE everywhere"
+        )
         raise ConfigError(
-            f"{settings.launched.by} runs workers on several hosts, but here {where} is what leads to the first of them, which "
-            "is loopback (see /etc/hosts): set FTLIB_BIND=ADDRESS:0 on this host, an address that the others reach"
+            f"{launch.by} runs workers on several hosts, but here {where} is what leads to the first of them, which "
+            f"is loopback: correct /etc/hosts, or set {way_out}, with an address that the others reach"
         )
 
 

@@ -113,7 +113,8 @@ def test_loopback_is_of_no_use_to_several_hosts(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("FTLIB_PORT", str(free_ports(1)[0]))
     with pytest.raises(
-        ConfigError, match=r"Slurm runs workers on several hosts.*which is loopback \(see /etc/hosts\): set FTLIB_BIND"
+        ConfigError,
+        match=r"Slurm runs workers on several hosts.*which is loopback: correct /etc/hosts, or set FTLIB_INTRODUCERS",
     ):
         FTLib.init()
 
