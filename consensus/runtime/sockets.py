@@ -43,7 +43,7 @@ class SocketPair:
     udp: socket.socket
     tcp: socket.socket
     advertised: Address
-    interface: str
+    interface: str = ""
     """The address of this host on which the data plane listens."""
 
     def close(self) -> None:
