@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 from urllib.parse import unquote
 
 from .codec import MAX_DATAGRAM, Codec
@@ -38,6 +39,8 @@ __all__ = ["Check", "Diagnosis", "Grade", "diagnose"]
 _UDP_TRIES = 4
 _UDP_WAIT = 0.25
 _MAX_BODY = 16 << 20
+_STATUS_TIMEOUT = 3.0
+"""An agent asks its training process, which may be busy."""
 _CLOCK_LIMIT = 2.0
 """Seconds. The Date header of HTTP is good for one; logs of two hosts that differ by more are hard to read together."""
 
@@ -183,7 +186,7 @@ class _Patient:
                 "identity",
                 Grade.BAD,
                 f"{listens} it does not answer within {self._timeout:g} s",
-                "is that process stopped (SIGSTOP, debugger), or no member at all?",
+                "is that worker stopped (SIGSTOP, Ctrl-Z, a debugger), or no member at all?",
             )
         except http.client.HTTPException as error:
             if isinstance(error, http.client.RemoteDisconnected):
@@ -292,6 +295,17 @@ class _Patient:
 
     def _find_the_lost(self, pings: _Pings) -> bool:
         """Datagrams get no answer: on which way are they lost."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self._get("/identity")
+            return self._find_the_way()
+        return self._add(
+            "identity",
+            Grade.BAD,
+            f"{self._where} answered at first, and now no more",
+            "has that process ended, or been stopped (SIGSTOP, Ctrl-Z, a debugger)?",
+        )
+
+    def _find_the_way(self) -> bool:
         host, port = self._address
         back = self._answers_by_udp(pings)
         there = self._arrives(pings)
@@ -336,14 +350,21 @@ class _Patient:
 
     def _strangers(self) -> int | None:
         try:
-            status, _, body = self._get("/status")
-            counts = json.loads(body)["messages"]["received"] if status == 200 else None
-            return None if counts is None else int(counts.get("Stranger", {"messages": 0})["messages"])
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+            return int(self._status()["messages"]["received"].get("Stranger", {"messages": 0})["messages"])
+        except (KeyError, TypeError, AttributeError):
             return None
 
-    def _get(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(*self._address, timeout=self._timeout)
+    def _status(self) -> dict[str, Any]:
+        """What the member believes; empty where it does not tell."""
+        try:
+            status, _, body = self._get("/status", max(self._timeout, _STATUS_TIMEOUT))
+            value = json.loads(body) if status == 200 else None
+        except (OSError, http.client.HTTPException, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def _get(self, path: str, timeout: float | None = None) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(*self._address, timeout=timeout or self._timeout)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -473,8 +473,8 @@ def _check_bind(settings: Settings) -> None:
     host = parse_address(bind)[0]
     try:
         found = {ipaddress.ip_address(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise ConfigError(f"bind={bind}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
+    except (OSError, UnicodeError):
+        raise ConfigError(f"bind={bind}: cannot resolve {host!r}; give an address of this host") from None
     if not settings.insecure and not all(address.is_loopback for address in found):
         raise ConfigError(f"bind={bind}: members do not authenticate each other yet; give insecure=True in a trusted network")
 

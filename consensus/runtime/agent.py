@@ -304,7 +304,7 @@ class Agent:
         while not self._closed and driver.core.active_view is None:
             await asyncio.sleep(_LOOKUP_EVERY)
             found = await loop.run_in_executor(None, lookup, config.introducers)
-            if found == latest or driver.core.active_view is not None:
+            if found == latest or driver.core.active_view is not None or self._outside.held():
                 continue
             latest = found
             self._introducers = list(found.addresses)

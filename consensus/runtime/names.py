@@ -7,6 +7,7 @@ its cluster it looks names up again (``Agent``). Lookups that may block are kept
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import ipaddress
 import socket
@@ -17,7 +18,19 @@ from typing import Any
 from ..errors import ConfigError
 from ..member import Address, format_address, parse_address
 
-__all__ = ["Endpoint", "Introducers", "link_local", "lookup", "numeric", "parsed", "resolve", "resolve_all", "sockaddr_address"]
+__all__ = [
+    "Endpoint",
+    "Introducers",
+    "endpoints",
+    "link_local",
+    "lookup",
+    "numeric",
+    "parsed",
+    "refuse_link_local",
+    "resolve",
+    "resolve_all",
+    "sockaddr_address",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +90,29 @@ def link_local(host: str) -> bool:
     return address.version == 6 and address.is_link_local
 
 
+def endpoints(address: Address, flags: int = 0) -> list[Endpoint]:
+    """All that ``address`` stands for, without repetition; OSError where it is nothing. Blocks while a name is looked up."""
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError:  # what Python makes of empty and overlong labels
+        raise OSError(errno.EINVAL, "no host name") from None
+    return list(dict.fromkeys(Endpoint(item[0], item[4]) for item in found))
+
+
 @functools.lru_cache(maxsize=8192)
 def numeric(address: Address) -> Endpoint | None:
     """The endpoint of a numeric address; None for a name. Never blocks."""
     try:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return endpoints(address, socket.AI_NUMERICHOST)[0]
     except OSError:
         return None
-    return Endpoint(found[0][0], found[0][4])
 
 
 async def resolve(address: Address) -> Endpoint:
     """The first endpoint of ``address``; OSError where there is none."""
     endpoint = numeric(address)
     if endpoint is None:
-        found = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
-        endpoint = Endpoint(found[0][0], found[0][4])
+        endpoint = (await asyncio.get_running_loop().run_in_executor(None, endpoints, address))[0]
     return endpoint
 
 
@@ -127,14 +147,14 @@ def resolve_all(texts: Sequence[str], *, setting: str = "introducers") -> tuple[
     for text in texts:
         address = parsed(setting, text)
         try:
-            found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            found = endpoints(address)
         except OSError:
             result[address] = None
             continue
         # of a name with both families take one, or a member would be asked twice and found twice
-        families = {item[0] for item in found}
+        families = {each.family for each in found}
         family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
-        hosts = {str(item[4][0]) for item in found if item[0] == family}
+        hosts = {str(each.sockaddr[0]) for each in found if each.family == family}
         for host in sorted((host for host in hosts if not link_local(host)), key=_number):
             result[host, address[1]] = None
     return tuple(result)

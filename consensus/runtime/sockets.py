@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ..config import Config
 from ..errors import ConfigError
 from ..member import Address, format_address, parse_address
-from .names import Endpoint, numeric, parsed, refuse_link_local, resolve, resolve_all, sockaddr_address
+from .names import Endpoint, endpoints, numeric, parsed, refuse_link_local, resolve, resolve_all, sockaddr_address
 
 __all__ = ["Endpoint", "SocketPair", "numeric", "open_pair", "parsed", "resolve", "resolve_all", "sockaddr_address"]
 
@@ -115,10 +115,10 @@ def _bind(text: str) -> _Sockets:
     host, port = parse_address(text)
     refuse_link_local("bind", (host, port))
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = endpoints((host, port), socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"bind={text}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
-    hosts = list(dict.fromkeys(str(item[4][0]) for item in found))
+    hosts = [str(each.sockaddr[0]) for each in found]
     refused: OSError | None = None
     for each in hosts:
         try:
@@ -193,9 +193,8 @@ def _try(address: Address) -> _Sockets | None:
 
 def _open(address: Address) -> _Sockets:
     """Both sockets on one port number; where that is 0, ports are drawn until one is free for both. OSError."""
-    host, port = address
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, sockaddr = found[0][0], found[0][4]
+    endpoint = endpoints(address, socket.AI_PASSIVE)[0]
+    family, sockaddr, port = endpoint.family, endpoint.sockaddr, address[1]
     for attempt in range(_ATTEMPTS):
         tcp = socket.socket(family, socket.SOCK_STREAM)
         udp = socket.socket(family, socket.SOCK_DGRAM)
@@ -225,10 +224,9 @@ def _advertisable(text: str) -> Address:
     host, port = parse_address(text)
     refuse_link_local("advertise", (host, port))
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        address = str(endpoints((host, port))[0].sockaddr[0])
     except OSError:
         return (host, port)
-    address = str(found[0][4][0])
     if address in _WILDCARDS:
         raise ConfigError(f"advertise={text} is every interface, which nobody can connect to: give the address that others use")
     return (address, port)

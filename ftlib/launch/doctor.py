@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from consensus import Config, ConfigError, Gossip, format_address, parse_address
+from consensus import Config, ConfigError, Gossip, Home, format_address, parse_address
 from consensus.diagnosis import Check, Diagnosis, Grade, diagnose
 
 from .. import errors
@@ -38,10 +38,12 @@ def examine(address: str, *, job: str | None, timeout: float, environment: Mappi
         raise errors.ConfigError(f"{address!r} needs the port that a member listens on, not 0")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         diagnosis = Diagnosis((host, port))
         remedy = "check the name and this host's DNS, or give a numeric address"
-        diagnosis.add("name", Grade.BAD, f"{host!r} cannot be resolved here ({error.strerror})", remedy)
+        diagnosis.add(
+            "name", Grade.BAD, f"{host!r} cannot be resolved here ({getattr(error, 'strerror', 'no host name')})", remedy
+        )
         return [diagnosis]
     hosts = list(dict.fromkeys(str(item[4][0]) for item in found))
     if any("." in each for each in hosts) and ":" not in host:
@@ -117,7 +119,7 @@ def _table(diagnosis: Diagnosis) -> Table:
 
 def listen(address: str, console: Console) -> int:
     """Be what ``ftlib doctor`` at another host can examine, until interrupted: a member of a job that nobody knows."""
-    gossip = Gossip(Config(job=f"doctor-{secrets.token_hex(8)}", bind=address))
+    gossip = Gossip(Config(job=f"doctor-{secrets.token_hex(8)}", bind=address, agent=Home.THREAD))
     over = threading.Event()
     try:
         gossip.start()

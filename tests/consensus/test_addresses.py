@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from consensus import Config, ConfigError, Gossip, JoinError, format_address
+from consensus import Config, ConfigError, Gossip, Home, JoinError, format_address
 from consensus.runtime.names import lookup, resolve_all
 from consensus.runtime.sockets import SocketPair, open_pair
 from tests.network import Host, Network, needs_filter, needs_network
@@ -34,7 +34,7 @@ def members(*settings: dict[str, Any], host: list[Host] | None = None) -> Iterat
             with ExitStack() as stack:
                 if host is not None:
                     stack.enter_context(host[index].inside())
-                started.append(Gossip(Config(**{"job": "test", "initial_size": len(settings), **each})))
+                started.append(Gossip(Config(**{"job": "test", "initial_size": len(settings), "agent": Home.THREAD, **each})))
                 started[-1].start()
                 started[-1].seek_admission()
         yield started
@@ -189,6 +189,7 @@ def test_without_a_list_it_is_loopback() -> None:
         ({"introducers": ("[fe80::1%lo]:7000",)}, "introducers=.*link-local"),
         ({"advertise": "0.0.0.0:7000"}, "every interface, which nobody can connect to"),
         ({"bind": "no.such.host.invalid:0"}, "cannot resolve 'no.such.host.invalid'"),
+        ({"bind": "no..name:0"}, "cannot resolve 'no..name': no host name"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(settings: dict[str, Any], text: str) -> None:
@@ -254,7 +255,7 @@ def test_wildcards_second_addresses_and_both_families() -> None:
         # a name that nobody knows yet: the default route, and the port where the others will look for it
         one.ip("route add default via 10.77.0.2")
         with one.inside():
-            pair = opened(Config(bind="", introducers=("later.invalid:7003",)))
+            pair = open_pair(Config(bind="", introducers=("later.invalid:7003",)), (("later.invalid", 7003),))
             pair.close()
         assert pair.advertised == ("10.77.0.1", 7003)
         # IPv6, bound by wildcard too
@@ -343,3 +344,4 @@ def test_too_small_an_initial_size_for_a_name_is_named() -> None:
 
 def test_a_name_that_cannot_be_resolved_yet_keeps_its_place() -> None:
     assert resolve_all(["later.invalid:7000", "127.0.0.1:7001"]) == (("later.invalid", 7000), ("127.0.0.1", 7001))
+    assert resolve_all(["no..name:7000"]) == (("no..name", 7000),)
