@@ -14,39 +14,29 @@ import email.utils
 import http.client
 import json
 import secrets
-import select
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 from urllib.parse import unquote
 
-from .codec import MAX_DATAGRAM, Codec
 from .config import PROTOCOL_VERSION
 from .envelope import Open, Sealer
-from .errors import CodecError
 from .member import Address, format_address
-from .messages import Envelope, Message, Ping, Status, Stranger, Update
+from .messages import Stranger
 from .runtime.interfaces import interface_of
 from .runtime.names import Endpoint, link_local, numeric
+from .runtime.pings import TRIES, Pings
 from .runtime.udp import NETWORK_LIMIT
-from .view import NO_VIEW_ID
 
 __all__ = ["Check", "Diagnosis", "Grade", "diagnose"]
 
-_UDP_TRIES = 4
-_UDP_WAIT = 0.25
 _MAX_BODY = 16 << 20
 _STATUS_TIMEOUT = 3.0
 """An agent asks its training process, which may be busy."""
 _CLOCK_LIMIT = 2.0
 """Seconds. The Date header of HTTP is good for one; logs of two hosts that differ by more are hard to read together."""
-
-
-_IP_RECVERR, _IPV6_RECVERR = 11, 25
-"""Of Linux; the socket module does not name them."""
 
 
 class Grade(Enum):
@@ -259,7 +249,7 @@ class _Patient:
     def check_udp(self) -> bool:
         with socket.socket(self._endpoint.family, socket.SOCK_DGRAM) as sock:
             sock.bind((self._own, 0))
-            pings = _Pings(sock, self._endpoint, self._theirs, self._sealer, self._own)
+            pings = Pings(sock, self._endpoint, self._theirs, self._sealer, self._own)
             try:
                 took = pings.exchange()
             except ConnectionRefusedError:
@@ -272,13 +262,13 @@ class _Patient:
             self._add("udp", Grade.GOOD, f"UDP passes both ways in {_ms(took)}")
             return self._check_mtu(pings)
 
-    def _check_mtu(self, pings: _Pings) -> bool:
+    def _check_mtu(self, pings: Pings) -> bool:
         try:
             took = pings.exchange(NETWORK_LIMIT)
         except OSError as error:  # EMSGSIZE where the path's MTU is known already
             return self._mtu_failed(f"{error.strerror}")
         if took is None:
-            return self._mtu_failed(f"lost {_UDP_TRIES} times")
+            return self._mtu_failed(f"lost {TRIES} times")
         return self._add("mtu", Grade.GOOD, f"datagrams of {NETWORK_LIMIT} bytes pass")
 
     def _mtu_failed(self, how: str) -> bool:
@@ -293,11 +283,11 @@ class _Patient:
     def _udp_failed(self, found: str, remedy: str) -> bool:
         return self._add("udp", Grade.BAD, found, remedy)
 
-    def _find_the_lost(self, pings: _Pings) -> bool:
+    def _find_the_lost(self, pings: Pings) -> bool:
         """Datagrams get no answer: on which way are they lost."""
         with contextlib.suppress(OSError, http.client.HTTPException):
             self._get("/identity")
-            return self._find_the_way()
+            return self._find_the_way(pings)
         return self._add(
             "identity",
             Grade.BAD,
@@ -305,7 +295,8 @@ class _Patient:
             "has that process ended, or been stopped (SIGSTOP, Ctrl-Z, a debugger)?",
         )
 
-    def _find_the_way(self) -> bool:
+    def _find_the_way(self, pings: Pings) -> bool:
+        """Whether the questions are lost, or the answers."""
         host, port = self._address
         back = self._answers_by_udp(pings)
         there = self._arrives(pings)
@@ -324,9 +315,9 @@ class _Patient:
             f"open UDP in the firewalls of both hosts (port {port}, and whatever the workers here bind)",
         )
 
-    def _answers_by_udp(self, pings: _Pings) -> bool:
+    def _answers_by_udp(self, pings: Pings) -> bool:
         """Whether a datagram comes back when the question goes by HTTP."""
-        for _ in range(_UDP_TRIES):
+        for _ in range(TRIES):
             seq, data = pings.ping()
             with contextlib.suppress(OSError, http.client.HTTPException):
                 connection = http.client.HTTPConnection(*self._address, timeout=self._timeout)
@@ -335,16 +326,16 @@ class _Patient:
                     connection.getresponse().read()
                 finally:
                     connection.close()
-            if pings.answered({seq}, time.monotonic() + _UDP_WAIT):
+            if pings.answered({seq}, time.monotonic() + pings.wait):
                 return True
         return False
 
-    def _arrives(self, pings: _Pings) -> bool | None:
+    def _arrives(self, pings: Pings) -> bool | None:
         """Whether the member counts datagrams that ask for no answer; None where it does not tell."""
         before = self._strangers()
-        for _ in range(_UDP_TRIES):
+        for _ in range(TRIES):
             pings.send(pings.sealed(Stranger(0, secrets.token_hex(8))))
-        time.sleep(_UDP_WAIT)
+        time.sleep(pings.wait)
         after = self._strangers()
         return None if before is None or after is None else after > before
 
@@ -371,61 +362,6 @@ class _Patient:
             return response.status, {key.lower(): value for key, value in response.getheaders()}, response.read(_MAX_BODY)
         finally:
             connection.close()
-
-
-class _Pings:
-    """Datagrams to a member, and its answers; from wherever, since it may have several addresses."""
-
-    def __init__(self, sock: socket.socket, to: Endpoint, job: str, sealer: Sealer, own: str) -> None:
-        self._sock, self._job, self._codec, self._sealer = sock, job, Codec(job), sealer
-        self._to = to.sockaddr
-        family = to.family is socket.AF_INET
-        # "port unreachable" is an error then, though the socket is not connected
-        sock.setsockopt(socket.IPPROTO_IP if family else socket.IPPROTO_IPV6, _IP_RECVERR if family else _IPV6_RECVERR, 1)
-        self._sender = secrets.token_hex(8)
-        self._home: Address = (own, int(sock.getsockname()[1]))
-        self._seq = secrets.randbelow(1 << 30)
-
-    def sealed(self, message: Message) -> bytes:
-        """The packet for ``message``."""
-        return self._sealer.seal(self._codec.encode(Envelope(self._job, self._sender, self._home, message)))
-
-    def ping(self, size: int = 0) -> tuple[int, bytes]:
-        """A ping for a lifetime that there never was, padded with idle rumours to about ``size`` bytes; its number."""
-        self._seq += 1
-        updates: list[Update] = []
-        data = b""
-        while not data or len(data) < size:
-            if data:
-                updates.append(Update(secrets.token_hex(8), Status.ALIVE, 0, ""))
-            data = self.sealed(Ping(self._seq, secrets.token_hex(8), 0, NO_VIEW_ID, tuple(updates)))
-        return self._seq, data
-
-    def send(self, data: bytes) -> None:
-        """One datagram."""
-        self._sock.sendto(data, self._to)
-
-    def exchange(self, size: int = 0) -> float | None:
-        """Ping until it is answered; seconds from question to answer, None where it never is."""
-        asked: set[int] = set()
-        for _ in range(_UDP_TRIES):
-            seq, data = self.ping(size)
-            asked.add(seq)
-            began = time.monotonic()
-            self.send(data)
-            if self.answered(asked, began + _UDP_WAIT):
-                return time.monotonic() - began
-        return None
-
-    def answered(self, asked: set[int], deadline: float) -> bool:
-        """Whether one of these pings is answered in time."""
-        return any(isinstance(message, Stranger) and message.seq in asked for message in self._received(deadline))
-
-    def _received(self, deadline: float) -> Iterator[Message]:
-        while (rest := deadline - time.monotonic()) > 0:
-            if select.select([self._sock], [], [], rest)[0]:
-                with contextlib.suppress(CodecError):
-                    yield self._codec.decode(self._sealer.unseal(self._sock.recv(MAX_DATAGRAM))).message
 
 
 def _check_secret(diagnosis: Diagnosis) -> bool:

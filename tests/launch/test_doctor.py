@@ -217,7 +217,7 @@ BLOCKED = [
 @needs_network
 @needs_filter
 def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consensus.diagnosis._UDP_WAIT", 0.06)
+    monkeypatch.setattr("consensus.runtime.pings.WAIT", 0.06)
     with Network(2) as [here, there], member(there, "10.77.0.2:7001") as address:
         for rules, name, text in BLOCKED:
             there.block(rules)
