@@ -299,7 +299,7 @@ class Machine:
         """Whoever is woken late was not there to hear the others (Lifeguard: suspect yourself first)."""
         awaited, self._awaited = self._awaited, None
         late = 0.0 if awaited is None else now - awaited
-        if late > self._core.config.probe_timeout and self._core.view is not None:
+        if late > self._core.config.ping_timeout and self._core.view is not None:
             self._detection.overslept(late)
             self._core.outbox.note(
                 logging.WARNING, "late", f"this agent was held up for {late:.2f} s: nobody is blamed for that time"

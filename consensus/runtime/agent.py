@@ -104,7 +104,7 @@ class Agent:
     async def start(self) -> None:
         """Listen, then let the core look for its cluster."""
         await self._server.open(self._sockets.tcp)
-        await self._udp.open(self._sockets.udp)
+        self._udp.open(self._sockets.udp)
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
         self.driver.perform(self.driver.core.start)

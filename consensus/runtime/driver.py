@@ -216,6 +216,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
+        self._arming = False
         self._notes: deque[dict[str, Any]] = deque(maxlen=_NOTES)
         self._latest_tick = 0.0
 
@@ -279,10 +280,14 @@ class Driver:
             self._crash(error)
         finally:
             self._busy = False
-        if not self._crashed:
-            self._arm()
+        if not self._crashed and not self._arming:  # once for a burst of packets
+            self._arming = True
+            self._loop.call_soon(self._arm)
 
     def _arm(self) -> None:
+        self._arming = False
+        if self._crashed:
+            return
         deadline = self._core.next_deadline()
         if deadline == self._deadline and self._timer is not None:
             return
@@ -308,7 +313,11 @@ class Driver:
         self.perform(tick)
 
     def _renew_snapshot(self) -> None:
-        core = self._core
+        core, last = self._core, self._snapshot
+        same = core.known_view is last.known and core.installed_view is last.installed and core.active_view is last.active
+        same = same and core.changing == last.changing and core.applicants_waiting == last.applicants_waiting
+        if same and self._stopped is last.stopped and core.reasons is last.reasons:
+            return  # the usual case, after every packet
         snapshot = Snapshot(
             core.known_view,
             core.installed_view,
