@@ -24,7 +24,7 @@ from .gossip import Gossip
 from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .member import Address, Member, format_address, parse_address
 from .null_plane import NullPlane
-from .view import Cause, View
+from .view import Cause, Reason, View
 
 __all__ = [
     "Address",
@@ -46,6 +46,7 @@ __all__ = [
     "NullPlane",
     "Policy",
     "QuorumLostError",
+    "Reason",
     "Source",
     "StoppedError",
     "View",

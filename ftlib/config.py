@@ -23,6 +23,7 @@ import consensus
 
 from .environment import Launched, launched
 from .errors import ConfigError
+from .logs import FORMATS, LEVELS
 
 __all__ = ["Settings", "resolve"]
 
@@ -54,6 +55,10 @@ class Settings:
     """Whether to bind to other interfaces than loopback, though members do not authenticate each other yet."""
     in_flight: int = 4
     """Buckets under way at a time."""
+    log_format: str = ""
+    """``plain`` or ``json``: show this library's log on stderr; empty: leave the process's logging alone."""
+    log_level: str = ""
+    """The lowest level to show there; giving it alone means ``plain``."""
     supervisor: str = ""
     """``host:port`` of the launcher, empty without one."""
     name: str = ""
@@ -248,12 +253,24 @@ def _choice(kind: type[_Choice], text: str) -> _Choice:
         raise ValueError(f"choose one of {', '.join(item.value for item in kind)}") from None
 
 
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        text = _text(value).strip().lower()
+        if text and text not in choices:
+            raise ValueError(f"choose one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
 _OWN: dict[str, Callable[[Any], Any]] = {
     "step_timeout": _duration,
     "min_size": _count,
     "bucket_mb": _positive,
     "in_flight": _count,
     "insecure": _flag,
+    "log_format": _one_of(*FORMATS),
+    "log_level": _one_of(*LEVELS),
 }
 _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "introducers": _addresses,

@@ -25,9 +25,11 @@ from .caller import Caller, Limits
 from .config import Settings, resolve
 from .drain import Drain
 from .errors import ConfigError, FTLibError, GroupError, JoinError
+from .facts import facts
 from .frameworks import framework_by_name
 from .frameworks.base import Framework, Group, GroupSpec
 from .launch.announce import announce
+from .logs import about, configure
 from .meeting import introduced, publish
 from .plane import Phase, Plane
 from .ranks import RankAssignScheme
@@ -42,6 +44,8 @@ __all__ = ["FTLib"]
 logger = logging.getLogger("ftlib")
 
 _OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
+_CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing")
+"""What ``metrics`` tells of the consensus."""
 LEAVE_TIMEOUT = 5.0
 """Seconds that ``leave`` waits for the others to agree."""
 CLOSE_TIMEOUT = 1.0
@@ -60,7 +64,9 @@ class FTLib:
         self._framework = framework
         self._rank_assign = rank_assign
         self._plane = Plane(lambda: consensus.member.id, consensus.progress)
-        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, self.metrics)
+        self._plane.job = settings.consensus.job
+        tell = functools.partial(facts, self._plane)
+        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, tell)
         limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
         self._caller = Caller(self._plane, consensus, self._rebuilder, limits, settings.in_flight)
         self._transfer = Transfer(self._plane, settings.consensus.join_timeout, settings.step_timeout)
@@ -93,6 +99,7 @@ class FTLib:
         job; its first call admits it. Raises ConfigError, or JoinError after ``join_timeout``.
         """
         resolved = resolve(settings, config)
+        configure(resolved.log_format, resolved.log_level)
         if resolved.launched is not None and consensus == "gossip":
             logger.info("%s", resolved.launched.says)
             resolved = introduced(resolved)
@@ -123,7 +130,8 @@ class FTLib:
         if not self._told and targets.owners and all(source is None for source in targets.sources):
             self._told = True
             logger.warning(
-                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging"
+                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
+                extra=about(self._plane, "no_gradient"),
             )
         layout = self._layouts.layout("average", targets, "SUM", mean=True)
         return self._run(Call(Kind.AVERAGE, layout, targets.sources, owners=targets.owners, weight=share, divide=True))
@@ -295,25 +303,13 @@ class FTLib:
         return None if session is None else session.group
 
     def metrics(self) -> dict[str, Any]:
-        """Plain counts since the start, and where this worker is. Times in seconds."""
-        plane, counters = self._plane, self._plane.counters
-        return {
-            "phase": plane.phase.value,
-            "rank": self.rank,
-            "size": self.size,
-            "epoch": self.epoch,
-            "step": plane.step,
-            "finished_calls": plane.finished,
-            "calls": counters.calls,
-            "redone": counters.redone,
-            "adopted": counters.adopted,
-            "donated": counters.donated,
-            "view_changes": counters.views,
-            "rebuild_failures": counters.rebuild_failures,
-            "last_pause": counters.last_pause,
-            "state_loads": counters.state_loads,
-            "state_bytes": counters.state_bytes,
-        }
+        """Plain counts since the start, and where this worker is: see the table in ``docs/observability.md``. Times in seconds.
+
+        Asks the agent for its part, which takes it part of a millisecond: for every hundredth step, not for every one.
+        """
+        status = self._consensus.status()
+        shared = {key: status[key] for key in _CONTROL if key in status}
+        return {**facts(self._plane), "size": self.size, **shared}
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
@@ -451,7 +447,9 @@ class FTLib:
         with plane.changed:
             left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)
         if not left:
-            logger.debug("the others did not confirm this worker's leave within %g s", timeout)
+            logger.debug(
+                "the others did not confirm this worker's leave within %g s", timeout, extra=about(plane, "leave_unconfirmed")
+            )
             plane.stop(LeftError("left without the others' confirmation"))
 
 

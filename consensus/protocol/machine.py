@@ -45,8 +45,9 @@ from ..messages import (
     Stranger,
 )
 from ..progress import Progress
-from ..view import Cause, View
+from ..view import Reason, View
 from .admission import Admission
+from .change import Moment
 from .core import Core
 from .detection import Detection
 from .effects import Effect, Quit, Stalled
@@ -138,6 +139,7 @@ class Machine:
 
     def flushed(self, epoch: int, report: bytes, now: float) -> None:
         """Answer to ``Freeze``."""
+        self._core.history.mark(Moment.FLUSHED, epoch, now)
         self._change.voter.flushed(epoch, report)
         self._settle(now)
 
@@ -244,9 +246,14 @@ class Machine:
         return self._core.view if self._core.view is not None else self._admission.search.cluster
 
     @property
-    def reasons(self) -> Mapping[str, Cause]:
+    def reasons(self) -> Mapping[str, Reason]:
         """Why members of the view before the installed one are not in it; replaced at each install, never changed."""
         return self._core.reasons
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that installs the newest chosen view, as far as it is known."""
+        return self._core.driver
 
     @property
     def changing(self) -> bool:
@@ -279,6 +286,9 @@ class Machine:
             "awareness": core.awareness.score,
             "stopped": str(core.stopped) if core.stopped else None,
             "members": [self._describe(member) for member in core.view.members] if core.view else [],
+            "view_changes": core.history.counts(),
+            "history": core.history.as_list(),
+            "under_way": self._change.under_way(),
         }
 
     def _describe(self, member: Member) -> dict[str, Any]:
@@ -362,7 +372,7 @@ class Machine:
             case Install():
                 change.on_install(sender, address, message, now)
             case Ready():
-                change.installer.on_ready(sender, address, message)
+                change.installer.on_ready(sender, address, message, now)
             case Activate():
                 change.on_activate(message, now)
             case Pull():

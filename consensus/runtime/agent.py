@@ -20,9 +20,10 @@ from ..interface import DataPlane
 from ..member import Address, Member, format_address
 from ..messages import Envelope, EvidenceKind, Message
 from ..progress import Progress
-from .driver import Core, Driver, Snapshot
+from .driver import Core, Driver
 from .http import HandOver, HttpClient, HttpServer
 from .names import Endpoint, Introducers, lookup, numeric, resolve
+from .snapshot import Snapshot
 from .sockets import SocketPair
 from .tether import Answer, Tethers, ask, identity_headers
 from .traffic import Direction, Traffic
@@ -87,7 +88,8 @@ class Agent:
         self._started = False
         self.traffic = Traffic()
         self._outside = outside
-        self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held)
+        labels = {"job": config.job, "member": member.id}
+        self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held, labels)
         self._tethers = Tethers(self._checked, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()

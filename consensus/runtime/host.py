@@ -13,8 +13,8 @@ from ..errors import StoppedError
 from ..interface import DataPlane, Source
 from ..member import Member
 from ..progress import Progress
-from .driver import Snapshot
 from .names import Introducers
+from .snapshot import Snapshot
 from .sockets import SocketPair
 
 __all__ = ["Ears", "Host", "Setup"]
