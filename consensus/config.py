@@ -15,7 +15,7 @@ from .member import parse_address
 
 __all__ = ["PROTOCOL_VERSION", "Config", "Home", "Policy"]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 
