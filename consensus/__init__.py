@@ -23,15 +23,16 @@ from .errors import (
     StoppedError,
 )
 from .gossip import Gossip
-from .interface import Consensus, DataPlane, Mode, Source
+from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .keys import Key, KeyRing
 from .member import Address, Member, format_address, parse_address
 from .null_plane import NullPlane
-from .view import Cause, View
+from .view import Cause, Reason, View
 
 __all__ = [
     "Address",
     "Answer",
+    "Bound",
     "Cause",
     "CodecError",
     "Config",
@@ -51,6 +52,7 @@ __all__ = [
     "NullPlane",
     "Policy",
     "QuorumLostError",
+    "Reason",
     "SecretError",
     "Source",
     "StoppedError",

@@ -25,6 +25,7 @@ class Answer:
     ) -> None:
         """Use :func:`get`."""
         self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
         self._connection = connection
         self._response = response
         self._frames = frames

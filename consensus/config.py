@@ -21,7 +21,7 @@ MAX_JOB = 64
 MIN_SECRET = 16
 """Bytes that a secret has at least."""
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 
@@ -50,13 +50,17 @@ class Config:
     """Members of different jobs never mix, even at the same addresses."""
 
     introducers: tuple[str, ...] = ()
-    """``host:port`` of members to join through; the first may found. Empty: found alone."""
+    """``host:port`` of members to join through; the first may found. Empty: found alone. A name may stand for several."""
 
     initial_size: int = 1
     """How many members must have met before the first view."""
 
     bind: str = "127.0.0.1:0"
-    """Where to listen (one port number for UDP and HTTP; 0: any free one)."""
+    """Where to listen (one port number for UDP and HTTP; 0: any free one).
+
+    Empty: the first free address of this host among ``introducers``, else any port on the interface that leads to them.
+    ``:port``: that port on that interface.
+    """
 
     advertise: str | None = None
     """What others are told to use; derived from ``bind`` where None."""
@@ -157,7 +161,7 @@ class Config:
     socket_fds: tuple[int, ...] = ()
     """(UDP, TCP) descriptors bound beforehand by a launcher, used instead of binding ``bind``."""
 
-    def __post_init__(self) -> None:  # noqa: C901 - one condition a setting, read as a table
+    def __post_init__(self) -> None:  # noqa: C901, PLR0912 - one condition a setting, read as a table
         """Refuse what cannot work, naming the setting and the remedy."""
         for item in fields(self):
             value = getattr(self, item.name)
@@ -175,8 +179,9 @@ class Config:
             raise ConfigError(f"exclude_after={self.exclude_after} is below 0.05 s: scheduling noise would exclude members")
         if len(self.socket_fds) not in (0, 2):
             raise ConfigError("socket_fds takes two descriptors: a UDP and a listening TCP socket")
-        for name, text in [("bind", self.bind), ("advertise", self.advertise or "127.0.0.1:0")]:
-            _checked_address(name, text)
+        for name, text in [("bind", self.bind), ("advertise", self.advertise)]:
+            if text:
+                _checked_address(name, f"127.0.0.1{text}" if name == "bind" and text.startswith(":") else text)
         for text in self.introducers:
             _checked_address("introducers", text)
         for secret in self.secrets:
@@ -203,6 +208,16 @@ class Config:
     def contact_interval(self) -> float:
         """Period of the pings that keep contact fresh enough for discounting."""
         return min(self.probe_interval, self.exclude_after / 4)
+
+    @property
+    def ping_timeout(self) -> float:
+        """``probe_timeout``, less where a short ``exclude_after`` leaves no room for it."""
+        return min(self.probe_timeout, self.exclude_after / 4)
+
+    @property
+    def silence_settle(self) -> float:
+        """``settle_silence``, likewise."""
+        return min(self.settle_silence, self.exclude_after / 6)
 
     @property
     def terms(self) -> str:

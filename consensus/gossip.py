@@ -16,15 +16,17 @@ from typing import Any
 
 from .config import Config, Home
 from .errors import ConfigError, ConsensusError, StoppedError
-from .interface import Consensus, DataPlane, Mode, Source
+from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .keys import KeyRing
 from .member import Member
 from .null_plane import NullPlane
 from .progress import Progress
-from .runtime.driver import Snapshot, now
+from .runtime.clock import now
 from .runtime.host import Ears, Host, Setup
-from .runtime.sockets import open_pair, parsed, require_secret, resolve_all
-from .view import Cause, View
+from .runtime.names import Introducers, lookup, parsed
+from .runtime.snapshot import Snapshot
+from .runtime.sockets import SocketPair, open_pair, require_secret
+from .view import Reason, View
 
 __all__ = ["Gossip"]
 
@@ -33,7 +35,7 @@ _START_TIMEOUT = 10.0
 _STOP_TIMEOUT = 5.0
 _STATUS_TIMEOUT = 1.0
 _FIND_TIMEOUT = 1.5
-_OWN_PATHS = ("/message", "/tether", "/identity", "/status")
+_OWN_PATHS = ("/message", "/tether", "/identity", "/status", "/metrics")
 
 
 class Gossip(Consensus):
@@ -53,6 +55,8 @@ class Gossip(Consensus):
         self._latest_call: int | None = None
         self._latest_status: dict[str, Any] = {}
         self._stopping = False
+        self._introducers = Introducers()
+        self._pair: SocketPair | None = None
 
     @property
     def config(self) -> Config:
@@ -61,6 +65,16 @@ class Gossip(Consensus):
 
     # Life
 
+    def bind(self) -> Bound:
+        """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host."""
+        if self._pair is None:
+            KeyRing.of(self._config)  # what is wrong with the file is said here, to the caller
+            self._introducers = lookup(self._config.introducers)
+            pair = open_pair(self._config, self._introducers.addresses)
+            require_secret(self._config, pair)
+            self._pair = pair
+        return Bound(self._pair.advertised, self._pair.interface)
+
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
         """Bind, start the agent, and look for the cluster; ConfigError where the settings cannot work on this host.
 
@@ -68,10 +82,9 @@ class Gossip(Consensus):
         """
         if self._host is not None or self._stopping:
             raise ConsensusError("start was called before; a new lifetime needs a new Gossip")
-        introducers = resolve_all(self._config.introducers)
-        KeyRing.of(self._config)  # what is wrong with the file is said here, to the caller
-        sockets = open_pair(self._config, introducers)
-        require_secret(self._config, sockets)
+        self.bind()
+        sockets, introducers = self._pair, self._introducers
+        assert sockets is not None  # bound above
         host, port = sockets.advertised
         facts = {"pid": str(os.getpid()), **(meta or {})}
         self.member = Member(secrets.token_hex(8), host, port, tuple(sorted(facts.items())))
@@ -91,6 +104,8 @@ class Gossip(Consensus):
         self._stopping = True
         if self._host is not None:
             self._host.stop(_STOP_TIMEOUT)
+        elif self._pair is not None:
+            self._pair.close()
         with self._changed:
             self._changed.notify_all()
 
@@ -110,9 +125,14 @@ class Gossip(Consensus):
         """Why this lifetime is over, or None."""
         return self._snapshot.stopped
 
-    def why(self, member_id: str) -> Cause | None:
+    def why(self, member_id: str) -> Reason | None:
         """Why a member of the view before is not in the newest installed one."""
         return self._snapshot.reasons.get(member_id)
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that drove the change to the newest view."""
+        return self._snapshot.driver
 
     def confirm(self) -> bool:
         """Whether the active view is the newest known and no change is under way. Sends nothing."""
@@ -178,7 +198,9 @@ class Gossip(Consensus):
         """``call`` failed here: ``suspects`` are checked at once, and this member is owed a new epoch."""
         accused = tuple(suspects)
         names = [str(member) for member in self.get_member_list() if member.id in accused]
-        _LOG.info("call %d failed; suspected: %s", call, ", ".join(names) or "nobody in particular")
+        text = ", ".join(names) or "nobody in particular"
+        fields = {"ftlib_event": "failure", "job": self._config.job, "member": self.member.id, "call": call}
+        _LOG.info("call %d failed; suspected: %s", call, text, extra={**fields, "suspects": list(accused)})
         self._perform("hint", accused)
 
     def flushed(self, epoch: int, report: bytes) -> None:

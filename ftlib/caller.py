@@ -19,6 +19,7 @@ from .average import Attempt, Disagreement
 from .call import Call, Results
 from .donation import Adoption
 from .errors import ConfigError, Excluded, GroupError, RebuildTimeout, StateLost, StepMismatch
+from .logs import about
 from .plane import Phase, Plane
 from .rebuild import Rebuilder
 from .session import Session
@@ -134,6 +135,7 @@ class Caller:
         if call.void(results.weight):
             return Status.FAIL
         call.deliver(results)
+        self._plane.counters.call_seconds.add(time.monotonic() - call.began)
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
 
     def _await_session(self, call: Call, patience: _Patience) -> Session | None:
@@ -160,7 +162,8 @@ class Caller:
                 raise RebuildTimeout(f"{call}: {self._phase_text()} for {self._limits.step_timeout:g} s; {self._blocking()}")
             waited = patience.due()
             if waited is not None:
-                logger.warning("%s: %s for %.0f s; %s", call, self._phase_text(), waited, self._blocking())
+                text, extra = self._phase_text(), about(plane, "waiting", call=call.number, waited_seconds=waited)
+                logger.warning("%s: %s for %.0f s; %s", call, text, waited, self._blocking(), extra=extra)
 
     def _attempt(self, call: Call, session: Session) -> Results | None:
         """All operations in ``session``; None where it failed or was frozen meanwhile."""
@@ -240,13 +243,14 @@ class Caller:
             if first:
                 self._consensus.average_failure(call.number, session.members_of(error.peers))
         if first:
-            logger.debug("%s failed in %s: %s", call, session, error)
+            extra = about(self._plane, "call_failed", call=call.number)
+            logger.debug("%s failed in %s: %s", call, session, error, extra=extra)
         if session.group is not None:
             session.group.abort()
         if order is not None:
             self._rebuilder.order(order)
         if isinstance(error, Disagreement):
-            logger.error("%s", error)
+            logger.error("%s", error, extra=about(self._plane, "mismatch", call=call.number))
             if self._plane.member_id in error.blamed:
                 self._stop(StepMismatch(str(error)))
 
@@ -281,7 +285,8 @@ class Caller:
                 raise RebuildTimeout(f"{call}: not finished within {self._limits.step_timeout:g} s; {self._blocking()}")
             long = patience.due()
             if long is not None:
-                logger.warning("%s: waiting for %.0f s; %s", call, long, self._blocking())
+                extra = about(plane, "waiting", call=call.number, waited_seconds=long)
+                logger.warning("%s: waiting for %.0f s; %s", call, long, self._blocking(), extra=extra)
 
         return watch
 

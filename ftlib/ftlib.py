@@ -19,17 +19,32 @@ from typing import Any, Self
 
 import torch
 
+from consensus import (
+    Bound,
+    Consensus,
+    ConsensusError,
+    Gossip,
+    KeyRing,
+    LeftError,
+    Member,
+    Mode,
+    View,
+    format_address,
+    parse_address,
+)
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Mode, View, format_address, parse_address
 
 from .call import Call, Kind
 from .caller import Caller, Limits
 from .config import Settings, resolve
 from .drain import Drain
 from .errors import ConfigError, FTLibError, GroupError, JoinError
+from .facts import facts
 from .frameworks import framework_by_name
 from .frameworks.base import Framework, Group, GroupSpec
 from .launch.announce import announce
+from .logs import about, configure
+from .meeting import introduced, publish
 from .plane import Phase, Plane
 from .ranks import RankAssignScheme
 from .rebuild import Rebuilder, RebuildError
@@ -43,6 +58,8 @@ __all__ = ["FTLib"]
 logger = logging.getLogger("ftlib")
 
 _OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
+_CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing")
+"""What ``metrics`` tells of the consensus."""
 LEAVE_TIMEOUT = 5.0
 """Seconds that ``leave`` waits for the others to agree."""
 CLOSE_TIMEOUT = 1.0
@@ -61,7 +78,9 @@ class FTLib:
         self._framework = framework
         self._rank_assign = rank_assign
         self._plane = Plane(lambda: consensus.member.id, consensus.progress)
-        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, self.metrics)
+        self._plane.job = settings.consensus.job
+        tell = functools.partial(facts, self._plane)
+        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, tell)
         limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
         self._caller = Caller(self._plane, consensus, self._rebuilder, limits, settings.in_flight)
         self._ring = _ring_of(settings)
@@ -95,6 +114,10 @@ class FTLib:
         job; its first call admits it. Raises ConfigError, or JoinError after ``join_timeout``.
         """
         resolved = resolve(settings, config)
+        configure(resolved.log_format, resolved.log_level)
+        if resolved.launched is not None and consensus == "gossip":
+            logger.info("%s", resolved.launched.says)
+            resolved = introduced(resolved)
         backend = framework_by_name(framework) if isinstance(framework, str) else framework
         ft = cls(resolved, _consensus_of(consensus, resolved), backend, rank_assign or RankAssignScheme())
         try:
@@ -122,7 +145,8 @@ class FTLib:
         if not self._told and targets.owners and all(source is None for source in targets.sources):
             self._told = True
             logger.warning(
-                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging"
+                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
+                extra=about(self._plane, "no_gradient"),
             )
         layout = self._layouts.layout("average", targets, "SUM", mean=True)
         return self._run(Call(Kind.AVERAGE, layout, targets.sources, owners=targets.owners, weight=share, divide=True))
@@ -294,30 +318,18 @@ class FTLib:
         return None if session is None else session.group
 
     def metrics(self) -> dict[str, Any]:
-        """Plain counts since the start, and where this worker is. Times in seconds."""
-        plane, counters = self._plane, self._plane.counters
-        return {
-            "phase": plane.phase.value,
-            "rank": self.rank,
-            "size": self.size,
-            "epoch": self.epoch,
-            "step": plane.step,
-            "finished_calls": plane.finished,
-            "calls": counters.calls,
-            "redone": counters.redone,
-            "adopted": counters.adopted,
-            "donated": counters.donated,
-            "view_changes": counters.views,
-            "rebuild_failures": counters.rebuild_failures,
-            "last_pause": counters.last_pause,
-            "state_loads": counters.state_loads,
-            "state_bytes": counters.state_bytes,
-        }
+        """Plain counts since the start, and where this worker is: see the table in ``docs/observability.md``. Times in seconds.
+
+        Asks the agent for its part, which takes it part of a millisecond: for every hundredth step, not for every one.
+        """
+        status = self._consensus.status()
+        shared = {key: status[key] for key in _CONTROL if key in status}
+        return {**facts(self._plane), "size": self.size, **shared}
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        meta = dict(self._framework.start(_interface(self.settings)))
+        meta = dict(self._framework.start(self._bind()))
         meta["room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
         if self.settings.name:
             meta["name"] = self.settings.name
@@ -335,6 +347,23 @@ class FTLib:
             raise JoinError(str(error)) from error
         self._meet()
         self._drain.install()
+
+    def _bind(self) -> str:
+        """Bind the control address; the host that the framework listens on. ConfigError where it must not be that one."""
+        settings = self.settings
+        _check_bind(settings)
+        try:
+            bound = self._consensus.bind()
+        except ConsensusConfigError as error:
+            launch = settings.launched
+            derived = launch is not None and launch.settings.get("bind") == settings.consensus.bind and launch.store is None
+            hint = f"; under {launch.by} that is FTLIB_PORT, the same for all workers" if launch is not None and derived else ""
+            raise ConfigError(f"{error}{hint}") from None
+        if bound is None:
+            return parse_address(settings.consensus.bind)[0]
+        _check_bound(settings, bound)
+        publish(settings, bound)
+        return bound.interface
 
     def _meet(self) -> None:
         timeout = self.settings.consensus.join_timeout
@@ -435,7 +464,9 @@ class FTLib:
         with plane.changed:
             left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)
         if not left:
-            logger.debug("the others did not confirm this worker's leave within %g s", timeout)
+            logger.debug(
+                "the others did not confirm this worker's leave within %g s", timeout, extra=about(plane, "leave_unconfirmed")
+            )
             plane.stop(LeftError("left without the others' confirmation"))
 
 
@@ -461,23 +492,44 @@ def _room(view: View, host: Member) -> str:
     return hashlib.blake2b(f"{host.fact('room')}|{view.view_id}".encode(), digest_size=16).hexdigest()
 
 
-def _interface(settings: Settings) -> str:
-    """The host to bind to. ConfigError unless it is this machine only, or the user said that the network is trusted."""
+def _trust(settings: Settings, where: str) -> None:
+    """ConfigError unless members know each other, or the user said that everybody can be believed."""
+    if not (settings.consensus.secured or settings.consensus.insecure):
+        raise ConfigError(
+            f"bind={where} is reachable from other hosts: give all workers the same secret or secret_file (ftlib keys new "
+            "makes one), or insecure=True where you trust everybody in that network"
+        )
+
+
+def _check_bind(settings: Settings) -> None:
+    """Before anything listens. ConfigError unless it is this machine only, or strangers are kept out."""
     bind = settings.consensus.bind
+    if not bind or bind.startswith(":"):
+        return  # known once it is bound
     host = parse_address(bind)[0]
     try:
         found = {ipaddress.ip_address(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise ConfigError(f"bind={bind}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
-    if any(address.is_unspecified for address in found):
-        raise ConfigError(f"bind={bind} is every interface: give the address of the one that the others reach")
-    trusted = settings.consensus.secured or settings.consensus.insecure
-    if not trusted and not all(address.is_loopback for address in found):
-        raise ConfigError(
-            f"bind={bind} is reachable from other hosts: give all workers the same secret or secret_file (ftlib keys new "
-            "makes one), or insecure=True where you trust everybody in that network"
+    except (OSError, UnicodeError):
+        raise ConfigError(f"bind={bind}: cannot resolve {host!r}; give an address of this host") from None
+    if not all(address.is_loopback for address in found):
+        _trust(settings, bind)
+
+
+def _check_bound(settings: Settings, bound: Bound) -> None:
+    """The same for an address that was derived; and a loopback address is of no use to other hosts."""
+    host, where = bound.interface, format_address(bound.address)
+    loopback = ipaddress.ip_address(host).is_loopback
+    if not loopback:
+        _trust(settings, where)
+    launch = settings.launched
+    if loopback and launch is not None and launch.several_hosts:
+        way_out = (
+            "FTLIB_BIND=ADDRESS:0 here" if launch.store else "FTLIB_INTRODUCERS=ADDRESS:PORT and FTLIB_INITIAL_SIZE everywhere"
         )
-    return host
+        raise ConfigError(
+            f"{launch.by} runs workers on several hosts, but here {where} is what leads to the first of them, which "
+            f"is loopback: correct /etc/hosts, or set {way_out}, with an address that the others reach"
+        )
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:

@@ -20,6 +20,7 @@ from consensus import KeyRing, Member, SecretError, get
 
 from .call import Call
 from .errors import ConfigError, RebuildTimeout, StateLost
+from .logs import about
 from .plane import Phase, Plane
 from .registry import Registered
 from .session import Session
@@ -151,7 +152,7 @@ class Transfer:
             with get(donor.address, f"{PATH}?{urlencode(query)}", self._ring, timeout=SILENCE) as answer:
                 if answer.status != http.client.OK:
                     text = answer.read(1000).decode(errors="replace")
-                    logger.debug("%s has no state for %s: %s", donor, dict(query), text)
+                    logger.debug("%s has no state for %s: %s", donor, dict(query), text, extra=about(self._plane, "no_state"))
                     return _Answer.NOTHING if _NOTHING in text else _Answer.LATER if _LATER in text else _Answer.FAILED
 
                 def read(count: int) -> bytes:
@@ -166,11 +167,13 @@ class Transfer:
                 tree = reader.read(STATE_LIMIT)
                 answer.finish()
         except (OSError, EOFError, http.client.HTTPException, ValueError, SecretError) as error:
-            logger.info("no state from %s: %s", donor, error)
+            logger.info("no state from %s: %s", donor, error, extra=about(self._plane, "no_state", donor=donor.id))
             return _Answer.FAILED
         registered.load(tree)
         self._plane.counters.state_bytes += reader.nbytes
-        logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, (time.monotonic() - began) * 1e3)
+        took = time.monotonic() - began
+        extra = about(self._plane, "state", donor=donor.id, state_bytes=reader.nbytes, seconds=took)
+        logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, took * 1e3, extra=extra)
         return _Answer.LOADED
 
     # --- the donor's side, on a worker thread of the agent -------------------------------------------------------------

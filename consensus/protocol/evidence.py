@@ -123,7 +123,7 @@ class EvidenceBook:
             return None  # the usual case, asked after every packet
         config = self._config
         reasons = [(proof.time, config.settle_proof) for proof in self.proofs.values()]
-        reasons += [(time, config.settle_silence) for time in (*self.silent.values(), *self.unready.values())]
+        reasons += [(time, config.silence_settle) for time in (*self.silent.values(), *self.unready.values())]
         reasons += [(time, 0.0) for time in self.leaving.values()]
         if self.frozen_since is not None:
             reasons.append((self.frozen_since, 0.0))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import ExcludedError, StoppedError
-from ..member import Address, Member
+from ..member import Address, Member, format_address
 from ..messages import (
     Accept,
     Accepted,
@@ -45,11 +45,13 @@ from ..messages import (
     Stranger,
 )
 from ..progress import Progress
-from ..view import Cause, View
+from ..view import Reason, View
 from .admission import Admission
+from .change import Moment
 from .core import Core
 from .detection import Detection
 from .effects import Effect, Quit, Stalled
+from .founding import Founding
 from .join import Search
 from .view_change import ViewChange
 
@@ -62,9 +64,22 @@ __all__ = ["Machine"]
 class Machine:
     """One member. ``founder``: whether it may make the first view; ``introducers``: whom to join through."""
 
-    def __init__(self, config: Config, member: Member, rng: Random, *, founder: bool, introducers: tuple[Address, ...]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        member: Member,
+        rng: Random,
+        *,
+        founder: bool,
+        introducers: tuple[Address, ...],
+        voted: bool = False,
+        barred: str = "",
+    ) -> None:
+        """``voted``: members vote who founds (see ``founding``); ``barred``: why whoever is first must not."""
         self._core = Core(config, member, rng)
         self._founder = founder
+        self._voted = voted
+        self._barred = barred
         self._introducers = introducers
         self._change = ViewChange(self._core)
         self._detection: Detection
@@ -79,8 +94,9 @@ class Machine:
         core = self._core
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
-        search = Search(core.config, core.member, self._introducers, self._founder, now)
-        self._admission = Admission(core, self._detection, self._change, search, now)
+        search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
+        founding = Founding(core.member, now) if self._voted else None
+        self._admission = Admission(core, self._detection, self._change, search, now, founding)
         self.tick(now)
 
     # In
@@ -112,6 +128,7 @@ class Machine:
         if alive:
             self._detection.answered_check(member_id)
         self._change.accusations.checked(member_id, alive, detail, now)
+        self._admission.checked(member_id, alive, now)
         self._settle(now)
 
     def hint(self, suspects: tuple[str, ...], now: float) -> None:
@@ -122,6 +139,7 @@ class Machine:
 
     def flushed(self, epoch: int, report: bytes, now: float) -> None:
         """Answer to ``Freeze``."""
+        self._core.history.mark(Moment.FLUSHED, epoch, now)
         self._change.voter.flushed(epoch, report)
         self._settle(now)
 
@@ -148,6 +166,15 @@ class Machine:
     def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
         """More members to join through."""
         self._admission.add_introducers(addresses, now)
+        self.tick(now)
+
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody who may be of this job listens at an introducer's ``address``."""
+        self._admission.attend(address, listening)
+
+    def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
+        """The names of the introducers stand for ``addresses`` now; ``founder``: whether this member is first."""
+        self._admission.heed_introducers(addresses, founder, barred, now)
         self.tick(now)
 
     def leave(self, after_call: int | None, now: float) -> None:
@@ -219,9 +246,14 @@ class Machine:
         return self._core.view if self._core.view is not None else self._admission.search.cluster
 
     @property
-    def reasons(self) -> Mapping[str, Cause]:
+    def reasons(self) -> Mapping[str, Reason]:
         """Why members of the view before the installed one are not in it; replaced at each install, never changed."""
         return self._core.reasons
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that installs the newest chosen view, as far as it is known."""
+        return self._core.driver
 
     @property
     def changing(self) -> bool:
@@ -254,6 +286,9 @@ class Machine:
             "awareness": core.awareness.score,
             "stopped": str(core.stopped) if core.stopped else None,
             "members": [self._describe(member) for member in core.view.members] if core.view else [],
+            "view_changes": core.history.counts(),
+            "history": core.history.as_list(),
+            "under_way": self._change.under_way(),
         }
 
     def _describe(self, member: Member) -> dict[str, Any]:
@@ -261,7 +296,7 @@ class Machine:
         cause = self._core.evidence.cause(member.id)
         return {
             "id": member.id,
-            "address": f"{member.host}:{member.port}",
+            "address": format_address(member.address),
             "meta": dict(member.meta),
             "status": peer.status.value if peer else "alive",
             "incarnation": peer.incarnation if peer else self._core.table.incarnation,
@@ -274,7 +309,7 @@ class Machine:
         """Whoever is woken late was not there to hear the others (Lifeguard: suspect yourself first)."""
         awaited, self._awaited = self._awaited, None
         late = 0.0 if awaited is None else now - awaited
-        if late > self._core.config.probe_timeout and self._core.view is not None:
+        if late > self._core.config.ping_timeout and self._core.view is not None:
             self._detection.overslept(late)
             self._core.outbox.note(
                 logging.WARNING, "late", f"this agent was held up for {late:.2f} s: nobody is blamed for that time"
@@ -337,7 +372,7 @@ class Machine:
             case Install():
                 change.on_install(sender, address, message, now)
             case Ready():
-                change.installer.on_ready(sender, address, message)
+                change.installer.on_ready(sender, address, message, now)
             case Activate():
                 change.on_activate(message, now)
             case Pull():

@@ -98,7 +98,7 @@ class Prober:
                 return [chosen]
 
     def _start(self, target: Member, now: float, interval: float) -> Probe:
-        timeout = self.awareness.stretch(self.config.probe_timeout)
+        timeout = self.awareness.stretch(self.config.ping_timeout)
         probe = Probe(self.next_seq(), target, now, now + timeout, now + max(interval, 2.5 * timeout))
         self.probes[probe.seq] = probe
         return probe
@@ -153,7 +153,7 @@ class Prober:
         if len(self.relays) >= RELAYS:
             del self.relays[next(iter(self.relays))]
         seq = self.next_seq()
-        wait = self.config.probe_timeout
+        wait = self.config.ping_timeout
         self.relays[seq] = Relay(asker, asker_seq, now + wait * self.config.nack_share, now + 10 * wait)
         return seq
 

@@ -3,8 +3,8 @@ serves.
 
 ``POST /message`` takes a packet (204); everything else passes the ``gate`` first. ``GET /tether`` answers with this
 lifetime's id and is then held open: it closes when the process dies, which is what the other side waits for.
-``GET /identity`` says who listens here, to members of any job and version. ``GET /status`` is JSON. Further GET paths
-come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``).
+``GET /identity`` says who listens here, to members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the
+same for Prometheus. Further GET paths come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..codec import MAX_BYTES
 from ..envelope import Sealer
 from ..keys import Key
 from ..member import Address, format_address
+from ..metrics import CONTENT_TYPE, render
 from ..proofs import Exchange
 from .gate import Gate, QuietServer, RefusedError
 from .sources import Request
@@ -32,10 +33,13 @@ from .sources import Request
 __all__ = ["HttpClient", "HttpServer"]
 
 _HELD_POLL = 0.02
+_ACCEPT_TURNS = 3
+"""Turns of the loop from accepting a connection to ``connection_made``."""
 _READ_TIMEOUT = 5.0
 """Seconds for the whole of a message to come in."""
 _READING = 64
 """At most so many messages are read at a time; each has at most 16 MiB."""
+
 _POST_TIMEOUT = 5.0
 _FENCE_TIMEOUT = 10.0
 _POSTS_IN_FLIGHT = 16
@@ -94,6 +98,8 @@ class HttpServer:
         self._closing.set()
         if self._server is not None:
             self._server.close()
+            for _ in range(_ACCEPT_TURNS):  # a connection accepted just now is made known to the server by then
+                await asyncio.sleep(0)
         if self._web is not None:
             await self._web.shutdown(timeout=0.05)
 
@@ -154,14 +160,15 @@ class HttpServer:
             return self._pass_on(request, exchange)
         if request.path == "/status":
             text = json.dumps(dict(await self._status()), default=str)
-            return self._text(exchange, 200, text, "application/json")
-        return self._text(exchange, 404, f"nothing is served at {request.path}\n")
+            return self._body(exchange, 200, text.encode(), "application/json")
+        if request.path == "/metrics":
+            return self._body(exchange, 200, await asyncio.to_thread(render, await self._status()), CONTENT_TYPE)
+        return self._body(exchange, 404, f"nothing is served at {request.path}\n".encode(), "text/plain")
 
-    def _text(self, exchange: Exchange | None, status: int, text: str, kind: str = "text/plain") -> web.Response:
-        body = text.encode()
+    def _body(self, exchange: Exchange | None, status: int, body: bytes, kind: str) -> web.Response:
         if exchange is not None:
             body, kind = exchange.frames(status).whole(body), "application/octet-stream"
-        return web.Response(status=status, body=body, content_type=kind, headers=self._gate.headers(exchange))
+        return web.Response(status=status, body=body, headers={**self._gate.headers(exchange), "Content-Type": kind})
 
     async def _tether(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
         response = web.StreamResponse(headers=self._gate.headers(exchange))

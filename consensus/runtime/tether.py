@@ -27,7 +27,7 @@ from ..errors import SealError
 from ..keys import KeyRing
 from ..member import Address, Member, format_address
 from ..proofs import IDENTITY, SCHEME, Exchange, decode, fresh_nonce, greeting
-from .sockets import Endpoint, resolve
+from .names import Endpoint, resolve
 
 __all__ = ["Answer", "Doubt", "Tethers", "Verdict", "ask"]
 

@@ -10,7 +10,7 @@ from consensus.config import Config
 from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply
-from consensus.protocol.join import FOUNDING_PATIENCE, FRESH, Applicants, Search
+from consensus.protocol.join import FOUNDING_PATIENCE, FRESH, MUTE_PATIENCE, Applicants, Search
 from consensus.simulation import World
 
 from .people import member, view_of
@@ -55,6 +55,20 @@ def test_or_had_time_to_say_so() -> None:
     assert one.may_found(0, 100.0 + FOUNDING_PATIENCE + 0.001)
 
 
+def test_much_time_where_somebody_listens() -> None:
+    one = search(ME.address, B, C, founder=True)
+    one.attend(B, True)
+    assert not one.may_found(0, 100.0 + MUTE_PATIENCE - 0.01)
+    assert one.may_found(0, 100.0 + MUTE_PATIENCE + 0.01)
+    one.replied(B, NOTHING, 101.0)
+    assert one.may_found(0, 101.0)
+    brief = search(ME.address, B, founder=True, patience=2.0)
+    brief.attend(B, True)
+    assert not brief.may_found(0, 100.9) and brief.may_found(0, 101.1), "an error that names nobody would help nobody"
+    brief.attend(B, False)
+    assert brief.may_found(0, 100.7)
+
+
 def test_never_where_a_cluster_exists() -> None:
     one = search(ME.address, B, founder=True)
     one.replied(B, JoinReply(view_of("bc"), member("b")), 100.1)
@@ -74,7 +88,7 @@ def test_failure_names_who_did_not_answer() -> None:
     one = search(B, C, patience=5.0)
     one.replied(B, NOTHING, 101.0)
     assert one.failure(104.9) is None
-    assert one.failure(105.0) == "no answer from introducers 10.0.0.1:3 within join_timeout=5 s"
+    assert one.failure(105.0) == "not let in by introducers 10.0.0.1:3 within join_timeout=5 s"
 
 
 def test_failure_where_all_answered_but_nobody_founded() -> None:
@@ -126,7 +140,7 @@ def test_nobody_there() -> None:
     lost = world.start("j", introducers=("gone",))
     world.run(2.5)
     assert isinstance(lost.stopped, JoinError)
-    assert "no answer from introducers 10.0.0.1:1000 within join_timeout=2 s" in str(lost.stopped)
+    assert "not let in by introducers 10.0.0.1:1000 within join_timeout=2 s" in str(lost.stopped)
 
 
 def test_other_terms_are_refused_by_name() -> None:
