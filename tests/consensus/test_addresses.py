@@ -34,7 +34,11 @@ def members(*settings: dict[str, Any], host: list[Host] | None = None) -> Iterat
             with ExitStack() as stack:
                 if host is not None:
                     stack.enter_context(host[index].inside())
-                started.append(Gossip(Config(**{"job": "test", "initial_size": len(settings), "agent": Home.THREAD, **each})))
+                started.append(
+                    Gossip(
+                        Config(**{"job": "test", "initial_size": len(settings), "agent": Home.THREAD, "insecure": True, **each})
+                    )
+                )
                 started[-1].start()
                 started[-1].seek_admission()
         yield started
@@ -315,7 +319,7 @@ def test_a_name_that_shows_more_members_as_they_come_up_makes_one_cluster() -> N
             host.hosts(f"{host.v4} workers")
         settings = {"bind": "0.0.0.0:7000", "introducers": ["workers:7000"], "initial_size": 2, "job": "pods"}
         for host in reversed(hosts):
-            peers.insert(0, spawn(prefix=host.prefix, **settings))
+            peers.insert(0, spawn(prefix=host.prefix, insecure=True, **settings))
         assert [peer.member.host for peer in peers] == [host.v4 for host in hosts]
         assert views(hosts, peers) == ["", "", ""], "each sees itself alone: two of three must have met"
         for host in hosts:
@@ -331,7 +335,7 @@ def test_too_small_an_initial_size_for_a_name_is_named() -> None:
     with Network(1) as [host], pods([host]) as peers:
         host.hosts("10.77.0.1 workers", "10.77.0.2 workers", "10.77.0.3 workers", "fe80::1 workers")
         settings = {"introducers": ["workers:7000"], "initial_size": 1, "job": "pods", "bind": "", "join_timeout": 60}
-        peers.append(spawn(prefix=host.prefix, **settings))
+        peers.append(spawn(prefix=host.prefix, insecure=True, **settings))
         assert peers[0].address == "10.77.0.1:7000", "it found its place in the name"
         time.sleep(1.0)
         assert views([host], peers) == [""], "it is first, but must not found"

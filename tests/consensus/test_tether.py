@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member, format_address
 from consensus.runtime.tether import CHECK_TIMEOUT, Answer, Tethers, ask
 
@@ -274,7 +275,7 @@ def test_who_is_there() -> None:
         async with rig("b" * 16, job="a job: ü") as a:
             answer, sock = await ask(a.member.address)
             sock.close()
-            assert answer == Answer("b" * 16, "a job: ü", 1, format_address(a.member.address))
+            assert answer == Answer("b" * 16, "a job: ü", PROTOCOL_VERSION, format_address(a.member.address))
 
     run(main)
 

@@ -47,7 +47,7 @@ def failed(diagnosis: Diagnosis) -> str:
 
 @contextmanager
 def member(host: Host | None = None, bind: str = "127.0.0.1:0") -> Iterator[str]:
-    gossip = Gossip(Config(job="training", bind=bind, agent=Home.THREAD))
+    gossip = Gossip(Config(job="training", bind=bind, agent=Home.THREAD, insecure=True))
     try:
         if host is None:
             gossip.start()
@@ -152,14 +152,14 @@ def impostor() -> Iterator[str]:
     Impostor.said = {}
 
 
-MEMBER = {"X-Ftlib-Member": "abcdef", "X-Ftlib-Job": "training", "X-Ftlib-Version": "1"}
+MEMBER = {"X-Ftlib-Member": "abcdef", "X-Ftlib-Job": "training", "X-Ftlib-Version": "2"}
 
 
 def test_what_an_http_server_may_be(impostor: str) -> None:
     assert "but it is no member of ftlib: check the port" in found(impostor).verdict
     Impostor.said = {**MEMBER, "X-Ftlib-Version": "77"}
     other = found(impostor)
-    assert failed(other) == "version" and "speaks protocol version 77, this ftlib 1: install the same" in other.verdict
+    assert failed(other) == "version" and "speaks protocol version 77, this ftlib 2: install the same" in other.verdict
     Impostor.said = MEMBER
     other = found(impostor, job="mine")
     assert failed(other) == "job" and "a member of job 'training', not of 'mine'" in other.verdict
@@ -212,6 +212,22 @@ BLOCKED = [
     ("input: tcp dport 7001 reject with icmp type admin-prohibited", "tcp", "fails: No route to host"),
     ("", "", "all is well"),
 ]
+
+
+def test_with_a_secret() -> None:
+    """Everything is checked as without one; lacking it, or having another, is said."""
+    secret, wrong = "the secret of this test", "another secret, long enough"
+    gossip = Gossip(Config(job="training", agent=Home.THREAD, secret=secret))
+    gossip.start()
+    address = format_address(gossip.member.address)
+    try:
+        for given, text in ((secret, "all is well"), ("", "asks for the job's secret"), (wrong, "uses another secret")):
+            environment = {"FTLIB_SECRET": given} if given else {}
+            [diagnosis] = examine(address, job=None, timeout=2.0, environment=environment)
+            assert text in diagnosis.verdict, diagnosis
+            assert failed(diagnosis) == ("" if given == secret else "secret")
+    finally:
+        gossip.stop()
 
 
 @needs_network
