@@ -32,6 +32,7 @@ _OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX"})
 _DEFAULT_FILE = Path("ftlib.toml")
 BUCKET_MB = 8.0
 """Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
+VETO = "veto"
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)\s*")
 _LATER = {"secret": "authentication", "secret_file": "authentication", "storage": "shared storage", "lease": "shared storage"}
@@ -54,6 +55,8 @@ class Settings:
     """Whether to bind to other interfaces than loopback, though members do not authenticate each other yet."""
     in_flight: int = 4
     """Buckets under way at a time."""
+    nonfinite: str = VETO
+    """What inf or nan in an average does: ``veto`` (nobody applies it) or ``pass`` (it is delivered); equal at all members."""
     supervisor: str = ""
     """``host:port`` of the launcher, empty without one."""
     name: str = ""
@@ -81,7 +84,8 @@ def resolve(
     own = {name: found.pop(name) for name in _OWN if name in found}
     try:
         # Members cut their tensors into buckets alike, or they could not reduce them: refused at join where they would not.
-        agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g}"
+        # Nor would they agree whether a step counts, if some let nan pass.
+        agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g} nonfinite={own.get('nonfinite', VETO)}"
         inner = consensus.Config(**{"agreement": agreement, **found})
     except consensus.ConfigError as error:
         raise ConfigError(str(error)) from None
@@ -226,6 +230,12 @@ def _mode(value: Any) -> consensus.Mode:
     return _choice(consensus.Mode, value.value if isinstance(value, consensus.Mode) else _text(value))
 
 
+def _nonfinite(value: Any) -> str:
+    if value not in (VETO, "pass"):
+        raise ValueError("choose one of veto, pass")
+    return str(value)
+
+
 def _choice(kind: type[_Choice], text: str) -> _Choice:
     try:
         return kind(text)
@@ -239,6 +249,7 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "min_size": _count,
     "bucket_mb": _positive,
     "in_flight": _count,
+    "nonfinite": _nonfinite,
     "insecure": _flag,
 }
 _SPECIAL: dict[str, Callable[[Any], Any]] = {

@@ -70,6 +70,8 @@ class Counters:
     rebuild_failures: int = 0
     last_pause: float = 0.0
     """Seconds from the last freeze to the activation that ended it."""
+    vetoed: int = 0
+    """Averages that nobody applied because of inf or nan."""
     state_loads: int = 0
     state_bytes: int = 0
 
@@ -152,7 +154,7 @@ class Plane:
         with self.changed:
             self.results = None
 
-    def finish(self, session: Session, call: Call, trailer: Trailer, results: Results | None) -> Finish | None:
+    def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
         """Finish ``call``, unless there was a freeze meanwhile (None: redo it in the next session)."""
         with self.changed:
             self.running = None
@@ -160,7 +162,7 @@ class Plane:
             if not self._acting_in(session):
                 self._order = order
                 return None
-            self._finished(call, trailer.weight, results)
+            self._finished(call, results)
             if trailer.freeze or order is not None:
                 self._freeze()
             return Finish(trailer.freeze, order)
@@ -171,7 +173,7 @@ class Plane:
             self.running = None
             if not self._acting_in(session):
                 return False
-            self._finished(call, results.weight, results)
+            self._finished(call, results)
             self.counters.adopted += 1
             return True
 
@@ -322,14 +324,14 @@ class Plane:
     def _found(self) -> None:
         self.founder, self.blank = True, False
 
-    def _finished(self, call: Call, weight: float, results: Results | None) -> None:
+    def _finished(self, call: Call, results: Results) -> None:
         self.finished = call.number
         self.current = None
         self.blank = False
         self.results = results
         self._last_signature = call.layout.signature
         self.counters.calls += 1
-        if call.counts_as_step and weight > 0:
+        if call.counts_as_step and not call.void(results):
             self.step += 1
 
     def _report(self) -> Report:
