@@ -167,8 +167,14 @@ def test_a_callback_of_one_thread_keeps_others_out(pair: Crew) -> None:
 def test_an_autograd_hook_may_call(pair: Crew) -> None:
     def body(ft: FTLib, i: int) -> None:
         parameter = nn.Parameter(torch.ones(3))
-        parameter.register_post_accumulate_grad_hook(lambda p: ft.allreduce_average([p]))
+        statuses: list[Status] = []
+
+        def hook(hooked: torch.Tensor) -> None:
+            statuses.append(ft.allreduce_average([hooked]))
+
+        parameter.register_post_accumulate_grad_hook(hook)
         (parameter * float(i)).sum().backward()
+        assert statuses == [Status.SUCCESS]
         assert torch.equal(parameter.grad, torch.full((3,), 0.5))  # type: ignore[arg-type]
 
     pair.all(body)
