@@ -6,7 +6,6 @@ alike. A broadcast sums bytes of which all but the root's are zero: exact for ev
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -20,6 +19,10 @@ from .staging import Slot
 from .wire import finite, load, store
 
 __all__ = ["Call", "Kind", "Results"]
+
+
+_NOTHING, _INFERENCE = -1, -2
+"""Instead of a version: there is no tensor yet; it keeps no count."""
 
 
 class Kind(Enum):
@@ -153,9 +156,13 @@ class Call:
     def deliver(self, results: Results) -> None:
         """Copy the finished call's results to the caller's tensors, divided by the sum of the weights in an average."""
         divisor = results.weight if self.divide else 1.0
+        if _INFERENCE not in self._versions:
+            self._write(results.slots, divisor)
+            return
         indices = {piece.index for slot in results.slots for piece in slot.bucket.pieces}
-        inference = any(self._target(index).is_inference() for index in indices)
-        with torch.inference_mode() if inference else contextlib.nullcontext():
+        for index in indices:  # gradients that are created shall not be inference tensors
+            self._target(index)
+        with torch.inference_mode():
             self._write(results.slots, divisor)
 
     def _write(self, slots: Sequence[Slot], divisor: float) -> None:
@@ -188,4 +195,6 @@ class Call:
 
 
 def _version(source: torch.Tensor | None) -> int:
-    return -1 if source is None or source.is_inference() else source._version  # noqa: SLF001 - the only way to ask
+    if source is None:
+        return _NOTHING
+    return _INFERENCE if source.is_inference() else source._version  # noqa: SLF001 - the only way to ask

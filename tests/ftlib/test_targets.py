@@ -133,7 +133,8 @@ def test_every_shape_and_kind_of_tensor(pair: Crew) -> None:
         whole = torch.arange(8.0) + i
         channels = torch.full((2, 3, 4, 4), float(i)).to(memory_format=torch.channels_last)
         empty, scalar = torch.empty(0, 5), torch.tensor(float(i))
-        everything = [inferred, leaf, branch, twice, twice, whole, whole[2:4], channels, empty, scalar]
+        created = nn.Parameter(torch.ones(4))
+        everything = [created, inferred, leaf, branch, twice, twice, whole, whole[2:4], channels, empty, scalar]
         assert ft.allreduce_average(everything) is Status.SUCCESS
         for tensor in (inferred, leaf, branch, twice, channels, scalar):
             assert bool((tensor == 0.5).all())
@@ -141,6 +142,8 @@ def test_every_shape_and_kind_of_tensor(pair: Crew) -> None:
         assert leaf.grad is None
         assert leaf.requires_grad
         assert inferred.is_inference()
+        assert created.grad is not None
+        assert not created.grad.is_inference()
         assert channels.is_contiguous(memory_format=torch.channels_last)
         leaf.sum().backward()  # autograd minds nothing
 
