@@ -166,12 +166,16 @@ class Call:
             self._write(results.slots, divisor)
 
     def _write(self, slots: Sequence[Slot], divisor: float) -> None:
+        averaged = divisor != 1.0  # then nothing is encoded: the short way, as models have a thousand tensors
         for slot in slots:
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
                 target = self._target(piece.index)
                 if piece.shape is None:
                     target = self._flattened(piece.index, target)[piece.start : piece.stop]
-                load(target, view, divisor)
+                if averaged:
+                    torch.div(view, divisor, out=target)
+                else:
+                    load(target, view, divisor)
         for index, flat in self._flat.items():
             target = self._target(index)
             if not target.is_contiguous():
