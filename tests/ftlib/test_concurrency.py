@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import ftlib.ftlib
 from ftlib import ConfigError, RebuildTimeout, Status, StepMismatch
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
@@ -223,6 +224,24 @@ def test_leaving_in_the_middle_of_a_call_ends_it(way: str) -> None:
     eventually(lambda: threading.active_count() <= before, f"threads end: {threading.enumerate()}")
 
 
+def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the others have not agreed yet: they count on that."""
+    monkeypatch.setattr(ftlib.ftlib, "LEAVE_TIMEOUT", 0.3)
+
+    def body(worker: Worker) -> None:
+        worker.ft.barrier()
+        monkeypatch.setattr(worker.consensus, "leave", lambda: None)
+        thread = in_thread(worker.ft.leave)
+        eventually(lambda: worker.ft._caller.departed, "it leaves")
+        assert worker.ft._plane.phase.value == "active"
+        assert worker.ft.barrier() is Status.ABORT
+        assert worker.ft._plane.finished == 1
+        thread.join(5)
+
+    with Job(1) as job:
+        job.run({"w0": body})
+
+
 def test_closing_twice_and_from_many_threads() -> None:
     with company(2) as crew:
         ft = crew.members[1]
@@ -251,6 +270,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.process
 def test_a_signal_handler_may_close_in_the_middle_of_a_call() -> None:
     found = run("""
+ft._consensus.leave = lambda: None  # nobody answers: closing has to wait
 def handler(number, frame):
     began = time.monotonic()
     ft.close()

@@ -127,6 +127,7 @@ def test_every_shape_and_kind_of_tensor(pair: Crew) -> None:
     def body(ft: FTLib, i: int) -> None:
         with torch.inference_mode():
             inferred = torch.full((3,), float(i))
+            cut = torch.full((2_200_000,), float(i))  # more than a bucket
         leaf = torch.full((2,), float(i), requires_grad=True)
         branch = torch.full((2,), float(i), requires_grad=True) * 1.0
         twice = torch.full((3,), float(i))
@@ -134,9 +135,9 @@ def test_every_shape_and_kind_of_tensor(pair: Crew) -> None:
         channels = torch.full((2, 3, 4, 4), float(i)).to(memory_format=torch.channels_last)
         empty, scalar = torch.empty(0, 5), torch.tensor(float(i))
         created = nn.Parameter(torch.ones(4))
-        everything = [created, inferred, leaf, branch, twice, twice, whole, whole[2:4], channels, empty, scalar]
+        everything = [created, inferred, cut, leaf, branch, twice, twice, whole, whole[2:4], channels, empty, scalar]
         assert ft.allreduce_average(everything) is Status.SUCCESS
-        for tensor in (inferred, leaf, branch, twice, channels, scalar):
+        for tensor in (inferred, cut, leaf, branch, twice, channels, scalar):
             assert bool((tensor == 0.5).all())
         assert torch.equal(whole, torch.arange(8.0) + 0.5)
         assert leaf.grad is None
