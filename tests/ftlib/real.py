@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ftlib import FTLib
+from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.memory import MemoryHub
 
 TIMEOUT = 15.0
@@ -27,8 +28,9 @@ def eventually(condition: Callable[[], Any], what: str) -> None:
 class Company:
     """Those who were hired, in that order."""
 
-    def __init__(self, founders: int, **settings: Any) -> None:
+    def __init__(self, founders: int, backend: str = "memory", **settings: Any) -> None:
         self.hub = MemoryHub()
+        self.backend = backend
         with socket.create_server(("127.0.0.1", 0)) as held:
             self._first = f"127.0.0.1:{held.getsockname()[1]}"
         self.settings = {
@@ -47,7 +49,8 @@ class Company:
 
     def init(self, **settings: Any) -> FTLib:
         """One more; returns as ``FTLib.init`` does."""
-        framework = self.hub.framework(f"m{next(self._names)}")
+        name = f"m{next(self._names)}"
+        framework = self.hub.framework(name) if self.backend == "memory" else GlooFramework()
         ft = FTLib.init(framework=framework, config={}, **{**self.settings, **settings})
         self.members.append(ft)
         return ft
@@ -76,9 +79,9 @@ def at_once(*bodies: Callable[[], Any]) -> list[Any]:
 
 
 @contextmanager
-def company(count: int, **settings: Any) -> Iterator[Company]:
+def company(count: int, backend: str = "memory", **settings: Any) -> Iterator[Company]:
     """Founders that have met, in rank order."""
-    made = Company(count, **settings)
+    made = Company(count, backend, **settings)
     try:
         at_once(*[ft.barrier for ft in made.members])
         yield made

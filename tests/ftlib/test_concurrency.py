@@ -201,11 +201,14 @@ def test_a_state_function_that_calls_is_told_so() -> None:
         job.workers["w2"].join()
 
 
+@pytest.mark.parametrize("backend", ["memory", "gloo"])
 @pytest.mark.parametrize("way", ["close", "leave"])
-def test_leaving_in_the_middle_of_a_call_ends_it(way: str) -> None:
+def test_leaving_in_the_middle_of_a_call_ends_it(way: str, backend: str) -> None:
     """From another thread, with the real agents. The others go on; nothing is left behind."""
-    before = threading.active_count()
-    with company(3) as crew:
+    with company(1, backend):
+        pass  # what the process keeps for good is there now
+    before = left_behind()
+    with company(3, backend) as crew:
         first, second, third = crew.members
         results: list[Status] = []
         inside = in_thread(lambda: results.append(third.allreduce_average(torch.ones(1000))))
@@ -218,10 +221,18 @@ def test_leaving_in_the_middle_of_a_call_ends_it(way: str) -> None:
         assert results == [Status.ABORT]
         assert third.allreduce_average(torch.ones(3)) is Status.ABORT
         tensors = [torch.full((1000,), 1.0), torch.full((1000,), 3.0)]
-        assert at_once(*[lambda ft=ft, t=t: ft.allreduce_average(t) for ft, t in zip((first, second), tensors, strict=True)])
+        assert at_once(lambda: first.allreduce_average(tensors[0]), lambda: second.allreduce_average(tensors[1]))
         assert all(bool((tensor == 2.0).all()) for tensor in tensors)
         assert first.size == second.size == 2
-    eventually(lambda: threading.active_count() <= before, f"threads end: {threading.enumerate()}")
+    eventually(
+        lambda: all(now <= then for now, then in zip(left_behind(), before, strict=True)),
+        f"{left_behind()}, before {before}: {threading.enumerate()}",
+    )
+
+
+def left_behind() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,34 @@ def test_passive_mode_is_told(monkeypatch: pytest.MonkeyPatch, size: int) -> Non
         job.run({f"w{i}": body for i in range(size)})
 
 
+def test_a_change_that_waits_for_the_call_is_not_seen_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consensus has begun it, and says so when asked; the flag stays until the operations have ended."""
+
+    def body(worker: Worker) -> None:
+        ft = worker.ft
+        asked = Asked(worker, Mode.ACTIVE, monkeypatch)
+        ft.barrier()
+        if worker.name == "w1":
+            assert seen.wait(10)
+            assert ft.barrier()
+            return
+        thread = threading.Thread(target=ft.barrier, daemon=True)
+        thread.start()
+        eventually(lambda: ft._plane.running is not None, "inside")
+        asked.answer = False
+        worker.consensus.plane.freeze(2, 2)  # type: ignore[union-attr]
+        eventually(lambda: ft._plane._order is not None, "it was told to freeze after this call")
+        assert ft.initialized()
+        seen.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert not ft.initialized()
+
+    seen = threading.Event()
+    with Job(2) as job:
+        job.run({"w0": body, "w1": body})
+
+
 @pytest.mark.parametrize("mode", ["active", "passive"])
 def test_asking_sends_nothing(mode: str) -> None:
     """Thousands of questions within a moment: what is sent meanwhile is what is sent anyway."""
