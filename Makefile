@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | bench | soak | clean
+# make setup | demo | test | lint | bench | soak | pictures | clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 
-.PHONY: setup demo test lint bench soak clean
+.PHONY: setup demo test lint bench soak pictures clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,11 @@ bench: setup
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
+
+# They need nothing but Python; imgs/demo.png is the report of a run of make demo.
+PICTURES := architecture training flow
+pictures:
+	for name in $(PICTURES); do $(PYTHON) imgs/$$name.py || exit 1; done
 
 clean:
 	rm -rf build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

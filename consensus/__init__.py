@@ -9,7 +9,7 @@ Usable by itself: knows nothing of tensors, and imports neither torch nor ftlib.
     view = member.wait_view(timeout=30)
 """
 
-from .config import Config, Policy
+from .config import Config, Home, Policy
 from .errors import (
     CodecError,
     ConfigError,
@@ -37,6 +37,7 @@ __all__ = [
     "DataPlane",
     "ExcludedError",
     "Gossip",
+    "Home",
     "JoinError",
     "LeftError",
     "Member",

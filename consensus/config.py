@@ -13,10 +13,19 @@ from .errors import ConfigError
 from .interface import Mode
 from .member import parse_address
 
-__all__ = ["PROTOCOL_VERSION", "Config", "Policy"]
+__all__ = ["PROTOCOL_VERSION", "Config", "Home", "Policy"]
 
 PROTOCOL_VERSION = 1
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
+
+
+class Home(Enum):
+    """Where an agent runs (``agent=``). In a process of its own it does not share the training loop's fate: a long hold of
+    the interpreter's lock stops every thread of a process, but not its agent. A thread is lighter, and goes silent with it.
+    """
+
+    PROCESS = "process"
+    THREAD = "thread"
 
 
 class Policy(Enum):
@@ -49,8 +58,14 @@ class Config:
     policy: Policy = Policy.MAJORITY
     mode: Mode = Mode.ACTIVE
 
+    agent: Home = Home.PROCESS
+    """Where this member's agent runs."""
+
     exclude_after: float = 2.0
     """T_excl: nobody is excluded by silence earlier than this after his last sign of life. All members must agree."""
+
+    stall_timeout: float = 60.0
+    """At least half of the view waits in a call that a member has not entered for so long: that member is taken for hung."""
 
     quorum_timeout: float = 600.0
     """A view change without quorum ends with ``QuorumLostError`` after this."""

@@ -1,36 +1,29 @@
 """The gossip backend of ``Consensus``: SWIM detection with evidence, and one Paxos instance an epoch.
 
-The protocol runs on a thread of its own (``runtime``). Reading methods look at an immutable snapshot which that
-thread publishes: they neither wait nor send. Writing methods hand their call over and return.
+The protocol runs in an agent (``runtime``), in a process of its own or on a thread. Reading methods look at an immutable
+snapshot which the agent publishes: they neither wait nor send. Writing methods hand their call over and return.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import random
 import secrets
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from .config import Config
+from .config import Config, Home
 from .errors import ConfigError, ConsensusError, StoppedError
 from .interface import Consensus, DataPlane, Mode, Source
-from .member import Address, Member
+from .member import Member
 from .null_plane import NullPlane
-from .protocol.machine import Machine
-from .runtime.background import Background
-from .runtime.driver import Core, Snapshot
-from .runtime.fork import release_in_children
-from .runtime.sockets import SocketPair, open_pair, parsed, resolve_all
+from .progress import Progress
+from .runtime.driver import Snapshot, now
+from .runtime.host import Ears, Host, Setup
+from .runtime.sockets import open_pair, parsed, resolve_all
 from .view import Cause, View
-
-if TYPE_CHECKING:
-    from .runtime.agent import Agent
 
 __all__ = ["Gossip"]
 
@@ -39,7 +32,7 @@ _START_TIMEOUT = 10.0
 _STOP_TIMEOUT = 5.0
 _STATUS_TIMEOUT = 1.0
 _FIND_TIMEOUT = 1.5
-_OWN_PATHS = ("/message", "/tether", "/identity")
+_OWN_PATHS = ("/message", "/tether", "/identity", "/status")
 
 
 class Gossip(Consensus):
@@ -53,10 +46,9 @@ class Gossip(Consensus):
         self._config = config or Config()
         self._changed = threading.Condition()
         self._snapshot = Snapshot()
-        self._background: Background | None = None
-        self._agent: Agent | None = None
-        self._plane: DataPlane | None = None
+        self._host: Host | None = None
         self._sources: dict[str, Source] = {}
+        self._plane: DataPlane | None = None
         self._latest_call: int | None = None
         self._latest_status: dict[str, Any] = {}
         self._stopping = False
@@ -73,54 +65,35 @@ class Gossip(Consensus):
 
         Without a ``data_plane`` views are installed at once (``NullPlane``). This process's ``pid`` joins ``meta``.
         """
-        if self._background is not None or self._stopping:
+        if self._host is not None or self._stopping:
             raise ConsensusError("start was called before; a new lifetime needs a new Gossip")
         introducers = resolve_all(self._config.introducers)
-        pair = open_pair(self._config, introducers)
-        host, port = pair.advertised
+        sockets = open_pair(self._config, introducers)
+        host, port = sockets.advertised
         facts = {"pid": str(os.getpid()), **(meta or {})}
         self.member = Member(secrets.token_hex(8), host, port, tuple(sorted(facts.items())))
         self._plane = data_plane if data_plane is not None else NullPlane(self)
-        background = Background(f"ftlib-agent-{self.member.id[:6]}", self._loop_failed)
-        self._background = background
-        release_in_children(background, _descriptors_of(pair, background))
-        background.start()
+        self._host = _host_for(self._config)
+        for path, source in self._sources.items():
+            self._host.serve(path, source)
+        setup = Setup(self._config, self.member, introducers)
         try:
-            background.call(self._open(pair, introducers, self._plane), _START_TIMEOUT)
-        except BaseException as error:
+            self._host.start(setup, sockets, Ears(self._plane, self._publish, self._failed), _START_TIMEOUT)
+        except BaseException:
             self._stopping = True
-            background.stop()
-            pair.close()
-            if isinstance(error, TimeoutError):
-                raise ConsensusError(f"the agent did not start within {_START_TIMEOUT:g} s") from None
             raise
 
     def stop(self) -> None:
         """End the agent without a goodbye: to the others this member is then dead. Idempotent."""
-        with self._changed:
-            first, self._stopping = not self._stopping, True
-        background, agent = self._background, self._agent
-        if background is None:
-            return
-        if background.here():  # from a callback: it cannot be waited for
-            if first and agent is not None:
-                closing = background.loop.create_task(agent.close())
-                closing.add_done_callback(lambda _task: background.stop())
-            return
-        if not first:  # whoever came first ends it
-            background.join()
-            return
-        if agent is not None and background.running:
-            with contextlib.suppress(TimeoutError):  # then the sockets go with the loop
-                background.call(agent.close(), _STOP_TIMEOUT)
-        background.stop()
+        self._stopping = True
+        if self._host is not None:
+            self._host.stop(_STOP_TIMEOUT)
         with self._changed:
             self._changed.notify_all()
 
     def leave(self) -> None:
         """Say goodbye after the last call that ``average_success`` reported; no call may be entered after it."""
-        after = self._latest_call
-        self._perform(lambda core, now: core.leave(after, now))
+        self._perform("leave", self._latest_call)
 
     # What is known here and now
 
@@ -165,15 +138,14 @@ class Gossip(Consensus):
 
     def status(self) -> dict[str, Any]:
         """What this member believes, as plain values; after its end what it believed last."""
-        background, agent = self._background, self._agent
-        if background is None or agent is None:
+        if self._host is None:
             return {}
-        if background.here() or not background.running:  # nobody else changes it now
-            return agent.status()
         try:
-            self._latest_status = background.call(_status_of(agent), _STATUS_TIMEOUT)
+            self._latest_status = self._host.ask("status", timeout=_STATUS_TIMEOUT)
         except (TimeoutError, ConsensusError):
-            return {**self._latest_status, "stale": True}
+            stopped = self._snapshot.stopped
+            said = {} if stopped is None else {"stopped": f"{type(stopped).__name__}: {stopped}"}
+            return {"job": self._config.job, "member": self.member.id, **self._latest_status, **said, "stale": True}
         return self._latest_status
 
     # What the layer above says
@@ -181,15 +153,19 @@ class Gossip(Consensus):
     def report_join(self, addresses: Sequence[str]) -> bool:
         """Join through ``addresses`` too; False where no member of this job answered there within about a second."""
         wanted = tuple(parsed("addresses", text) for text in addresses)
-        background, agent = self._running()
         try:
-            return bool(background.call(agent.find(wanted), _FIND_TIMEOUT))
+            return bool(self._running().ask("find", wanted, timeout=_FIND_TIMEOUT))
         except TimeoutError:
             return False
 
     def seek_admission(self) -> None:
         """This member is ready to take part."""
-        self._perform(lambda core, now: core.seek_admission(now))
+        self._perform("seek_admission")
+
+    def progress(self, finished: int, current: int) -> None:
+        """Where the data plane is."""
+        if self._host is not None:
+            self._host.progress(Progress(finished, current, now()))
 
     def average_success(self, call: int) -> None:
         """Remember that ``call`` is finished. Sends nothing."""
@@ -200,66 +176,41 @@ class Gossip(Consensus):
         accused = tuple(suspects)
         names = [str(member) for member in self.get_member_list() if member.id in accused]
         _LOG.info("call %d failed; suspected: %s", call, ", ".join(names) or "nobody in particular")
-        self._perform(lambda core, now: core.hint(accused, now))
+        self._perform("hint", accused)
 
     def flushed(self, epoch: int, report: bytes) -> None:
         """Answer to ``DataPlane.freeze``."""
-        self._perform(lambda core, now: core.flushed(epoch, report, now))
+        self._perform("flushed", epoch, report)
 
     def ready(self, view_id: str) -> None:
         """Answer to ``DataPlane.install``."""
-        self._perform(lambda core, now: core.ready(view_id, now))
+        self._perform("ready", view_id)
 
     def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
         """The data plane froze itself after ``call``, because its trailer asked for it."""
-        gone = tuple(leavers)
-        self._perform(lambda core, now: core.boundary(call, gone, now))
+        self._perform("boundary", call, tuple(leavers))
 
     def serve(self, path: str, source: Source) -> None:
-        """Answer GET ``path`` with what ``source`` yields; also before ``start``. ``/status`` may be replaced."""
+        """Answer GET ``path`` with what ``source`` yields, from this process; also before ``start``."""
         if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
             raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
         self._sources[path] = source
+        if self._host is not None:
+            self._host.serve(path, source)
 
     # Inside
 
-    async def _open(self, pair: SocketPair, introducers: tuple[Address, ...], plane: DataPlane) -> None:
-        """On the loop's thread: put the agent together and start it."""
-        from .runtime.agent import Agent  # noqa: PLC0415 - aiohttp takes longer to import than all of consensus
+    def _running(self) -> Host:
+        if self._host is None or not self._host.running:
+            raise ConsensusError("the agent does not run: call start first" if self._host is None else "the agent has stopped")
+        return self._host
 
-        own = self.member.address
-        machine = Machine(
-            self._config,
-            self.member,
-            random.Random(random.SystemRandom().getrandbits(128)),
-            founder=not introducers or introducers[0] == own,
-            introducers=tuple(address for address in introducers if address != own),
-        )
-        self._agent = Agent(self._config, self.member, pair, machine, plane, self._publish, self._sources, introducers)
-        await self._agent.start()
-
-    def _running(self) -> tuple[Background, Agent]:
-        background, agent = self._background, self._agent
-        if background is None or agent is None or not background.running:
-            raise ConsensusError("the agent does not run: call start first" if background is None else "the agent has stopped")
-        return background, agent
-
-    def _perform(self, action: Callable[[Core, float], object]) -> None:
-        """Hand ``action`` to the loop's thread; after the end it is dropped, as a dead member's words are."""
-        background, agent = self._background, self._agent
-        if background is None:
+    def _perform(self, action: str, *arguments: Any) -> None:
+        """Have the core's method called; after the end it is dropped, as a dead member's words are."""
+        if self._host is None:
             raise ConsensusError("the agent does not run: call start first")
-        if agent is None or self._stopping:
-            return
-        driver = agent.driver
-
-        def run(now: float) -> None:
-            action(driver.core, now)
-
-        if background.here():
-            driver.perform(run)
-        else:
-            background.post(driver.perform, run)
+        if not self._stopping:
+            self._host.perform(action, *arguments)
 
     def _publish(self, snapshot: Snapshot) -> None:
         with self._changed:
@@ -276,27 +227,21 @@ class Gossip(Consensus):
                     return found
                 self._changed.wait(rest)
 
-    def _loop_failed(self, error: BaseException) -> None:
-        """The loop itself ended by an exception: nothing more will be decided here."""
+    def _failed(self, stopped: StoppedError) -> None:
+        """The agent ended by itself: nothing more will be decided here."""
         if self._snapshot.stopped is not None:
             return
-        stopped = StoppedError(f"the agent's loop failed: {type(error).__name__}: {error}")
         self._publish(Snapshot(stopped=stopped))
         if self._plane is not None:
             self._plane.stopped(stopped)
 
 
-async def _status_of(agent: Agent) -> dict[str, Any]:
-    return agent.status()
+def _host_for(config: Config) -> Host:
+    """A place for the agent; what it needs is imported only now, since it takes longer than all of ``consensus``."""
+    if config.agent is Home.PROCESS:
+        from .runtime.process_host import ProcessHost  # noqa: PLC0415
 
+        return ProcessHost()
+    from .runtime.thread_host import ThreadHost  # noqa: PLC0415
 
-def _descriptors_of(pair: SocketPair, background: Background) -> Callable[[], Iterable[int]]:
-    """What a forked child must let go of, without keeping the agent alive; nothing after its end."""
-    reference = weakref.ref(background)
-
-    def descriptors() -> Iterable[int]:
-        loop = reference()
-        watched = () if loop is None else loop.descriptors()
-        return [pair.tcp.fileno(), pair.udp.fileno(), *watched]
-
-    return descriptors
+    return ThreadHost()

@@ -59,12 +59,18 @@ class DataPlane(Protocol):
         Only the coordinator is asked.
         """
 
-    def progress(self) -> bytes:
-        """At most 64 opaque bytes about where this member's data plane is; they ride on pings."""
-        ...
+    def peer_progress(self, member_id: str, finished: int, current: int) -> None:
+        """What another member's ``Consensus.progress`` said last."""
 
-    def peer_progress(self, member_id: str, progress: bytes) -> None:
-        """What ``progress`` said at another member."""
+    def stalled(self, call: int, waited: float) -> None:
+        """The others have waited ``waited`` seconds in ``call``, which this member has not entered: ``stopped`` follows.
+
+        Say where the training thread is: nobody else can.
+        """
+
+    def facts(self) -> Mapping[str, Any]:
+        """Plain values about the data plane, for status and metrics."""
+        ...
 
     def stopped(self, error: StoppedError) -> None:
         """This lifetime is over (left, excluded, quorum lost, join failed). Final."""
@@ -109,6 +115,13 @@ class Consensus(ABC):
     @abstractmethod
     def new_member_join(self) -> bool:
         """Whether a joiner waits to be admitted at the next boundary."""
+
+    @abstractmethod
+    def progress(self, finished: int, current: int) -> None:
+        """Where the data plane is: the last call that ended, and the one in progress (0 for none).
+
+        Local and cheap: it rides on the pings that are sent anyway, so that peers know whom they wait for.
+        """
 
     @abstractmethod
     def average_success(self, call: int) -> None:

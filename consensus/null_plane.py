@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from .errors import StoppedError
 from .interface import Consensus
@@ -36,12 +37,15 @@ class NullPlane:
         if wanted:
             self._consensus.boundary(0)
 
-    def progress(self) -> bytes:
-        """None to report."""
-        return b""
-
-    def peer_progress(self, member_id: str, progress: bytes) -> None:
+    def peer_progress(self, member_id: str, finished: int, current: int) -> None:
         """Nothing depends on it."""
+
+    def stalled(self, call: int, waited: float) -> None:
+        """There are no calls to wait in."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """None to tell."""
+        return {}
 
     def stopped(self, error: StoppedError) -> None:
         """Whoever wants to know asks the consensus."""

@@ -43,8 +43,6 @@ class Settings:
     """What ``FTLib`` needs; times in seconds."""
 
     consensus: consensus.Config
-    stall_timeout: float = 60.0
-    """Peers wait in a call that this worker has not entered for so long: its stack is logged."""
     step_timeout: float = 600.0
     """The longest a call may take, view changes included."""
     min_size: int = 1
@@ -236,6 +234,10 @@ def _nonfinite(value: Any) -> str:
     return str(value)
 
 
+def _home(value: Any) -> consensus.Home:
+    return _choice(consensus.Home, value.value if isinstance(value, consensus.Home) else _text(value))
+
+
 def _choice(kind: type[_Choice], text: str) -> _Choice:
     try:
         return kind(text)
@@ -244,7 +246,6 @@ def _choice(kind: type[_Choice], text: str) -> _Choice:
 
 
 _OWN: dict[str, Callable[[Any], Any]] = {
-    "stall_timeout": _duration,
     "step_timeout": _duration,
     "min_size": _count,
     "bucket_mb": _positive,
@@ -259,11 +260,13 @@ _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "socket_fds": _descriptors,
     "policy": _policy,
     "mode": _mode,
+    "agent": _home,
     "advertise": lambda value: value or None,
 }
 _DURATIONS = frozenset(
     [
         "exclude_after",
+        "stall_timeout",
         "quorum_timeout",
         "join_timeout",
         "probe_interval",

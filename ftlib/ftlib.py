@@ -6,13 +6,12 @@ import atexit
 import contextlib
 import functools
 import ipaddress
-import json
 import logging
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,8 +56,8 @@ class FTLib(Calls):
         self._consensus = consensus
         self._framework = framework
         self._rank_assign = rank_assign
-        plane = Plane(lambda: consensus.member.id)
-        self._rebuilder = Rebuilder(plane, consensus, framework, self._rebuild, self._activated, settings.stall_timeout)
+        plane = Plane(lambda: consensus.member.id, consensus.progress)
+        self._rebuilder = Rebuilder(plane, consensus, framework, self._rebuild, self._activated, self.metrics)
         limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
         caller = Caller(plane, consensus, self._rebuilder, limits, settings.in_flight)
         super().__init__(plane, caller, Layouts(framework, int(settings.bucket_mb * 2**20)), veto=settings.nonfinite == VETO)
@@ -252,7 +251,6 @@ class FTLib(Calls):
         if self.settings.supervisor:
             meta["supervisor"] = self.settings.supervisor
         self._consensus.serve(PATH, self._transfer.source)
-        self._consensus.serve("/status", self._status)
         self._rebuilder.start()
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -326,9 +324,6 @@ class FTLib(Calls):
         threading.Thread(
             target=announce, args=(self.settings.supervisor,), kwargs=arguments, name="ftlib-announce", daemon=True
         ).start()
-
-    def _status(self, query: Mapping[str, str]) -> Iterator[bytes]:  # noqa: ARG002 - every source takes a query
-        yield json.dumps({**self._consensus.status(), "ftlib": self.metrics()}, default=str).encode()
 
     def _confirmed(self) -> bool:
         """In passive mode the consensus tells by freezing; in active mode it is asked for what it knows."""

@@ -11,7 +11,6 @@ finished under the lock, in the session in which its operations ran, while the p
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -28,8 +27,6 @@ from .session import Session
 from .trailer import Trailer
 
 __all__ = ["Counters", "Finish", "Order", "Phase", "Plane"]
-
-_PROGRESS = struct.Struct("<QQ")
 
 
 class Phase(Enum):
@@ -79,9 +76,14 @@ class Counters:
 class Plane:
     """The state. Methods named after transitions take the lock themselves; attributes are read under ``changed``."""
 
-    def __init__(self, identify: Callable[[], str]) -> None:
-        """``identify``: this member's id (known once the consensus has started)."""
+    def __init__(
+        self, identify: Callable[[], str], tell: Callable[[int, int], None] = lambda _finished, _current: None
+    ) -> None:
+        """``identify``: this member's id (known once the consensus has started). ``tell``: takes where this member is
+        (finished, current call) whenever that changes; it must be quick.
+        """
         self._identify = identify
+        self._tell = tell
         self.changed = threading.Condition()
         self.phase = Phase.WAITING
         self.error: Exception | None = None
@@ -129,12 +131,14 @@ class Plane:
             call.number = self.finished + 1
             self.current = call
             self.training_thread = threading.get_ident()
+            self._told()
             self.changed.notify_all()
 
     def abandon(self) -> tuple[Session | None, Order | None]:
         """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
         with self.changed:
             session, self.running, self.current = self.running, None, None
+            self._told()
             order, self._order = self._order, None
             if session is not None and self._acting_in(session):
                 self._freeze()
@@ -269,6 +273,7 @@ class Plane:
                 self.finished, self.step = plan.call, plan.step
                 if self.current is not None:
                     self.current.number = self.finished + 1
+                self._told()
             if plan.authority == self.member_id:
                 self.origin = self.member_id
             self.session = session
@@ -294,18 +299,15 @@ class Plane:
 
     # --- the agent's thread --------------------------------------------------------------------------------------------
 
-    def progress(self) -> bytes:
-        """Where this member is, for ``peer_progress``."""
-        with self.changed:
-            return _PROGRESS.pack(self.finished, self.current.number if self.current else 0)
-
-    def peer_progress(self, member_id: str, progress: bytes) -> None:
+    def peer_progress(self, member_id: str, finished: int, current: int) -> None:
         """Note where another member is."""
-        if len(progress) == _PROGRESS.size:
-            with self.changed:
-                self.peers[member_id] = _PROGRESS.unpack(progress)
+        with self.changed:
+            self.peers[member_id] = (finished, current)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
+
+    def _told(self) -> None:
+        self._tell(self.finished, self.current.number if self.current else 0)
 
     def _acting_in(self, session: Session) -> bool:
         return self.phase is Phase.ACTIVE and self.session is session
@@ -327,6 +329,7 @@ class Plane:
     def _finished(self, call: Call, results: Results) -> None:
         self.finished = call.number
         self.current = None
+        self._told()
         self.blank = False
         self.results = results
         self._last_signature = call.layout.signature

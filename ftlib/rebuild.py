@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from consensus import Cause, Consensus, LeftError, StoppedError, View
 
@@ -23,7 +24,7 @@ from .frameworks.base import Framework, Group, Work
 from .plane import Order, Plane
 from .salvage import FaultKind, plan
 from .session import Session
-from .stall import StallWatch
+from .stall import log_stall
 
 __all__ = ["RebuildError", "Rebuilder", "translated"]
 
@@ -74,15 +75,17 @@ class Rebuilder:
         framework: Framework,
         build: Build,
         activated: Callable[[View], None] = lambda _view: None,
-        stall_timeout: float = 60.0,
+        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """``build``: ``FTLib._rebuild``. ``activated``: told of every view acted in; must return at once."""
+        """``build``: ``FTLib._rebuild``. ``activated``: told of every view acted in; must return at once. ``facts``: for
+        ``DataPlane.facts``.
+        """
         self._plane = plane
         self._consensus = consensus
         self._framework = framework
         self._build = build
         self._activated = activated
-        self._stall = StallWatch(plane, stall_timeout)
+        self._facts = facts
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ftlib-rebuild", daemon=True)
         self._wanted = 0
@@ -129,14 +132,17 @@ class Rebuilder:
         with self._plane.changed:
             self._plane.wished = wanted
 
-    def progress(self) -> bytes:
+    def peer_progress(self, member_id: str, finished: int, current: int) -> None:
         """See ``DataPlane``."""
-        return self._plane.progress()
+        self._plane.peer_progress(member_id, finished, current)
 
-    def peer_progress(self, member_id: str, progress: bytes) -> None:
+    def stalled(self, call: int, waited: float) -> None:
         """See ``DataPlane``."""
-        self._plane.peer_progress(member_id, progress)
-        self._stall.look()
+        log_stall(self._plane.training_thread, call, waited)
+
+    def facts(self) -> Mapping[str, Any]:
+        """See ``DataPlane``."""
+        return self._facts()
 
     def stopped(self, error: StoppedError) -> None:
         """See ``DataPlane``."""

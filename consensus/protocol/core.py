@@ -9,6 +9,7 @@ from ..config import Config
 from ..errors import StoppedError
 from ..member import Address, Member
 from ..messages import Chosen, Message, Pull
+from ..progress import NOWHERE
 from ..view import NO_VIEW_ID, Cause, View
 from .awareness import Awareness
 from .dissemination import Dissemination
@@ -52,7 +53,8 @@ class Core:
         """When we last acked a ping of each member: the other side of the lease."""
         self.shunned: set[str] = set()
         """Whom we do not ack any more in this epoch, having been asked to exclude them (see ``acceptor``)."""
-        self.progress = b""
+        self.progress = NOWHERE
+        """Where the data plane is, as it was told last."""
         self.leaving = False
         self.stopped: StoppedError | None = None
 

@@ -8,11 +8,13 @@ from math import inf
 
 from ..member import Address, Member
 from ..messages import Ack, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
+from ..progress import Progress
 from ..view import View
 from .core import Core
 from .effects import Check, Fence, PeerProgress
 from .member_table import Peer
 from .probe import Probe, Prober
+from .stall import Stall
 from .suspicion import Suspicion
 
 __all__ = ["Detection"]
@@ -34,6 +36,7 @@ class Detection:
         self._prober = Prober(core.config, core.rng, core.awareness, next_round=now)
         self._next_gossip = now
         self._fenced: dict[str, float] = {}
+        self.stall = Stall(core)
 
     # Time
 
@@ -56,7 +59,7 @@ class Detection:
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
-        times = [self._prober.deadline()]
+        times = [self._prober.deadline(), self.stall.deadline()]
         if len(self._core.rumours):
             times.append(self._next_gossip)
         for peer in self._core.table:
@@ -66,6 +69,19 @@ class Detection:
                     times.append(self._fence_time(peer))
         return min(times, default=inf)
 
+    def overslept(self, late: float) -> None:
+        """This member itself did nothing for ``late`` seconds (a busy host, a stop, a laptop that slept).
+
+        What it did not hear meanwhile says nothing about the others, and what they did not get from it much about itself.
+        """
+        core = self._core
+        core.awareness.worse()
+        self._prober.postpone(late)
+        for peer in core.table:
+            peer.since = peer.last_sign + late
+            if peer.suspicion is not None:
+                peer.suspicion.start += late
+
     def adopt(self, view: View, now: float) -> None:
         """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""
         keep = frozenset(view.ids)
@@ -73,25 +89,26 @@ class Detection:
         self._prober.forget(keep)
         self._core.rumours.forget(keep)
         self._fenced = {key: time for key, time in self._fenced.items() if key in keep}
+        self.stall.forget()
 
     def ping_applicant(self, member: Member, now: float) -> None:
         """Ping somebody outside the view; the ack becomes its contact."""
         seq = self._prober.next_seq()
         probe = Probe(seq, member, now, inf, now + 1.0)
         self._prober.probes[seq] = probe
-        self._send_ping(probe)
+        self._send_ping(probe, now)
 
     # Probing
 
     def _begin_round(self, now: float) -> None:
         targets = [peer.member for peer in self._core.table if peer.status in (Status.ALIVE, Status.SUSPECT)]
         for probe in self._prober.begin_round(targets, now):
-            self._send_ping(probe)
+            self._send_ping(probe, now)
 
-    def _send_ping(self, probe: Probe) -> None:
+    def _send_ping(self, probe: Probe, now: float) -> None:
         core = self._core
         updates = self._rumours(about=probe.target.id)
-        message = Ping(probe.seq, probe.target.id, core.epoch, core.view_id, updates, core.progress)
+        message = Ping(probe.seq, probe.target.id, core.epoch, core.view_id, updates, core.progress.pack(now))
         core.outbox.send(probe.target, message)
 
     def _rumours(self, about: str | None = None) -> tuple[Update, ...]:
@@ -211,12 +228,15 @@ class Detection:
             return
         core.acked[sender] = now
         updates = self._rumours(about=sender)
-        core.outbox.send_to(address, Ack(ping.seq, ping.target, core.epoch, core.view_id, updates, core.progress))
-        self._heard(sender, ping.progress)
+        ack = Ack(ping.seq, ping.target, core.epoch, core.view_id, updates, core.progress.pack(now))
+        core.outbox.send_to(address, ack)
+        self._heard(sender, ping.progress, now)
 
-    def _heard(self, sender: str, progress: bytes) -> None:
-        if progress and self._core.table.get(sender) is not None:
-            self._core.outbox.emit(PeerProgress(sender, progress))
+    def _heard(self, sender: str, data: bytes, now: float) -> None:
+        progress = Progress.unpack(data, now)
+        if progress is not None and self._core.table.get(sender) is not None:
+            self.stall.heard(sender, progress)
+            self._core.outbox.emit(PeerProgress(sender, progress.finished, progress.current))
 
     def on_ack(self, sender: str, ack: Ack, now: float) -> None:
         """A ping of ours was answered, or one that we sent on another's behalf."""
@@ -234,7 +254,7 @@ class Detection:
             if applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
             core.table.answered(sender, probe.sent)
-            self._heard(sender, ack.progress)
+            self._heard(sender, ack.progress, now)
         peer = core.table.get(ack.target)
         if peer is not None:
             self._clear(peer)

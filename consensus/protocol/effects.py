@@ -18,7 +18,9 @@ __all__ = [
     "Installed",
     "Note",
     "PeerProgress",
+    "Quit",
     "Send",
+    "Stalled",
     "Stopped",
     "Tether",
     "Wish",
@@ -90,7 +92,21 @@ class PeerProgress:
     """``DataPlane.peer_progress``."""
 
     member_id: str
-    progress: bytes
+    finished: int
+    current: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """``DataPlane.stalled``."""
+
+    call: int
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Let go of every socket after what was sent: this member has said that it is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +125,4 @@ class Note:
     text: str
 
 
-Effect = Send | Check | Tether | Fence | Freeze | Installed | Activated | Wish | PeerProgress | Stopped | Note
+Effect = Send | Check | Tether | Fence | Freeze | Installed | Activated | Wish | PeerProgress | Stalled | Stopped | Quit | Note

@@ -10,11 +10,12 @@ A packet's way: ``machine`` -> ``detection`` (``probe``, ``suspicion``, ``member
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import StoppedError
+from ..errors import ExcludedError, StoppedError
 from ..member import Address, Member
 from ..messages import (
     Accept,
@@ -43,11 +44,12 @@ from ..messages import (
     Refused,
     Stranger,
 )
+from ..progress import Progress
 from ..view import Cause, View
 from .admission import Admission
 from .core import Core
 from .detection import Detection
-from .effects import Effect
+from .effects import Effect, Quit, Stalled
 from .join import Search
 from .view_change import ViewChange
 
@@ -67,6 +69,10 @@ class Machine:
         self._change = ViewChange(self._core)
         self._detection: Detection
         self._admission: Admission
+        self._awaited: float | None = None
+        """When ``tick`` was promised at the latest."""
+        self._latest = 0.0
+        """When anything happened last."""
 
     def start(self, now: float) -> None:
         """Begin to look for the cluster. Call once, before anything else."""
@@ -88,8 +94,10 @@ class Machine:
     def tick(self, now: float) -> None:
         """Do what is due."""
         if self._core.stopped is None:
+            self._notice_lateness(now)
             self._admission.tick(now)
             if self._core.view is not None:
+                self._judge_stall(now)
                 self._detection.tick(now)
                 self._change.tick(now)
             self._settle(now)
@@ -147,9 +155,25 @@ class Machine:
         self._admission.leave(after_call, now)
         self._settle(now)
 
-    def set_progress(self, progress: bytes) -> None:
-        """What rides on pings and acks from now on (at most 64 bytes)."""
+    def set_progress(self, progress: Progress) -> None:
+        """Where the data plane is: what rides on pings and acks from now on."""
         self._core.progress = progress
+
+    def die(self, detail: str, error: StoppedError) -> None:
+        """This member's process is over, or as good as over: say so to all, as proof, and never act again.
+
+        Its word is proof because nothing follows it: no vote, no ack, and soon no open socket.
+        """
+        core = self._core
+        if core.stopped is not None:
+            return
+        if core.view is not None:
+            farewell = Evidence(core.view.view_id, core.member.id, EvidenceKind.PROOF, detail[:200])
+            for member in core.view.members:
+                if member.id != core.member.id:
+                    core.outbox.send(member, farewell)
+        core.stop(error)
+        core.outbox.emit(Quit())
 
     # Out
 
@@ -164,6 +188,7 @@ class Machine:
         deadline = self._admission.deadline()
         if self._core.view is not None:
             deadline = min(deadline, self._detection.deadline(), self._change.deadline())
+        self._awaited = max(deadline, self._latest)  # what was due before it could be known is not late
         return deadline
 
     # State to look at
@@ -245,9 +270,30 @@ class Machine:
 
     # Inside
 
-    def _settle(self, now: float) -> None:
-        """Deliver what this member sent to itself."""
+    def _notice_lateness(self, now: float) -> None:
+        """Whoever is woken late was not there to hear the others (Lifeguard: suspect yourself first)."""
+        awaited, self._awaited = self._awaited, None
+        late = 0.0 if awaited is None else now - awaited
+        if late > self._core.config.probe_timeout and self._core.view is not None:
+            self._detection.overslept(late)
+            self._core.outbox.note(
+                logging.WARNING, "late", f"this agent was held up for {late:.2f} s: nobody is blamed for that time"
+            )
+
+    def _judge_stall(self, now: float) -> None:
+        """The others have waited for this member's data plane too long: it hangs, and steps aside."""
         core = self._core
+        since = self._detection.stall.since()
+        if since is None or now - since < core.config.stall_timeout:
+            return
+        call, waited = core.progress.finished + 1, now - since
+        core.outbox.emit(Stalled(call, waited))
+        text = f"it had not entered call {call} for {waited:.1f} s while the others waited in it (stall_timeout)"
+        self.die(f"stalled: {text}", ExcludedError(f"this worker stalled: {text}"))
+
+    def _settle(self, now: float) -> None:
+        """After every input: deliver what this member sent to itself."""
+        core, self._latest = self._core, now
         while (message := core.outbox.take_own()) is not None:
             if core.stopped is None:
                 self._dispatch(core.member.id, core.member.address, message, now)

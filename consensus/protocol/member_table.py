@@ -21,7 +21,11 @@ NEVER = float("-inf")
 
 @dataclass(slots=True)
 class Peer:
-    """Another member of the view. ``contact``: our clock before we sent the latest ping that it acked *to us*."""
+    """Another member of the view.
+
+    ``contact``: our clock before we sent the latest ping that it acked *to us*. ``since``: from when its silence counts at
+    the earliest: its admission, or the end of a time in which we could not have heard it.
+    """
 
     member: Member
     since: float
@@ -32,7 +36,7 @@ class Peer:
 
     @property
     def last_sign(self) -> float:
-        """When it was last known to live; a new member is given the benefit of its admission."""
+        """When it was last known to live, with the benefit of ``since``."""
         return max(self.contact, self.since)
 
 

@@ -138,6 +138,12 @@ class Prober:
                 indirect.append(probe)
         return indirect, failed
 
+    def postpone(self, late: float) -> None:
+        """Nothing could be heard for ``late`` seconds: the answers get that much longer."""
+        for probe in self.probes.values():
+            probe.ask_others_at += late
+            probe.fail_at += late
+
     def relay(self, asker: Address, asker_seq: int, now: float) -> int:
         """Remember a ping on another's behalf; its number."""
         seq = self.next_seq()

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..codec import MAX_BYTES, MAX_DATAGRAM, Codec
 from ..config import PROTOCOL_VERSION, Config
 from ..envelope import Open, Sealer
 from ..errors import CodecError, ForeignJobError, ForeignVersionError, JoinError
-from ..interface import DataPlane, Source
+from ..interface import DataPlane
 from ..member import Address, Member, format_address
 from ..messages import Envelope, EvidenceKind, Message
+from ..progress import Progress
 from .driver import Core, Driver, Snapshot
-from .http import HttpClient, HttpServer
+from .http import HandOver, HttpClient, HttpServer
 from .sockets import Endpoint, SocketPair, numeric, resolve
 from .tether import Answer, Tethers, ask, identity_headers
 from .traffic import Direction, Traffic
 from .udp import Udp, fits
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "Outside"]
 
 _LOOK_TIMEOUT = 1.0
 """How long an address may take to say who listens there."""
@@ -33,6 +35,22 @@ _NOBODY = "nobody listens there"
 
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What an agent needs of the training process, on whichever side of a process boundary that is."""
+
+    plane: DataPlane
+    publish: Callable[[Snapshot], None]
+    progress: Callable[[], Progress]
+    facts: Callable[[], Awaitable[Mapping[str, Any]]]
+    """``DataPlane.facts``."""
+    served: Callable[[], frozenset[str]]
+    """The paths that ``hand_over`` answers."""
+    hand_over: HandOver
+    held: Callable[[], bool] = lambda: False
+    """Whether the training process is stopped."""
 
 
 class Agent:
@@ -44,14 +62,12 @@ class Agent:
         member: Member,
         sockets: SocketPair,
         core: Core,
-        plane: DataPlane,
-        publish: Callable[[Snapshot], None],
-        sources: dict[str, Source],
+        outside: Outside,
         introducers: Sequence[Address],
         *,
         sealer: Sealer | None = None,
     ) -> None:
-        """Call on the loop's thread. ``sources`` is shared with the owner, who may add paths."""
+        """Call on the loop's thread."""
         self._config = config
         self._member = member
         self._sockets = sockets
@@ -65,15 +81,18 @@ class Agent:
         self._closed = False
         self._started = False
         self.traffic = Traffic()
-        self.driver = Driver(core, plane, self, publish)
+        self._outside = outside
+        self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held)
         self._tethers = Tethers(self._checked, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()
         self._server = HttpServer(
             identity_headers(member.id, config.job),
             self._posted,
-            self.status,
-            sources,
+            self.report,
+            outside.served,
+            outside.hand_over,
+            held=outside.held,
             limit=MAX_BYTES + self._sealer.overhead,
         )
 
@@ -113,6 +132,10 @@ class Agent:
             "messages": self.traffic.as_dict(),
             **self.driver.status(),
         }
+
+    async def report(self) -> dict[str, Any]:
+        """``status`` with what the layer above has to say."""
+        return {**self.status(), "ftlib": dict(await self._outside.facts())}
 
     async def find(self, addresses: Iterable[Address]) -> tuple[Address, ...]:
         """Those of ``addresses`` where another member of this job and version answers within about a second."""
@@ -167,8 +190,8 @@ class Agent:
         """Deliver the error with what answers at each introducer."""
         self._spawn(self._explain_join(error, deliver))
 
-    def crashed(self) -> None:
-        """Let go of everything: the others see a dead process."""
+    def let_go(self) -> None:
+        """Close everything: the others see a dead process."""
         self._spawn(self.close())
 
     # What arrives

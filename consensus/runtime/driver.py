@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from ..errors import JoinError, LeftError, StoppedError
 from ..interface import DataPlane
 from ..member import Address, Member
-from ..messages import Envelope, EvidenceKind, Message, Ping, PingRequest
+from ..messages import Envelope, EvidenceKind, Message
+from ..progress import Progress
 from ..protocol.effects import (
     Activated,
     Check,
@@ -29,7 +30,9 @@ from ..protocol.effects import (
     Installed,
     Note,
     PeerProgress,
+    Quit,
     Send,
+    Stalled,
     Stopped,
     Tether,
     Wish,
@@ -40,6 +43,7 @@ __all__ = ["Carrier", "Core", "Driver", "Snapshot", "now"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _NOTES = 500
+_HELD_POLL = 0.02
 
 
 def now() -> float:
@@ -117,8 +121,11 @@ class Core(Protocol):
     def add_introducers(self, addresses: tuple[Address, ...], now: float, /) -> None:
         """More members to join through."""
 
-    def set_progress(self, progress: bytes, /) -> None:
+    def set_progress(self, progress: Progress, /) -> None:
         """What rides on pings."""
+
+    def die(self, detail: str, error: StoppedError, /) -> None:
+        """Tell all that this member is dead, and stop."""
 
     def status(self) -> dict[str, Any]:
         """Plain values."""
@@ -143,8 +150,8 @@ class Carrier(Protocol):
     def explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
         """Look at the introducers once more and ``deliver`` the error with what was found, soon."""
 
-    def crashed(self) -> None:
-        """Let go of all sockets: the core has failed."""
+    def let_go(self) -> None:
+        """Close all sockets: the core has failed, or has said that this member is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +182,23 @@ class Snapshot:
 class Driver:
     """Owns the core. All methods belong to the loop's thread."""
 
-    def __init__(self, core: Core, plane: DataPlane, carrier: Carrier, publish: Callable[[Snapshot], None]) -> None:
-        """``publish`` gets each new snapshot, before the effects that go with it."""
+    def __init__(
+        self,
+        core: Core,
+        plane: DataPlane,
+        carrier: Carrier,
+        publish: Callable[[Snapshot], None],
+        progress: Callable[[], Progress],
+        held: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``publish`` gets each new snapshot, before the effects that go with it. ``progress``: where the data plane is.
+
+        ``held``: whether the process that this agent speaks for is stopped. Then the agent plays stopped, too: what
+        arrives is lost, nothing is sent, and no time is taken note of.
+        """
         self._core = core
+        self._progress = progress
+        self._held = held
         self._plane = plane
         self._carrier = carrier
         self._publish = publish
@@ -207,12 +228,12 @@ class Driver:
 
     def receive(self, envelope: Envelope) -> None:
         """A decoded packet."""
-        message = envelope.message
+        if self._held():
+            return
 
         def deliver(now: float) -> None:
-            if isinstance(message, (Ping, PingRequest)):
-                self._core.set_progress(self._plane.progress())
-            self._core.receive(envelope.sender, envelope.address, message, now)
+            self._core.set_progress(self._progress())
+            self._core.receive(envelope.sender, envelope.address, envelope.message, now)
 
         self.perform(deliver)
 
@@ -267,12 +288,15 @@ class Driver:
             self._timer = self._loop.call_later(max(0.0, deadline - now()), self._tick)
 
     def _tick(self) -> None:
+        if self._held():
+            self._timer = self._loop.call_later(_HELD_POLL, self._tick)
+            return
         self._timer = None
         if self._deadline is not None:
             self._latest_tick = max(self._latest_tick, now() - self._deadline)
 
         def tick(now: float) -> None:
-            self._core.set_progress(self._plane.progress())
+            self._core.set_progress(self._progress())
             self._core.tick(now)
 
         self.perform(tick)
@@ -304,6 +328,8 @@ class Driver:
                 carrier.keep(members)
             case Fence(member, reason):
                 carrier.fence(member, reason)
+            case Quit():
+                carrier.let_go()
             case Note(level, kind, text):
                 self.note(level, kind, text)
             case Stopped(error):
@@ -314,7 +340,7 @@ class Driver:
             case _:
                 self._tell(effect)
 
-    def _tell(self, effect: Freeze | Installed | Activated | Wish | PeerProgress) -> None:
+    def _tell(self, effect: Freeze | Installed | Activated | Wish | PeerProgress | Stalled) -> None:
         """One callback of the data plane."""
         plane = self._plane
         match effect:
@@ -326,8 +352,10 @@ class Driver:
                 plane.activate(view)
             case Wish(wanted):
                 plane.wish(wanted)
-            case PeerProgress(member_id, progress):
-                plane.peer_progress(member_id, progress)
+            case PeerProgress(member_id, finished, current):
+                plane.peer_progress(member_id, finished, current)
+            case Stalled(call, waited):
+                plane.stalled(call, waited)
 
     def _stop(self, error: StoppedError) -> None:
         if self._stopped is not None:
@@ -344,7 +372,7 @@ class Driver:
     def _crash(self, error: Exception) -> None:
         _LOG.critical("the agent failed and ends this member's lifetime", exc_info=error)
         self.close()
-        self._carrier.crashed()
+        self._carrier.let_go()
         if self._stopped is None:
             self._stopped = StoppedError(f"the agent failed: {type(error).__name__}: {error}")
             self._publish(Snapshot(stopped=self._stopped))

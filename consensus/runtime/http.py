@@ -9,55 +9,58 @@ members of any job and version. ``GET /status`` is JSON. Further GET paths come 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
-import logging
+import os
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from ..codec import MAX_BYTES
-from ..interface import Source
 from ..member import Address, format_address
+from .sources import Request
 
 __all__ = ["HttpClient", "HttpServer"]
 
-_LOG = logging.getLogger("ftlib.consensus")
-_PIECE = 1 << 20
-_SOURCES = 32
-"""At most so many bodies are served at a time."""
-
-_CHUNK_TIMEOUT = 60.0
+_HELD_POLL = 0.02
 _POST_TIMEOUT = 5.0
 _FENCE_TIMEOUT = 10.0
 _POSTS_IN_FLIGHT = 16
 """To one address; more are dropped, as a full socket buffer would do it."""
 
 
+HandOver = Callable[[socket.socket, Request], None]
+"""Has a connection answered elsewhere; it is owned from then on."""
+
+
 class HttpServer:
-    """Serves one listening socket. Everything here runs on the loop's thread, except the sources' own iterators."""
+    """Serves one listening socket. Everything here runs on the loop's thread."""
 
     def __init__(
         self,
         headers: Mapping[str, str],
         received: Callable[[bytes, str], None],
-        status: Callable[[], Mapping[str, Any]],
-        sources: dict[str, Source],
+        status: Callable[[], Awaitable[Mapping[str, Any]]],
+        served: Callable[[], frozenset[str]],
+        hand_over: HandOver,
         *,
+        held: Callable[[], bool] = lambda: False,
         limit: int = MAX_BYTES,
     ) -> None:
-        """``headers`` say who answers. ``received(packet, source)``. ``sources``: the owner may add paths to it."""
+        """``headers`` say who answers. ``received(packet, source)``. ``served``: the paths that ``hand_over`` answers.
+
+        While ``held`` nothing is answered, as by a process that is stopped.
+        """
         self._headers = dict(headers)
         self._received = received
         self._status = status
-        self._sources = sources
+        self._served = served
+        self._hand_over = hand_over
+        self._held = held
         self._limit = limit
-        self._serving = 0
         self._server: asyncio.Server | None = None
         self._web: web.Server | None = None
         self._closing = asyncio.Event()
@@ -82,6 +85,8 @@ class HttpServer:
             await self._web.shutdown(timeout=0.05)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        while self._held():  # noqa: ASYNC110 - the kernel offers no event for a process that is continued
+            await asyncio.sleep(_HELD_POLL)
         try:
             if request.method == "POST" and request.path == "/message":
                 self._received(await request.read(), request.remote or "?")
@@ -93,15 +98,14 @@ class HttpServer:
         return web.Response(status=405)
 
     async def _get(self, request: web.BaseRequest) -> web.StreamResponse:
-        source = self._sources.get(request.path)
         if request.path == "/tether":
             return await self._tether(request)
         if request.path == "/identity":
             return web.Response(status=204, headers=self._headers)
-        if source is not None:
-            return await self._stream(request, source)
+        if request.path in self._served():
+            return self._pass_on(request)
         if request.path == "/status":
-            text = json.dumps(dict(self._status()), default=str)
+            text = json.dumps(dict(await self._status()), default=str)
             return web.Response(text=text, content_type="application/json", headers=self._headers)
         return web.Response(status=404, text=f"nothing is served at {request.path}\n")
 
@@ -111,84 +115,15 @@ class HttpServer:
         await self._closing.wait()  # cancelled when the client goes
         return response
 
-    async def _stream(self, request: web.BaseRequest, source: Source) -> web.StreamResponse:
-        """Pull the source on a thread of its own and write its chunks as the client takes them.
-
-        An error before the first chunk becomes a status; later the connection is cut: the client sees a torn body.
-        """
-        if self._serving >= _SOURCES:
-            return web.Response(status=503, text="too many transfers at a time; ask again\n")
-        self._serving += 1
-        body = _Body(request, source, self._headers)
-        try:
-            return await body.run()
-        finally:
-            body.cancel()
-            self._serving -= 1
-
-
-class _Body:
-    """One response whose chunks come from a worker thread."""
-
-    def __init__(self, request: web.BaseRequest, source: Source, headers: Mapping[str, str]) -> None:
-        self._request = request
-        self._source = source
-        self._query = dict(request.query)
-        self._response = web.StreamResponse(headers=headers)
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[BaseException | None] = self._loop.create_future()
-        self._cancelled = threading.Event()
-
-    async def run(self) -> web.StreamResponse:
-        """Serve; returns when the last chunk was written."""
-        threading.Thread(target=self._pull, name="ftlib-serve", daemon=True).start()
-        error = await self._done
-        if error is None:
-            if not self._response.prepared:
-                await self._response.prepare(self._request)
-            return self._response
-        if self._response.prepared:
-            _LOG.warning("serving %s ended early: %s", self._request.path, error)
-            if self._request.transport is not None:
-                self._request.transport.abort()
-            return self._response
-        if isinstance(error, LookupError):
-            return web.Response(status=409, text=f"{error.args[0] if error.args else error}\n")
-        _LOG.error("serving %s failed", self._request.path, exc_info=error)
-        return web.Response(status=500, text=f"{type(error).__name__}: {error}\n")
-
-    def cancel(self) -> None:
-        """The client has gone, or all was written: the worker stops at its next chunk."""
-        self._cancelled.set()
-
-    def _pull(self) -> None:
-        error: BaseException | None = None
-        chunks: Iterator[bytes | memoryview] | None = None
-        try:
-            chunks = self._source(self._query)
-            for chunk in chunks:
-                if self._cancelled.is_set():
-                    break
-                asyncio.run_coroutine_threadsafe(self._write(chunk), self._loop).result(_CHUNK_TIMEOUT)
-        except BaseException as caught:  # noqa: BLE001 - handed to the loop's thread, which reports it
-            error = caught
-        finally:
-            close = getattr(chunks, "close", None)
-            if close is not None:
-                close()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._finish, error)
-
-    async def _write(self, chunk: bytes | memoryview) -> None:
-        if not self._response.prepared:
-            await self._response.prepare(self._request)
-        view = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
-        for start in range(0, len(view), _PIECE):
-            await self._response.write(view[start : start + _PIECE])
-
-    def _finish(self, error: BaseException | None) -> None:
-        if not self._done.done():
-            self._done.set_result(error)
+    def _pass_on(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Have the connection answered by whoever makes the body, and forget it here."""
+        transport = request.transport
+        if transport is not None:
+            inner = transport.get_extra_info("socket")
+            connection = socket.socket(fileno=os.dup(inner.fileno()))
+            transport.abort()  # closes our descriptor only: the connection lives on in the duplicate
+            self._hand_over(connection, Request(request.path, dict(request.query), self._headers))
+        return web.Response(status=204)  # goes nowhere
 
 
 class HttpClient:

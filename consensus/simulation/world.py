@@ -25,7 +25,9 @@ from ..protocol.effects import (
     Installed,
     Note,
     PeerProgress,
+    Quit,
     Send,
+    Stalled,
     Stopped,
     Tether,
     Wish,
@@ -227,7 +229,7 @@ class World:
                     self._carry_out(host, effect)
         self._arm(host)
 
-    def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901 - one case an effect
+    def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case an effect
         match effect:
             case Send(address, message):
                 self._send(host, address, message)
@@ -260,8 +262,10 @@ class World:
                     raise AssertionError(text)
             case Wish(wanted):
                 host.wished = wanted
-            case PeerProgress():
-                pass
+            case Quit():
+                self.kill(host)
+            case _:  # nothing here depends on it
+                assert isinstance(effect, (PeerProgress, Stalled))
 
     def _freeze(self, host: Host, epoch: int) -> None:
         host.frozen_for = epoch

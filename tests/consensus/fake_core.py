@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from consensus.config import Config
-from consensus.interface import Source
 from consensus.member import Member
+from consensus.progress import Progress
 from consensus.protocol.effects import Effect
-from consensus.runtime.agent import Agent
+from consensus.runtime.agent import Agent, Outside
 from consensus.runtime.driver import Snapshot
 from consensus.runtime.sockets import open_pair, resolve_all
+from consensus.runtime.sources import Sources
 from consensus.view import Cause, View
+
+PROGRESS = Progress(3, 4, 100.0)
+"""What the data plane of a rig says."""
 
 
 class FakeCore:
@@ -57,7 +61,7 @@ class FakeCore:
     def status(self) -> dict[str, Any]:
         return {"core": "fake"}
 
-    def set_progress(self, progress: bytes) -> None:
+    def set_progress(self, progress: Progress) -> None:
         self.progress = progress
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -75,9 +79,6 @@ class RecordingPlane:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def progress(self) -> bytes:
-        return b"here"
-
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -92,8 +93,9 @@ class Rig:
     core: FakeCore
     plane: RecordingPlane
     member: Member
-    sources: dict[str, Source]
+    sources: Sources
     snapshots: list[Snapshot] = field(default_factory=list)
+    held: bool = False
 
     def ask(self, *effects: Effect) -> None:
         """Let the core ask for these effects now."""
@@ -109,13 +111,28 @@ async def rig(member_id: str = "a" * 16, plane: Any = None, **settings: Any) -> 
     config = Config(**settings)
     pair = open_pair(config)
     member = Member(member_id, *pair.advertised)
-    core, snapshots, sources = FakeCore(), [], dict[str, Source]()
+    core, snapshots, sources = FakeCore(), list[Snapshot](), Sources()
     plane = plane or RecordingPlane()
     introducers = resolve_all(config.introducers)
-    agent = Agent(config, member, pair, core, plane, snapshots.append, sources, introducers)  # type: ignore[arg-type]
+    rigs: list[Rig] = []
+
+    async def facts() -> dict[str, Any]:
+        return {"here": "facts"}
+
+    outside = Outside(
+        plane=plane,
+        publish=snapshots.append,
+        progress=lambda: PROGRESS,
+        facts=facts,
+        served=lambda: sources.paths,
+        hand_over=sources.answer,
+        held=lambda: bool(rigs) and rigs[0].held,
+    )
+    agent = Agent(config, member, pair, core, outside, introducers)  # type: ignore[arg-type]
     await agent.start()
+    rigs.append(Rig(agent, core, plane, member, sources, snapshots))
     try:
-        yield Rig(agent, core, plane, member, sources, snapshots)
+        yield rigs[0]
     finally:
         await agent.close()
 

@@ -6,6 +6,7 @@ input closes (so that it cannot outlive the test).
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from consensus import Config, Gossip, Member, format_address
+from consensus import Config, Gossip, Home, Member, format_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +35,18 @@ class Peer:
     def kill(self) -> None:
         """SIGKILL, without waiting."""
         os.kill(self.process.pid, signal.SIGKILL)
+
+    def tell(self, line: str) -> None:
+        """One of the orders that ``main`` knows."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    @property
+    def agent(self) -> int:
+        """The pid of its agent's process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return next(int(pid) for pid in children if b"ftlib-agent" in Path(f"/proc/{pid}/comm").read_bytes())
 
     def pause(self) -> None:
         """SIGSTOP; returns once all its threads have stopped (until then it may still answer)."""
@@ -71,6 +84,8 @@ def main() -> None:
     """The child's side."""
     settings = json.loads(sys.argv[1])
     fork = settings.pop("fork")
+    if "agent" in settings:
+        settings["agent"] = Home(settings["agent"])
     for name in ("introducers", "socket_fds"):
         settings[name] = tuple(settings.get(name, ()))
     gossip = Gossip(Config(**settings))
@@ -81,7 +96,12 @@ def main() -> None:
         os._exit(0)
     member = gossip.member
     print(json.dumps({"id": member.id, "host": member.host, "port": member.port}), flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        kind, value = line.split()
+        if kind == "hold":  # as a C extension that keeps the interpreter's lock
+            ctypes.PyDLL(None).usleep(int(float(value) * 1e6))
+        elif kind == "where":
+            gossip.progress(*map(int, value.split(",")))
 
 
 if __name__ == "__main__":

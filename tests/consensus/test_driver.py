@@ -17,7 +17,7 @@ from consensus.runtime.background import Background
 from consensus.runtime.driver import Snapshot, now
 from consensus.view import View
 
-from .fake_core import RecordingPlane, rig, until
+from .fake_core import PROGRESS, RecordingPlane, rig, until
 
 VIEW = View(1, "", (Member("a" * 16, "127.0.0.1", 1),))
 
@@ -39,14 +39,14 @@ def test_effects_reach_the_data_plane_in_order() -> None:
                 Installed(VIEW, (("a", b"report"),)),
                 Activated(VIEW),
                 Wish(True),
-                PeerProgress("b", b"there"),
+                PeerProgress("b", 3, 4),
             )
             assert a.plane.calls == [
                 ("freeze", 2, 7),
                 ("install", VIEW, {"a": b"report"}),
                 ("activate", VIEW),
                 ("wish", True),
-                ("peer_progress", "b", b"there"),
+                ("peer_progress", "b", 3, 4),
             ]
 
     run(main)
@@ -82,7 +82,7 @@ def test_one_timer_follows_the_next_deadline() -> None:
             arm(0.03)
             await until(lambda: a.core.named("tick"))
             assert 0.03 <= a.core.named("tick")[0][1] - began < 0.5
-            assert a.core.progress == b"here"
+            assert a.core.progress == PROGRESS
             await asyncio.sleep(0.05)
             assert len(a.core.named("tick")) == 1  # no deadline, no timer
             arm(0.01)  # it lies in the past

@@ -264,7 +264,7 @@ class TestHttp:
 
         async def main() -> None:
             async with rig() as a, aiohttp.ClientSession() as session:
-                a.sources["/data"] = source
+                a.sources.serve("/data", source)
                 async with session.get(self.url(a, "/data?count=2")) as response:
                     assert response.status == 200
                     assert response.headers["X-Ftlib-Member"] == a.member.id
@@ -286,7 +286,8 @@ class TestHttp:
 
         async def main() -> None:
             async with rig() as a, aiohttp.ClientSession() as session:
-                a.sources |= {"/late": late, "/broken": broken}
+                a.sources.serve("/late", late)
+                a.sources.serve("/broken", broken)
                 async with session.get(self.url(a, "/late")) as response:
                     assert (response.status, await response.text()) == (409, "no such version\n")
                 async with session.get(self.url(a, "/broken")) as response:
@@ -310,7 +311,7 @@ class TestHttp:
 
         async def main() -> None:
             async with rig() as a, aiohttp.ClientSession() as session:
-                a.sources["/endless"] = endless
+                a.sources.serve("/endless", endless)
                 async with session.get(self.url(a, "/endless")) as response:
                     await response.content.readexactly(1 << 20)
                     response.close()

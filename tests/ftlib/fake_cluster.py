@@ -63,6 +63,9 @@ class FakeConsensus(Consensus):
     def new_member_join(self) -> bool:
         return bool(self.cluster.waiting)
 
+    def progress(self, finished: int, current: int) -> None:
+        self.where = (finished, current)
+
     def average_success(self, call: int) -> None:
         self.successes += 1
 

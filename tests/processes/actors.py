@@ -10,6 +10,7 @@ has it as ``{"event": "error", "kind", "text"}``. With ``whole_end`` the interpr
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import json
@@ -181,6 +182,7 @@ def other_version(actor: Actor) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("consensus") and hasattr(module, "PROTOCOL_VERSION"):
             module.__dict__["PROTOCOL_VERSION"] = 77
+    actor.settings["agent"] = "thread"  # one in a process of its own would speak the version that is installed
     with actor.init() as ft:
         actor.together(ft, 1)
 
@@ -217,11 +219,37 @@ def weighted(actor: Actor) -> None:
 
 @part
 def absent(actor: Actor) -> None:
-    """After ``calls`` good calls, never enters another."""
+    """After ``calls`` good calls, never enters another; or only after ``seconds``."""
     with actor.init() as ft:
         actor.together(ft)
         actor.write(event="away")
-        time.sleep(60)
+        time.sleep(actor.given.get("seconds", 60))
+        actor.average(ft)
+
+
+@part
+def holder(actor: Actor) -> None:
+    """After ``calls`` good calls keeps the interpreter's lock for ``seconds``, as C extensions do, and goes on."""
+    with actor.init() as ft:
+        actor.together(ft)
+        actor.write(event="holds")
+        ctypes.PyDLL(None).usleep(int(actor.given["seconds"] * 1e6))
+        actor.write(event="released")
+        while True:
+            actor.average(ft)
+
+
+@part
+def preparing(actor: Actor) -> None:
+    """Works with forked processes of a data loader, which outlive their parent."""
+    with actor.init() as ft:
+        actor.together(ft)
+        for _ in range(2):
+            if os.fork() == 0:
+                time.sleep(20)
+                os._exit(0)
+        while True:
+            actor.average(ft)
 
 
 @part

@@ -23,7 +23,7 @@ from ftlib.plane import Plane
 from ftlib.rebuild import Rebuilder
 from ftlib.transfer import Transfer
 
-__all__ = ["POINTS", "arm"]
+__all__ = ["POINTS", "arm", "of_the_agent"]
 
 POINTS: dict[str, tuple[Any, str]] = {
     "enter": (Plane, "enter"),
@@ -43,6 +43,11 @@ POINTS: dict[str, tuple[Any, str]] = {
     "propose": (Proposer, "_begin"),
     "drive": (Installer, "begin"),
 }
+
+
+def of_the_agent(text: str) -> bool:
+    """Whether the point is passed by the agent, which then has to be a thread of this process."""
+    return text.partition("@")[0].partition(":")[0] in ("send", "propose", "drive")
 
 
 def arm(text: str) -> None:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,6 @@ from .cluster import ROOT
 from .stage import Player, Stage
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    stage = Stage(tmp_path_factory.mktemp("stage"))
-    yield stage
-    stage.close()
-
-
-@pytest.fixture
-def stage(zygote: Stage) -> Iterator[Stage]:
-    zygote.clear()
-    yield zygote
-    aborted = [player for player in zygote.players if player.code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)]
-    zygote.clear()
-    assert not aborted, "\n".join(player.output() for player in aborted)
 
 
 def one_line(error: str) -> str:

@@ -123,6 +123,8 @@ def _train(task: Task, lines: Lines) -> int:
     later = task.kill_at.removeprefix("later ")
     if later == task.kill_at and later:
         moments.arm(later)
+    if task.trace or moments.of_the_agent(later):
+        settings["agent"] = "thread"
     tracer = trace.Tracer() if task.trace else None
     params = [torch.zeros(size) for size in task.sizes]
     grads = [torch.zeros(size) for size in task.sizes]

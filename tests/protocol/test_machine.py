@@ -76,6 +76,32 @@ def test_a_vote_waits_for_the_lease_and_the_excluded_is_acked_no_more() -> None:
     assert Freeze(2, None) in machine.drain()
 
 
+@pytest.mark.parametrize("asleep", [0.0, 3600.0])
+def test_a_suspicion_runs_only_while_its_owner_is_awake(asleep: float) -> None:
+    machine = machine_in("ab", "a")
+    now = 100.0
+
+    def held_against_b() -> str | None:
+        evidence: str | None = machine.status()["members"][1]["evidence"]
+        return evidence
+
+    while machine.status()["members"][1]["status"] == "alive":  # nobody answers
+        deadline = machine.next_deadline()
+        assert deadline is not None
+        now = deadline
+        machine.tick(now)
+    assert machine.next_deadline() is not None
+    now += asleep
+    machine.tick(now)
+    assert held_against_b() is None, "what nobody was awake to hear is held against nobody"
+    while held_against_b() is None:
+        deadline = machine.next_deadline()
+        assert deadline is not None
+        now = deadline
+        machine.tick(now)
+    assert T_EXCL - 0.1 <= now - asleep - 100.0 <= T_EXCL + 1.0
+
+
 def test_a_lower_ballot_is_told_the_higher() -> None:
     machine = machine_in("abc", "b")
     view_id = view_of("abc").view_id

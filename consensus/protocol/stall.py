@@ -1,0 +1,50 @@
+"""A training thread that hangs while its agent lives: the others wait in a call that this member does not enter.
+
+Judged by the hung member's own agent, from what its peers' pings say: it knows best that its own data plane has not entered
+the call, and its word about itself is proof (see ``Machine.die``). At least half of the view must have waited for
+``stall_timeout``: so a single fast member never declares all others hung, and of two members one suffices.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from ..progress import Progress
+from .core import Core
+
+__all__ = ["Stall"]
+
+
+class Stall:
+    """Who waits for this member's data plane, and since when."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: dict[str, tuple[int, float]] = {}
+
+    def heard(self, member_id: str, progress: Progress) -> None:
+        """Where a peer is."""
+        if progress.current > progress.finished:
+            self._waiting[member_id] = (progress.current, progress.since)
+        else:
+            self._waiting.pop(member_id, None)
+
+    def forget(self) -> None:
+        """A new view: who waits has to say so again."""
+        self._waiting.clear()
+
+    def since(self) -> float | None:
+        """Since when at least half of the view has waited for this member; None where it has not."""
+        core = self._core
+        own = core.progress
+        wanted = own.finished + 1
+        if core.view is None or core.active is not core.view or own.current >= wanted:
+            return None
+        began = sorted(since for member_id, (call, since) in self._waiting.items() if call >= wanted and member_id in core.view)
+        needed = (len(core.view) + 1) // 2
+        return began[needed - 1] if len(began) >= needed else None
+
+    def deadline(self) -> float:
+        """When the wait becomes a stall."""
+        since = self.since()
+        return inf if since is None else since + self._core.config.stall_timeout

@@ -1,0 +1,115 @@
+"""Values between a training process and its own agent process, over a socket pair that only the two of them hold.
+
+Pickle is what both ends can afford here, and only here: nothing that came from the network reaches it undecoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["LoopPipe", "Pipe"]
+
+_HEAD = struct.Struct("<I")
+
+
+def _framed(value: object) -> bytes:
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return _HEAD.pack(len(body)) + body
+
+
+class Pipe:
+    """The end of a process with threads: any may send, one receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """``sock`` is blocking, and owned from here on."""
+        self._sock = sock
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        """The descriptor, -1 once closed."""
+        return self._sock.fileno()
+
+    def send(self, value: object) -> bool:
+        """Whether the value was handed to the kernel; False once the other end has gone."""
+        data = _framed(value)
+        with self._sending:
+            try:
+                self._sock.sendall(data)
+            except OSError:
+                return False
+        return True
+
+    def receive(self) -> Any:
+        """The next value; EOFError when the other end has gone."""
+        (size,) = _HEAD.unpack(self._exactly(_HEAD.size))
+        return pickle.loads(self._exactly(size))  # noqa: S301 - from our own child
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._sock.recv_into(view)
+            except OSError:
+                count = 0
+            if not count:
+                raise EOFError("the other process has gone")
+            view = view[count:]
+        return data
+
+    def shut(self) -> None:
+        """Wake whoever receives; both ends then see the end."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Give the socket back. Idempotent."""
+        self._sock.close()
+
+
+class LoopPipe(asyncio.Protocol):
+    """The end of a process with an event loop. Sending never waits: what the other end does not read is kept."""
+
+    def __init__(self, received: Callable[[Any], None], lost: Callable[[], None]) -> None:
+        """``received`` gets each value, ``lost`` is called once when the other end has gone."""
+        self._received = received
+        self._lost = lost
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    async def open(self, sock: socket.socket) -> None:
+        """Take over ``sock``."""
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+
+    def send(self, value: object) -> None:
+        """Send, or drop what nobody is there to read."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(_framed(value))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: open."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: some bytes."""
+        self._buffer += data
+        while len(self._buffer) >= _HEAD.size:
+            end = _HEAD.size + _HEAD.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            value = pickle.loads(self._buffer[_HEAD.size : end])  # noqa: S301 - from our own parent
+            del self._buffer[:end]
+            self._received(value)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio gives it
+        """asyncio: closed."""
+        self._lost()

@@ -1,0 +1,170 @@
+"""Agents in processes of their own: they die with their training process and not otherwise, and say what the kernel knows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consensus import ConsensusError, Gossip, Home, NullPlane, StoppedError
+
+from .peer import Peer
+from .test_gossip import TIMEOUT, address, agree, begin, eventually, members, peers
+
+pytestmark = pytest.mark.process
+
+
+def status(peer: Peer) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://{peer.address}/status", timeout=5) as response:
+        found: dict[str, Any] = json.load(response)
+        return found
+
+
+def notes(member: Gossip) -> str:
+    return " | ".join(note["text"] for note in member.status()["notes"])
+
+
+def ended(pid: int) -> bool:
+    try:
+        return b"\nState:\tZ" in Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return True
+
+
+def test_it_dies_with_its_training_process_and_says_so_first() -> None:
+    with members(2, initial_size=3) as group, peers(1, job="test", initial_size=3, introducers=(address(group[0]),)) as [peer]:
+        agree(group, 3)
+        agent = peer.agent
+        began = time.monotonic()
+        peer.kill()
+        agree(group, 2)
+        assert time.monotonic() - began < 1.0  # no timer: T_excl is 2 s
+        eventually(lambda: ended(agent), "the agent is gone")
+        assert "its training process ended" in notes(group[0]) + notes(group[1])
+
+
+def test_a_fork_keeps_neither_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a DataLoader's worker that outlives its parent."""
+    founder = begin(job="test", initial_size=2)
+    try:
+        with peers(1, job="test", initial_size=2, introducers=(address(founder),), fork=True) as [peer]:
+            agree([founder], 2)
+            agent = peer.agent
+            peer.kill()
+            agree([founder], 1)
+            eventually(lambda: ended(agent), "the agent is gone")
+    finally:
+        founder.stop()
+
+
+def test_its_own_death_ends_the_lifetime() -> None:
+    with members(3, agent=Home.PROCESS) as group:
+        agree(group, 3)
+        told: list[StoppedError] = []
+        group[1]._plane.stopped = told.append  # type: ignore[union-attr, method-assign]
+        os.kill(group[1]._host.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        agree([group[0], group[2]], 2)
+        eventually(lambda: told, "the data plane is told")
+        assert "killed by SIGKILL" in str(told[0])
+        assert group[1].stopped is told[0]
+        assert not group[1].confirm()
+        with pytest.raises(ConsensusError, match="stopped"):
+            group[1].report_join(["127.0.0.1:1"])
+        assert group[1].status()["stale"]
+
+
+def test_it_goes_on_while_the_interpreter_is_held() -> None:
+    """Three times the time after which silence excludes."""
+    settings = {"job": "test", "initial_size": 3, "exclude_after": 1.0}
+    with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
+        view = agree(group, 3)
+        peer.tell("hold 3")
+        began = time.monotonic()
+        while time.monotonic() - began < 2.5:
+            assert group[0].view == group[1].view == view
+            assert status(peer)["ftlib"]["stale"]  # it answers, and says what it does not know
+            time.sleep(0.2)
+        assert all(item["status"] == "alive" for item in group[0].status()["members"])
+
+
+def test_a_thread_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process is for: the same, lost."""
+    settings = {"job": "test", "initial_size": 3, "exclude_after": 1.0}
+    with (
+        members(2, **settings) as group,
+        peers(1, introducers=(address(group[0]),), agent="thread", **settings) as [peer],
+    ):
+        agree(group, 3)
+        peer.tell("hold 3")
+        agree(group, 2)
+
+
+def test_a_hung_data_plane_steps_aside() -> None:
+    settings = {"job": "test", "initial_size": 3, "stall_timeout": 1.0, "exclude_after": 60.0}
+    with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
+        agree(group, 3)
+        peer.tell("where 6,0")
+        group[0].progress(6, 7)
+        began = time.monotonic()
+        time.sleep(0.5)
+        assert len(agree(group, 3)) == 3  # one of three is less than half
+        group[1].progress(6, 7)
+        agree(group, 2)
+        assert 1.4 < time.monotonic() - began < 3.0
+        assert "stalled: it had not entered call 7" in notes(group[0]) + notes(group[1])
+
+
+def test_log_records_arrive_with_their_fields(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ftlib.consensus"), members(1, agent=Home.PROCESS) as [alone]:
+        agree([alone], 1)
+        eventually(lambda: "listens" in caplog.text, "the first line")
+    assert {record.name for record in caplog.records} == {"ftlib.consensus"}
+
+
+def test_an_interpreter_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(ConsensusError, match="agent='thread'"):
+        begin(agent=Home.PROCESS)
+
+
+def test_an_agent_that_dies_at_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("consensus.runtime.process_host._COMMAND", "raise SystemExit('no such luck')")
+    with pytest.raises(ConsensusError, match="exit code 1"):
+        begin(agent=Home.PROCESS)
+    assert "no such luck" in capfd.readouterr().err
+
+
+def test_nothing_is_left_after_many_lifetimes() -> None:
+    def mine() -> tuple[int, int]:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        return len(list(Path("/proc/self/fd").iterdir())), len(children)
+
+    with members(1, agent=Home.PROCESS) as [alone]:
+        agree([alone], 1)
+    before = mine()
+    for _ in range(3):
+        with members(1, agent=Home.PROCESS) as [alone]:
+            agree([alone], 1)
+    eventually(lambda: all(now <= then for now, then in zip(mine(), before, strict=True)), "all is given back")
+
+
+def test_facts_of_the_layer_above() -> None:
+    class Plane(NullPlane):
+        def facts(self) -> dict[str, Any]:
+            return {"step": 7}
+
+    gossip = Gossip()
+    gossip.start(Plane(gossip))
+    try:
+        assert gossip.wait_view(TIMEOUT) is not None
+        with urllib.request.urlopen(f"http://{address(gossip)}/status", timeout=5) as response:
+            assert json.load(response)["ftlib"] == {"step": 7}
+    finally:
+        gossip.stop()

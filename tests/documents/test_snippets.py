@@ -1,0 +1,101 @@
+"""Python in the pages compiles, imports what exists, and in the tutorial runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .pages import PAGES, ROOT, fences, name
+
+SNIPPETS = [pytest.param(code, id=f"{name(page)}:{line}") for page in PAGES for line, code in fences(page, "python")]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+
+SURROUNDINGS = """
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from ftlib import FTLib, Status
+
+torch.manual_seed(0)
+model, loss_fn, best = nn.Linear(32, 1), mse_loss, {}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+scaler = torch.amp.GradScaler("cpu")
+inputs, targets = torch.randn(8, 32), torch.randn(8, 1)
+loader = [(inputs, targets)] * 2
+"""
+"""What the tutorial's snippets take for granted."""
+
+RUNNER = """
+import json, os, sys
+
+surroundings, snippets = json.load(sys.stdin)
+exec(surroundings)
+ft = None
+for place, code in snippets:
+    if ft is None and "FTLib.init()" not in code:
+        ft = FTLib.init()
+    elif ft is not None and "FTLib.init()" in code:
+        ft = ft.close()
+    scope = dict(globals())
+    try:
+        exec(compile(code, place, "exec"), scope)
+    except BaseException as error:
+        sys.exit(f"{place}: {type(error).__name__}: {error}")
+    if "def save(" in code:  # the checkpoint's two halves, one after the other
+        directory = Path(os.environ["DIRECTORY"])
+        scope["save"](directory, scope["ft"], model, optimizer, 500)
+        before = scope["Before"]()
+        scope["load_newest"](directory, model, optimizer, before)
+        assert before.steps == 500 and [path.suffix for path in directory.iterdir()] == [".pt"]
+    print("ran", place)
+"""
+
+
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_snippets_compile_and_import_what_exists(code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                assert importlib.util.find_spec(alias.name), f"no module {alias.name}"
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and importlib.util.find_spec(node.module), f"no module {node.module}"
+            if node.module.split(".")[0] in ("ftlib", "consensus"):
+                module = importlib.import_module(node.module)
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert not missing, f"{node.module} has no {', '.join(missing)}"
+
+
+@pytest.mark.process
+def test_the_tutorials_snippets_run(tmp_path: Path) -> None:
+    blocks = fences(TUTORIAL, "python")
+    # The script trains for a minute; three steps show as much.
+    snippets = [
+        (f"tutorial.md:{line}", code.replace("ft.step < 3000", "ft.step < 3").replace("sleep(0.02)", "sleep(0)"))
+        for line, code in blocks
+    ]
+    (tmp_path / "checkpoints").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps([SURROUNDINGS, snippets]),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DIRECTORY": str(tmp_path / "checkpoints")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ran tutorial.md") == len(blocks) >= 8

@@ -1,0 +1,60 @@
+"""Training threads that hang or are kept from running, while their agents live."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .stage import Stage
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+
+def test_a_hung_worker_steps_aside_and_says_where_it_hangs(stage: Stage) -> None:
+    players = stage.found("train", "absent", "train", given=[{}, {"calls": 5, "seconds": 4}, {}], stall_timeout=1.0)
+    away = players.pop(1)
+    left = stage.event(away, "away")["t"]
+    stage.until("the others go on", lambda: all(player.size == 2 for player in players))
+    first = min(call["t"] for call in players[0].calls if call["size"] == 2)
+    assert 0.9 < first - left < 3.0  # on an idle machine 1.05 s
+    [steps] = {call["call"] for call in players[0].calls if call["t"] == first}
+    assert steps == 6  # the very call that it did not enter
+    assert "has not entered it" in away.output()
+    assert "time.sleep(actor.given" in away.output()  # its stack
+    assert stage.ended(away) == [1]
+    assert away.error.startswith("Excluded: this worker stalled"), away.error
+
+
+def test_a_held_interpreter_is_waited_for(stage: Stage) -> None:
+    """1.5 s with T_excl at 1 s: a thread would be taken for dead."""
+    players = stage.found("train", "holder", "train", given=[{}, {"calls": 5, "seconds": 1.5}, {}], exclude_after=1.0)
+    stage.event(players[1], "released")
+    stage.going(*players, size=3)
+    assert all(call["size"] == 3 for player in players for call in player.calls)
+
+
+def test_forked_children_hide_no_death(stage: Stage) -> None:
+    players = stage.found("train", "preparing", "train", given=[{}, {"calls": 5}, {}])
+    stage.going(*players, size=3)
+    victim = players.pop(1)
+    killed = time.monotonic()
+    victim.signal(signal.SIGKILL)
+    stage.going(*players, size=2)
+    first = min(call["t"] for call in players[0].calls if call["size"] == 2)
+    assert first - killed < 2.0  # no timer had to run out
+
+
+def test_an_agent_that_is_killed_takes_its_worker_out(stage: Stage) -> None:
+    players = stage.found("train", "train", "train")
+    stage.going(*players, size=3)
+    victim = players.pop(1)
+    children = Path(f"/proc/{victim.pid}/task/{victim.pid}/children").read_text().split()
+    [agent] = [int(pid) for pid in children if b"ftlib-agent" in Path(f"/proc/{pid}/comm").read_bytes()]
+    os.kill(agent, signal.SIGKILL)
+    assert stage.ended(victim) == [1]
+    assert "agent process ended unexpectedly (killed by SIGKILL)" in victim.error
+    stage.going(*players, size=2)

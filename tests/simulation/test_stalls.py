@@ -1,0 +1,114 @@
+"""Training threads that hang, hosts that sleep, agents that are woken late."""
+
+from __future__ import annotations
+
+from consensus.config import Config
+from consensus.errors import ExcludedError
+from consensus.progress import Progress
+from consensus.simulation import Host, World
+
+CONFIG = Config(stall_timeout=3.0)
+
+
+def job(size: int, seed: int = 1) -> tuple[World, list[Host]]:
+    world = World(seed, CONFIG)
+    hosts = world.cluster(size)
+    for host in hosts:
+        host.machine.set_progress(Progress(6, 0))
+    world.run(2.0)
+    return world, hosts
+
+
+def enter(world: World, *hosts: Host) -> None:
+    for host in hosts:
+        host.machine.set_progress(Progress(6, 7, world.now))
+
+
+def size(host: Host) -> int:
+    view = host.machine.active_view
+    assert view is not None
+    return len(view)
+
+
+def test_who_hangs_steps_aside_on_time() -> None:
+    world, [hung, *others] = job(4)
+    enter(world, *others)
+    took = world.run_until(lambda: all(size(host) == 3 for host in others), 10.0)
+    assert 3.0 < took < 3.1  # the peers' pings told how long they had been waiting
+    assert isinstance(hung.stopped, ExcludedError)
+    assert "call 7" in str(hung.stopped)
+
+
+def test_of_two_one_suffices() -> None:
+    world, [hung, other] = job(2)
+    enter(world, other)
+    world.run_until(lambda: size(other) == 1, 4.0)
+    assert isinstance(hung.stopped, ExcludedError)
+
+
+def test_two_of_four_hang() -> None:
+    world, hosts = job(4)
+    enter(world, *hosts[:2])
+    world.run_until(lambda: all(size(host) == 2 for host in hosts[:2]), 5.0)
+
+
+def test_a_single_fast_one_declares_nobody_hung() -> None:
+    world, hosts = job(4)
+    enter(world, hosts[0])
+    world.run(30.0)
+    assert all(size(host) == 4 and host.stopped is None for host in hosts)
+
+
+def test_coming_late_is_in_time() -> None:
+    world, [slow, *others] = job(3)
+    enter(world, *others)
+    world.run(2.9)
+    enter(world, slow)
+    world.run(10.0)
+    assert all(size(host) == 3 for host in [slow, *others])
+
+
+def test_a_long_call_is_no_stall() -> None:
+    world, hosts = job(3)
+    enter(world, *hosts)
+    world.run(60.0)
+    assert all(size(host) == 3 for host in hosts)
+
+
+def test_work_between_calls_is_no_stall() -> None:
+    world, hosts = job(3)
+    world.run(60.0)
+    assert all(size(host) == 3 for host in hosts)
+
+
+def test_several_hosts_that_sleep_together_wake_up_together() -> None:
+    """A laptop: nobody has heard anybody for an hour, and nobody is blamed for it."""
+    world, hosts = job(3)
+    for host in hosts:
+        world.pause(host)
+    world.run(3600.0)
+    for host in hosts:
+        world.resume(host)
+    world.run(10.0)
+    assert all(size(host) == 3 and host.stopped is None for host in hosts)
+    assert all(any(kind == "late" for _, kind, _ in host.notes) for host in hosts)
+
+
+def test_an_agent_that_is_held_up_now_and_then_blames_nobody() -> None:
+    world, [late, *others] = job(4)
+    for _ in range(20):
+        world.pause(late)
+        world.run(1.4)
+        world.resume(late)
+        world.run(0.7)
+    assert all(size(host) == 4 for host in [late, *others])
+
+
+def test_who_was_asleep_alone_learns_that_the_others_went_on() -> None:
+    world, [late, *others] = job(4)
+    world.pause(late)
+    world.run(10.0)
+    assert all(size(host) == 3 for host in others)
+    world.resume(late)
+    world.run_until(lambda: late.stopped is not None, 5.0)
+    assert isinstance(late.stopped, ExcludedError)
