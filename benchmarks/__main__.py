@@ -1,7 +1,8 @@
-"""Everything that is claimed, one after another (about half an hour): ``make bench``. Close other programs first.
+"""Everything that is claimed, one after another (an hour and a half): ``make bench``. Close other programs first.
 
-python -m benchmarks            # all
-python -m benchmarks --quick    # fewer repetitions, a few minutes
+python -m benchmarks                    # all
+python -m benchmarks --quick            # fewer repetitions, some minutes
+python -m benchmarks --only busy tight  # some of them
 """
 
 from __future__ import annotations
@@ -13,27 +14,47 @@ import sys
 FULL = (
     ("recovery",),
     ("recovery", "--fault", "stop"),
+    ("recovery", "--secret"),
     ("fencing",),
     ("average",),
     ("abort",),
     ("shrink", "--rounds", "20"),
     ("kills", "--kills", "1000"),
+    ("quiet",),
+    ("imports",),
+    ("idle",),
+    ("stall",),
+    ("tight",),
+    ("busy",),
+    ("churn",),
+    ("holds",),
 )
 QUICK = (
     ("recovery", "--repetitions", "5"),
+    ("recovery", "--secret", "--repetitions", "4", "--block", "2"),
     ("fencing", "--repetitions", "1"),
     ("average", "--sizes", "25MB"),
     ("shrink", "--rounds", "2"),
     ("kills", "--kills", "20"),
+    ("imports", "--repeats", "3"),
+    ("idle", "--seconds", "10"),
+    ("stall", "--repeats", "2", "--big", "2", "--steps", "4"),
+    ("tight", "--seconds", "10", "--repeats", "3"),
+    ("busy", "--seconds", "20", "--repeats", "2"),
+    ("churn", "--seconds", "60", "--warm-up", "30"),
+    ("holds", "--repeats", "1", "--seconds", "5", "--kills", "4"),
 )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=sorted({name for name, *_ in FULL}), metavar="NAME")
     args = parser.parse_args()
     failed = []
     for name, *options in QUICK if args.quick else FULL:
+        if args.only and name not in args.only:
+            continue
         print(f"\n== {name} {' '.join(options)}", flush=True)
         if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], check=False).returncode:
             failed.append(name)

@@ -1,7 +1,7 @@
 """What an average costs beside Gloo's own ``all_reduce`` and ``div_`` on the same tensors.
 
-    python benchmarks/average.py                    # all sizes, 2 and 4 workers
-    python benchmarks/average.py --workers 2 --sizes 25MB --rounds 60
+    python -m benchmarks.average                    # all sizes, 2 and 4 workers
+    python -m benchmarks.average --workers 2 --sizes 25MB --rounds 60
 
 Each worker is a process. Both ways alternate in one run, and their order within a pair alternates too. Large tensors:
 the median of the ratios ours / raw over the pairs, each timed at the slowest worker. 4 KB: the median of the paired
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
+from typing import Any
+
+from benchmarks.job import Job
+from benchmarks.report import chosen, parser
 
 SIZES = {"4KB": 4 << 10, "25MB": 25 * 10**6, "100MB": 100 * 10**6}
 LIMITS = {"25MB": 1.10, "100MB": 1.15}
@@ -88,9 +88,8 @@ def measure(torch, dist, ft, count, pieces, rounds):  # type: ignore[no-untyped-
     return pairs
 
 
-def report(workers: int, line: str) -> bool:
+def report(workers: int, found: dict[str, Any]) -> bool:
     """Print one case; whether it is within its bar."""
-    found = json.loads(line)
     raw = [pair[0] for pair in found["times"]]
     ratios = sorted(mine / theirs for theirs, mine in found["times"])
     differences = sorted((mine - theirs) * 1e3 for theirs, mine in found["times"])
@@ -113,57 +112,30 @@ def report(workers: int, line: str) -> bool:
     return good
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(held.getsockname()[1]) for held in sockets]
-    for held in sockets:
-        held.close()
-    return ports
-
-
-def run(workers: int, arguments: list[str]) -> bool:
+def run(workers: int, arguments: list[str], settings: dict[str, str]) -> bool:
     """One job of so many processes."""
-    store, *control = free_ports(workers + 1)
-    introducers = ",".join(f"127.0.0.1:{port}" for port in control)
-    root = str(Path(__file__).resolve().parent.parent)
-    processes = []
-    for index, port in enumerate(control):
-        environment = {
-            **os.environ,
-            "FTLIB_JOB": f"benchmark-{os.getpid()}-{workers}",
-            "FTLIB_INTRODUCERS": introducers,
-            "FTLIB_INITIAL_SIZE": str(workers),
-            "FTLIB_BIND": f"127.0.0.1:{port}",
-            "FTLIB_NAME": f"worker {index}",
-            "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-        }
-        command = [sys.executable, __file__, "--worker", "--port", str(store), *arguments]
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    try:
-        outputs = [process.communicate(timeout=1200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    lines = [line for output in outputs for line in output.splitlines() if line.startswith("{")]
-    if any(process.returncode for process in processes) or not lines:
-        raise SystemExit(f"a worker failed: exit codes {[process.returncode for process in processes]}")
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    with Job(["-m", "benchmarks.average", "--worker", "--port", str(port), *arguments], workers, settings) as job:
+        job.ended(1200.0)
+        lines = job.all_lines()
     good = [report(workers, line) for line in lines]  # all of them are shown
-    return all(good)
+    return bool(good) and all(good)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=40, help="pairs for the large sizes")
-    parser.add_argument("--small-rounds", type=int, default=2000, help="pairs for 4 KB")
-    parser.add_argument("--pieces", type=int, nargs="+", default=[1, PIECES])
-    parser.add_argument("--threads", type=int, default=1, help="torch threads a worker")
-    parser.add_argument("--bucket-mb", type=float, default=8.0)
-    parser.add_argument("--in-flight", type=int, default=4)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--workers", type=int, nargs="+", default=[2, 4])
+    options.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    options.add_argument("--rounds", type=int, default=40, help="pairs for the large sizes")
+    options.add_argument("--small-rounds", type=int, default=2000, help="pairs for 4 KB")
+    options.add_argument("--pieces", type=int, nargs="+", default=[1, PIECES])
+    options.add_argument("--threads", type=int, default=1, help="torch threads a worker")
+    options.add_argument("--bucket-mb", type=float, default=8.0)
+    options.add_argument("--in-flight", type=int, default=4)
+    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    args = options.parse_args()
     if args.worker:
         worker(args)
         return
@@ -178,7 +150,7 @@ def main() -> None:
         "--in-flight",
         str(args.in_flight),
     ]
-    results = [run(workers, arguments) for workers in args.workers]
+    results = [run(workers, arguments, chosen(args.agent)) for workers in args.workers]
     raise SystemExit(0 if all(results) else 1)
 
 

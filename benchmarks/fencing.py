@@ -14,43 +14,38 @@ import contextlib
 import functools
 import os
 import random
-import shutil
 import signal
-import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from benchmarks.recovery import after
+from benchmarks.crew import crew
+from benchmarks.faults import all_after, newest_epoch, pause
+from benchmarks.report import chosen, parser, spread
 from tests.processes.cluster import Worker, load
-from tests.processes.launched import LaunchedRun
 from tests.processes.verdict import Verdict
 
 BAR = 3.0
 
 
-def measure(size: int, repetitions: int, elements: int, seed: int) -> list[float]:
+def measure(size: int, args: argparse.Namespace) -> list[float]:
     """Seconds of each repetition."""
-    chance = random.Random(seed)
-    directory = Path(tempfile.mkdtemp(prefix="ftlib-fencing-"))
+    chance = random.Random(args.seed)
     totals = []
     verdict = Verdict()
     before = load()
-    with LaunchedRun(directory, size, sizes=[elements]) as run:
-        run.training(size, 60.0)
-        for repetition in range(repetitions):
+    task = {"sizes": [args.elements], "settings": chosen(args.agent)}
+    with crew("fencing", size, launched=True, **task) as run:
+        for repetition in range(args.repetitions):
             time.sleep(0.5 + chance.random() * 0.5)
             run.read()
             workers = sorted(run.alive(), key=lambda worker: worker.last["rank"])
             victim = workers[repetition % size]
             survivors = [worker for worker in workers if worker is not victim]
-            epoch = max(worker.last["epoch"] for worker in workers)
+            epoch = newest_epoch(workers)
             fault = victim.signal(signal.SIGSTOP)
             victim.killed = fault
-            run.until("the others average without it", functools.partial(_recovered, survivors, fault, epoch))
-            lines = [after(worker, fault, epoch) for worker in survivors]
-            totals.append(max(float(line["end"]) - fault for line in lines if line is not None))  # type: ignore[arg-type]
+            run.until("the others average without it", functools.partial(all_after, survivors, fault, epoch))
+            totals.append(pause(survivors, fault, epoch))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim.pid, signal.SIGCONT)
             run.until("the stopped worker is gone", functools.partial(_ended, victim))
@@ -59,16 +54,9 @@ def measure(size: int, repetitions: int, elements: int, seed: int) -> list[float
             run.training(size, 60.0)
             verdict.check(run.workers)
             assert not verdict.violations, verdict.violations
-    shutil.rmtree(directory)
-    print(f"SIGSTOP of 1 of {size} under ftlib run, {repetitions} times; {before}, then {load()}")
-    print(
-        f"  median {statistics.median(totals):.2f} s [{min(totals):.2f} - {max(totals):.2f}]; {verdict.steps} steps, all alike"
-    )
+    print(f"SIGSTOP of 1 of {size} under ftlib run, {args.repetitions} times; {before}, then {load()}")
+    print(f"  median {spread(totals, unit='s')}; {verdict.steps} steps, all alike")
     return totals
-
-
-def _recovered(survivors: list[Worker], fault: float, epoch: int) -> bool:
-    return all(after(worker, fault, epoch) for worker in survivors)
 
 
 def _ended(worker: Worker) -> bool:
@@ -76,12 +64,12 @@ def _ended(worker: Worker) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--elements", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    totals = [total for size in (4, 2) for total in measure(size, args.repetitions, args.elements, args.seed)]
+    options = parser(__doc__)
+    options.add_argument("--repetitions", type=int, default=5)
+    options.add_argument("--elements", type=int, default=1_000_000)
+    options.add_argument("--seed", type=int, default=1)
+    args = options.parse_args()
+    totals = [total for size in (4, 2) for total in measure(size, args)]
     print(f"  bar {BAR:g} s: {'met' if max(totals) <= BAR else 'MISSED'}")
     return int(max(totals) > BAR)
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.recovery                      # SIGKILL of a junior or middle worker, and of the most senior
     python -m benchmarks.recovery --fault stop         # SIGSTOP without a supervisor; under ftlib run: benchmarks.fencing
+    python -m benchmarks.recovery --secret             # what authentication costs: with FTLIB_SECRET and without, in turns
 
 Workers average 1 M parameters in a tight loop without compute. Time from fault: CLOCK_MONOTONIC from ``kill()`` to the return
 of the first average in an epoch without the victim, the maximum over the survivors; an adopted average (its operations ran
@@ -11,20 +12,21 @@ before the fault) does not count. Between repetitions the cluster is brought bac
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import shutil
+import secrets
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from tests.processes.cluster import Cluster, Worker, load
-from tests.processes.launched import LaunchedRun
+from benchmarks.crew import crew
+from benchmarks.faults import after, all_after, newest_epoch, pause
+from benchmarks.report import Report, chosen, parser, spread
+from tests.processes.cluster import Cluster, load
 
 # name, label of the mark at the survivor at which it ends; each counts from the kill
 PHASES = (
@@ -44,21 +46,16 @@ PHASES = (
     "attempt",
     "finish",
 )
+AUTHENTICATION_BAR = 0.005
 
 
-def after(worker: Worker, fault: float, epoch: int) -> dict[str, object] | None:
-    """The line of the first average in an epoch above ``epoch``."""
-    previous = None
-    for line in reversed(worker.calls):
-        if line["epoch"] <= epoch or line["end"] < fault:
-            break
-        previous = line if not _adopted(worker, line) else previous
-    return previous
+@dataclass
+class Block:
+    """Repetitions in one cluster; seconds."""
 
-
-def _adopted(worker: Worker, line: dict[str, object]) -> bool:
-    index = worker.calls.index(line)
-    return index > 0 and worker.calls[index - 1]["adopted"] != line["adopted"]
+    totals: list[float] = field(default_factory=list)
+    firsts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    lasts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 def strike(cluster: Cluster, which: str, number: int, chance: random.Random) -> tuple[float, dict[str, list[float]]]:
@@ -68,18 +65,17 @@ def strike(cluster: Cluster, which: str, number: int, chance: random.Random) -> 
     survivors = [worker for worker in workers if worker is not victim]
     time.sleep(0.3 + chance.random() * 0.1)
     cluster.read()
-    epoch = max(worker.last["epoch"] for worker in workers)
+    epoch = newest_epoch(workers)
     fault = victim.signal(number)
     if number == signal.SIGSTOP:
         victim.killed = fault
-    cluster.until("the survivors average without the victim", lambda: all(after(w, fault, epoch) for w in survivors))
+    cluster.until("the survivors average without the victim", lambda: all_after(survivors, fault, epoch))
     time.sleep(0.05)
     cluster.read()
-    total, phases = 0.0, defaultdict(list)
+    phases = defaultdict(list)
     for worker in survivors:
         line = after(worker, fault, epoch)
         assert line is not None
-        total = max(total, line["end"] - fault)  # type: ignore[operator]
         passed: dict[str, float] = {}
         for each in worker.calls:
             for label, t in each.get("marks", ()):
@@ -87,47 +83,37 @@ def strike(cluster: Cluster, which: str, number: int, chance: random.Random) -> 
                     passed.setdefault(label, t - fault)
         for label, t in passed.items():
             phases[label].append(t)
-        phases["average"].append(line["end"] - fault)  # type: ignore[operator]
+        phases["average"].append(line["end"] - fault)
     if number == signal.SIGSTOP:
         victim.signal(signal.SIGCONT)
         cluster.until("the stopped worker ends", lambda: victim.code is not None)
         beyond = [line for line in victim.calls if line["t"] > fault + 0.05 and line["epoch"] <= epoch]
         print(f"  the stopped worker ended with {victim.code}, {len(beyond)} lines after it")
-    return total, phases
+    return pause(survivors, fault, epoch), phases
 
 
-def _cluster(directory: Path, workers: int, *, launched: bool, **task: Any) -> Cluster:
-    task |= {"fill": False, "digest": False}
-    if launched:
-        return LaunchedRun(directory, workers, restarts=1_000, **task)
-    cluster = Cluster(directory, **task)
-    cluster.found(workers)
-    return cluster
-
-
-def spread(values: list[float]) -> str:
-    ms = sorted(value * 1e3 for value in values)
-    return f"{statistics.median(ms):7.1f}  [{ms[0]:.1f} - {ms[-1]:.1f}]"
-
-
-def measure(
-    which: str, number: int, workers: int, repetitions: int, elements: int, seed: int, traced: bool, launched: bool
-) -> tuple[list[float], str]:
-    """All repetitions of one kind."""
-    chance = random.Random(seed)
-    directory = Path(tempfile.mkdtemp(prefix="ftlib-recovery-"))
-    totals: list[float] = []
-    firsts: dict[str, list[float]] = defaultdict(list)
-    lasts: dict[str, list[float]] = defaultdict(list)
-    before = load()
-    with _cluster(directory, workers, launched=launched, sizes=[elements], trace=traced) as cluster:
-        cluster.training(workers, 60.0)
+def block(
+    which: str,
+    number: int,
+    repetitions: int,
+    chance: random.Random,
+    *,
+    workers: int = 4,
+    elements: int = 1_000_000,
+    traced: bool = False,
+    launched: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Block:
+    """Repetitions in a cluster of their own."""
+    found = Block()
+    task = {"sizes": [elements], "trace": traced, "fill": False, "digest": False, "settings": dict(settings or {})}
+    with crew("recovery", workers, launched=launched, **task) as cluster:
         for repetition in range(repetitions):
             total, phases = strike(cluster, which, number, chance)
-            totals.append(total)
+            found.totals.append(total)
             for label, values in phases.items():
-                firsts[label].append(min(values))
-                lasts[label].append(max(values))
+                found.firsts[label].append(min(values))
+                found.lasts[label].append(max(values))
             if sys.stderr.isatty():
                 print(f"\r{which} {repetition + 1}/{repetitions}: {total * 1e3:.1f} ms ", end="", file=sys.stderr, flush=True)
             if not launched:
@@ -137,40 +123,84 @@ def measure(
         for fault in cluster.faults():
             if fault.partition(":")[0] not in stopped:  # those have been told that they are out
                 print(f"  FAULT {fault}")
-        if os.environ.get("KEEP"):
-            print(f"logs in {directory}")
-    if not os.environ.get("KEEP"):
-        shutil.rmtree(directory)
-    print(
-        f"{signal.Signals(number).name} of the {which} of {workers}, {repetitions} times, {elements} parameters; "
-        f"{before}, then {load()}"
+    return found
+
+
+def alternate(
+    variants: Mapping[str, Mapping[str, Any]], rounds: int, repetitions: int, chance: random.Random, **more: Any
+) -> dict[str, list[float]]:
+    """Seconds to recover from SIGKILL of a junior worker with the settings of each variant, in turns, so often each turn."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds):
+        order = list(variants.items())
+        for name, settings in order if number % 2 == 0 else reversed(order):
+            times[name] += block("junior", signal.SIGKILL, repetitions, chance, settings=settings, **more).totals
+    return times
+
+
+def measure(which: str, number: int, args: argparse.Namespace) -> list[float]:
+    """All repetitions of one kind."""
+    before, traced = load(), not args.no_trace
+    found = block(
+        which,
+        number,
+        args.repetitions,
+        random.Random(args.seed),
+        workers=args.workers,
+        elements=args.elements,
+        traced=traced,
+        launched=args.launched,
+        settings=chosen(args.agent),
     )
-    print(f"  total, ms: median {spread(totals)}")
+    print(
+        f"{signal.Signals(number).name} of the {which} of {args.workers}, {args.repetitions} times, "
+        f"{args.elements} parameters; {before}, then {load()}"
+    )
+    print(f"  total: median {spread(found.totals)}")
     if traced:
-        print("  since the fault, ms             first survivor           last survivor")
+        print("  since the fault                  first survivor             last survivor")
         for label in (*PHASES, "average"):
-            if label in firsts:
-                print(f"    {label:<12} ({len(firsts[label]):3}) {spread(firsts[label]):>26}  {spread(lasts[label]):>26}")
-    return totals, which
+            if label in found.firsts:
+                first, last = spread(found.firsts[label]), spread(found.lasts[label])
+                print(f"    {label:<12} ({len(found.firsts[label]):3}) {first:>26}  {last:>26}")
+    return found.totals
+
+
+def authentication(args: argparse.Namespace) -> int:
+    """What a secret adds to a recovery."""
+    rounds = max(1, round(args.repetitions / args.block))
+    report = Report("what authentication costs: SIGKILL of a junior worker", rounds * 2 * (6 + 1.2 * args.block))
+    variants = {"without": chosen(args.agent), "with a secret": chosen(args.agent, secret=secrets.token_hex(32))}
+    chance, sizes = random.Random(args.seed), {"workers": args.workers, "elements": args.elements}
+    times = alternate(variants, rounds, args.block, chance, launched=args.launched, **sizes)
+    for name, totals in times.items():
+        report.row(f"{name}, {len(totals)} times", spread(totals))
+    without, authenticated = (statistics.median(totals) for totals in times.values())
+    cost = authenticated - without
+    limit = f"<= {AUTHENTICATION_BAR * 1e3:g} ms"
+    report.row("difference of the medians", f"{cost * 1e3:+.1f} ms", bar=limit, good=cost <= AUTHENTICATION_BAR)
+    return report.finish()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--repetitions", type=int, default=30)
-    parser.add_argument("--elements", type=int, default=1_000_000)
-    parser.add_argument("--which", choices=["junior", "senior", "both"], default="both")
-    parser.add_argument("--fault", choices=["kill", "stop"], default="kill")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-trace", action="store_true")
-    parser.add_argument("--launched", action="store_true", help="under ftlib run: processes that were not forked from one")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--workers", type=int, default=4)
+    options.add_argument("--repetitions", type=int, default=30)
+    options.add_argument("--elements", type=int, default=1_000_000)
+    options.add_argument("--which", choices=["junior", "senior", "both"], default="both")
+    options.add_argument("--fault", choices=["kill", "stop"], default="kill")
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--no-trace", action="store_true")
+    options.add_argument("--launched", action="store_true", help="under ftlib run: processes that were not forked from one")
+    options.add_argument("--secret", action="store_true", help="compare with and without authentication")
+    options.add_argument("--block", type=int, default=10, help="with --secret: repetitions of one turn")
+    args = options.parse_args()
+    if args.secret:
+        return authentication(args)
     number = signal.SIGKILL if args.fault == "kill" else signal.SIGSTOP
     failed = False
     for which in ["junior", "senior"] if args.which == "both" else [args.which]:
-        totals, _ = measure(
-            which, number, args.workers, args.repetitions, args.elements, args.seed, not args.no_trace, args.launched
-        )
+        totals = measure(which, number, args)
         bar, worst = (3.0, 3.0) if args.fault == "stop" else (0.060, 0.250) if which == "junior" else (0.100, 1.0)
         good = statistics.median(totals) <= bar and max(totals) <= worst
         print(f"  bar: median {bar * 1e3:.0f} ms, worst {worst * 1e3:.0f} ms: {'met' if good else 'MISSED'}")

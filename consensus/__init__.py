@@ -24,7 +24,7 @@ from .gossip import Gossip
 from .interface import Consensus, DataPlane, Mode, Source
 from .member import Address, Member, format_address, parse_address
 from .null_plane import NullPlane
-from .view import Cause, View
+from .view import Cause, Reason, View
 
 __all__ = [
     "Address",
@@ -45,6 +45,7 @@ __all__ = [
     "NullPlane",
     "Policy",
     "QuorumLostError",
+    "Reason",
     "Source",
     "StoppedError",
     "View",

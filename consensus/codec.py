@@ -27,7 +27,7 @@ from .config import PROTOCOL_VERSION
 from .errors import CodecError, ForeignJobError, ForeignVersionError
 from .member import Member
 from .messages import MESSAGES, Envelope
-from .view import View
+from .view import Reason, View
 
 __all__ = ["MAX_BYTES", "MAX_DATAGRAM", "Codec"]
 
@@ -43,6 +43,7 @@ _MAX_TEXT = 65_536
 _MAX_ID = 64
 _MAX_HOST = 255
 _MAX_META = 64
+_MAX_DETAIL = 200
 _INT_LIMIT = 1 << 63
 
 _Encode = Callable[[Any], Any]
@@ -149,7 +150,12 @@ def _check_view(view: View) -> None:
         raise CodecError("a view whose id is not the hash of its members")
 
 
-_CHECKS: dict[type, Callable[[Any], None]] = {Member: _check_member, View: _check_view}
+def _check_reason(reason: Reason) -> None:
+    if len(reason.detail) > _MAX_DETAIL or len(reason.source) > _MAX_ID:
+        raise CodecError(f"a reason of more than {_MAX_DETAIL} characters")
+
+
+_CHECKS: dict[type, Callable[[Any], None]] = {Member: _check_member, View: _check_view, Reason: _check_reason}
 """What a value must fulfil beyond the types of its fields."""
 
 

@@ -176,6 +176,16 @@ class Config:
         return min(self.probe_interval, self.exclude_after / 4)
 
     @property
+    def ping_timeout(self) -> float:
+        """``probe_timeout``, less where a short ``exclude_after`` leaves no room for it."""
+        return min(self.probe_timeout, self.exclude_after / 4)
+
+    @property
+    def silence_settle(self) -> float:
+        """``settle_silence``, likewise."""
+        return min(self.settle_silence, self.exclude_after / 6)
+
+    @property
     def terms(self) -> str:
         """What all members of a job must agree on, as one comparable line."""
         return f"exclude_after={self.exclude_after:g} policy={self.policy.value} {self.agreement}".strip()

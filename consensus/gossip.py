@@ -20,10 +20,11 @@ from .interface import Consensus, DataPlane, Mode, Source
 from .member import Member
 from .null_plane import NullPlane
 from .progress import Progress
-from .runtime.driver import Snapshot, now
+from .runtime.clock import now
 from .runtime.host import Ears, Host, Setup
+from .runtime.snapshot import Snapshot
 from .runtime.sockets import open_pair, parsed, resolve_all
-from .view import Cause, View
+from .view import Reason, View
 
 __all__ = ["Gossip"]
 
@@ -32,7 +33,7 @@ _START_TIMEOUT = 10.0
 _STOP_TIMEOUT = 5.0
 _STATUS_TIMEOUT = 1.0
 _FIND_TIMEOUT = 1.5
-_OWN_PATHS = ("/message", "/tether", "/identity", "/status")
+_OWN_PATHS = ("/message", "/tether", "/identity", "/status", "/metrics")
 
 
 class Gossip(Consensus):
@@ -107,9 +108,14 @@ class Gossip(Consensus):
         """Why this lifetime is over, or None."""
         return self._snapshot.stopped
 
-    def why(self, member_id: str) -> Cause | None:
+    def why(self, member_id: str) -> Reason | None:
         """Why a member of the view before is not in the newest installed one."""
         return self._snapshot.reasons.get(member_id)
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that drove the change to the newest view."""
+        return self._snapshot.driver
 
     def confirm(self) -> bool:
         """Whether the active view is the newest known and no change is under way. Sends nothing."""
@@ -175,7 +181,9 @@ class Gossip(Consensus):
         """``call`` failed here: ``suspects`` are checked at once, and this member is owed a new epoch."""
         accused = tuple(suspects)
         names = [str(member) for member in self.get_member_list() if member.id in accused]
-        _LOG.info("call %d failed; suspected: %s", call, ", ".join(names) or "nobody in particular")
+        text = ", ".join(names) or "nobody in particular"
+        fields = {"ftlib_event": "failure", "job": self._config.job, "member": self.member.id, "call": call}
+        _LOG.info("call %d failed; suspected: %s", call, text, extra={**fields, "suspects": list(accused)})
         self._perform("hint", accused)
 
     def flushed(self, epoch: int, report: bytes) -> None:

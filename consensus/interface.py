@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from .errors import StoppedError
 from .member import Member
-from .view import Cause, View
+from .view import Reason, View
 
 __all__ = ["Consensus", "DataPlane", "Mode", "Source"]
 
@@ -158,9 +158,14 @@ class Consensus(ABC):
     def view(self) -> View | None:
         """The active view, None before the first."""
 
-    def why(self, member_id: str) -> Cause | None:  # noqa: ARG002 - a backend may not know
+    def why(self, member_id: str) -> Reason | None:  # noqa: ARG002 - a backend may not know
         """Why a member of the view before is not in the newest installed one, None where that is not known."""
         return None
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that drove the change to the newest view, "" where that is not known."""
+        return ""
 
     @abstractmethod
     def status(self) -> dict[str, Any]:

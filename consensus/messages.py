@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .member import Address, Member
-from .view import Proposal, Removal, View
+from .view import Proposal, Reason, View
 
 __all__ = [
     "MESSAGES",
@@ -253,7 +253,7 @@ class Install:
     view: View
     ballot: Ballot
     reports: tuple[tuple[str, bytes], ...]
-    removed: tuple[Removal, ...] = ()
+    removed: tuple[Reason, ...] = ()
     """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
 
 

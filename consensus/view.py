@@ -12,7 +12,7 @@ from enum import Enum
 
 from .member import Member
 
-__all__ = ["NO_VIEW_ID", "Cause", "Proposal", "Removal", "View"]
+__all__ = ["NO_VIEW_ID", "Cause", "Proposal", "Reason", "Removal", "View"]
 
 NO_VIEW_ID = ""
 """The ``view_id`` before the first view; parent of a founding view."""
@@ -87,6 +87,16 @@ class Removal:
 
     member_id: str
     cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a member is gone, for people: ``detail`` in a few words, found by the member with the id ``source`` ("": unknown)."""
+
+    member_id: str
+    cause: Cause
+    detail: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

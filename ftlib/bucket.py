@@ -63,9 +63,12 @@ class Layout:
     buckets: tuple[Bucket, ...]
     check: bytes = field(init=False)
     """Four bytes of the signature, for the trailer."""
+    nbytes: int = field(init=False)
+    """Bytes of data in all buckets."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "check", self.signature[:4])
+        object.__setattr__(self, "nbytes", sum(bucket.nbytes for bucket in self.buckets))
 
     @property
     def head(self) -> Bucket:

@@ -20,6 +20,7 @@ from .average import Attempt, Disagreement
 from .call import Call, Results
 from .donation import Adoption
 from .errors import ConfigError, Excluded, GroupError, RebuildTimeout, StateLost, StepMismatch
+from .logs import about
 from .plane import Phase, Plane
 from .rebuild import Rebuilder
 from .session import Session
@@ -167,6 +168,7 @@ class Caller:
                 self._explain_veto(call, session)
             return Status.FAIL
         call.deliver(results)
+        self._plane.counters.call_seconds.add(time.monotonic() - call.began)
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
 
     def _await_session(self, call: Call, patience: _Patience) -> Session | None:
@@ -193,7 +195,8 @@ class Caller:
                 raise RebuildTimeout(f"{call}: {self._phase_text()} for {self._limits.step_timeout:g} s; {self._blocking()}")
             waited = patience.due()
             if waited is not None:
-                logger.warning("%s: %s for %.0f s; %s", call, self._phase_text(), waited, self._blocking())
+                text, extra = self._phase_text(), about(plane, "waiting", call=call.number, waited_seconds=waited)
+                logger.warning("%s: %s for %.0f s; %s", call, text, waited, self._blocking(), extra=extra)
 
     def _attempt(self, call: Call, session: Session) -> Results | None:
         """All operations in ``session``; None where it failed or was frozen meanwhile."""
@@ -254,14 +257,15 @@ class Caller:
         if spoilt:
             shown = ", ".join(call.name(index) for index in spoilt[:8]) + (" and more" if len(spoilt) > 8 else "")
             name = session.name(session.member_id)
-            logger.warning("%s is applied by nobody: inf or nan at this worker, %s, in %s", call, name, shown)
+            extra = about(self._plane, "vetoed", call=call.number, tensors=shown)
+            logger.warning("%s is applied by nobody: inf or nan at this worker, %s, in %s", call, name, shown, extra=extra)
         elif session.size > 1:
             self._vetoed = str(call)
 
     def _blame(self, names: str) -> None:
         vetoed, self._vetoed = self._vetoed, ""
         whose = f"inf or nan at {names}" if names else "the sum overflowed, or whoever had inf or nan is gone"
-        logger.warning("%s was applied by nobody: %s", vetoed, whose)
+        logger.warning("%s was applied by nobody: %s", vetoed, whose, extra=about(self._plane, "vetoed_elsewhere", by=names))
 
     def _adopt(self, call: Call, session: Session) -> Results | None:
         """Take the result of this call from a survivor that had finished it."""
@@ -296,13 +300,14 @@ class Caller:
             if first:
                 self._consensus.average_failure(call.number, session.members_of(error.peers))
         if first:
-            logger.debug("%s failed in %s: %s", call, session, error)
+            extra = about(self._plane, "call_failed", call=call.number)
+            logger.debug("%s failed in %s: %s", call, session, error, extra=extra)
         if session.group is not None:
             session.group.abort()
         if order is not None:
             self._rebuilder.order(order)
         if isinstance(error, Disagreement):
-            logger.error("%s", error)
+            logger.error("%s", error, extra=about(self._plane, "mismatch", call=call.number))
             if self._plane.member_id in error.blamed:
                 self._stop(StepMismatch(str(error)))
 
@@ -337,7 +342,8 @@ class Caller:
                 raise RebuildTimeout(f"{call}: not finished within {self._limits.step_timeout:g} s; {self._blocking()}")
             long = patience.due()
             if long is not None:
-                logger.warning("%s: waiting for %.0f s; %s", call, long, self._blocking())
+                extra = about(plane, "waiting", call=call.number, waited_seconds=long)
+                logger.warning("%s: waiting for %.0f s; %s", call, long, self._blocking(), extra=extra)
 
         return watch
 

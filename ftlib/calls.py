@@ -14,6 +14,7 @@ from consensus import View
 from .call import Call, Kind
 from .caller import Caller
 from .errors import ConfigError
+from .logs import about
 from .plane import Phase, Plane
 from .status import Status
 from .targets import Layouts, Targets, check_writable, targets_of
@@ -53,7 +54,8 @@ class Calls(ABC):
         if not self._told and targets.owners and all(source is None for source in targets.sources):
             self._told = True
             logger.warning(
-                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging"
+                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
+                extra=about(self._plane, "no_gradient"),
             )
         layout = self._layouts.layout("average", targets, "SUM", mean=True)
         call = Call(

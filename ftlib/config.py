@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import consensus
 
 from .errors import ConfigError
+from .logs import FORMATS, LEVELS
 
 __all__ = ["Settings", "resolve"]
 
@@ -55,6 +56,10 @@ class Settings:
     """Buckets under way at a time."""
     nonfinite: str = VETO
     """What inf or nan in an average does: ``veto`` (nobody applies it) or ``pass`` (it is delivered); equal at all members."""
+    log_format: str = ""
+    """``plain`` or ``json``: show this library's log on stderr; empty: leave the process's logging alone."""
+    log_level: str = ""
+    """The lowest level to show there; giving it alone means ``plain``."""
     supervisor: str = ""
     """``host:port`` of the launcher, empty without one."""
     name: str = ""
@@ -245,6 +250,16 @@ def _choice(kind: type[_Choice], text: str) -> _Choice:
         raise ValueError(f"choose one of {', '.join(item.value for item in kind)}") from None
 
 
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        text = _text(value).strip().lower()
+        if text and text not in choices:
+            raise ValueError(f"choose one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
 _OWN: dict[str, Callable[[Any], Any]] = {
     "step_timeout": _duration,
     "min_size": _count,
@@ -252,6 +267,8 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "in_flight": _count,
     "nonfinite": _nonfinite,
     "insecure": _flag,
+    "log_format": _one_of(*FORMATS),
+    "log_level": _one_of(*LEVELS),
 }
 _SPECIAL: dict[str, Callable[[Any], Any]] = {
     "introducers": _addresses,

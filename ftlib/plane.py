@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from consensus import View
@@ -24,6 +24,7 @@ from .call import Call, Results
 from .frameworks.base import Group
 from .salvage import Report
 from .session import Session
+from .tally import CALLS, PAUSES, Tally
 from .trailer import Trailer
 
 __all__ = ["Counters", "Finish", "Order", "Phase", "Plane"]
@@ -65,12 +66,23 @@ class Counters:
     donated: int = 0
     views: int = 0
     rebuild_failures: int = 0
-    last_pause: float = 0.0
-    """Seconds from the last freeze to the activation that ended it."""
     vetoed: int = 0
     """Averages that nobody applied because of inf or nan."""
+    bytes_averaged: int = 0
+    """Bytes of tensors in finished calls."""
+    pauses: Tally = field(default_factory=lambda: Tally(PAUSES))
+    """From a freeze to the activation that ended it."""
+    call_seconds: Tally = field(default_factory=lambda: Tally(CALLS))
+    """From entering a call to its result, view changes included."""
+    last_wait: float = 0.0
+    """Seconds that a call had been in progress here at the last activation, with what led to the view change; 0 for none."""
     state_loads: int = 0
     state_bytes: int = 0
+
+    @property
+    def last_pause(self) -> float:
+        """Seconds from the last freeze to the activation that ended it."""
+        return self.pauses.last
 
 
 class Plane:
@@ -106,6 +118,10 @@ class Plane:
         self.counters = Counters()
         self.peers: dict[str, tuple[int, int]] = {}
         """(finished, current) of the other members, as their pings told."""
+        self.peer_changes: dict[str, float] = {}
+        """When that changed last (monotonic seconds)."""
+        self.job = ""
+        """For log records."""
         self.changes: list[View] = []
         """Views activated since the callbacks ran last."""
         self._last_signature = b""
@@ -280,9 +296,13 @@ class Plane:
             self.phase = Phase.ACTIVE
             self.counters.views += 1
             if self._frozen_at:
-                self.counters.last_pause = time.monotonic() - self._frozen_at
+                self.counters.pauses.add(time.monotonic() - self._frozen_at)
             self._frozen_at = 0.0
+            self.counters.last_wait = time.monotonic() - self.current.began if self.current is not None else 0.0
             self.peers = {member_id: state for member_id, state in self.peers.items() if member_id in session.view}
+            self.peer_changes = {
+                member_id: since for member_id, since in self.peer_changes.items() if member_id in session.view
+            }
             self.changes.append(session.view)
             self.changed.notify_all()
             return True
@@ -301,8 +321,11 @@ class Plane:
 
     def peer_progress(self, member_id: str, finished: int, current: int) -> None:
         """Note where another member is."""
+        state = (finished, current)
         with self.changed:
-            self.peers[member_id] = (finished, current)
+            if self.peers.get(member_id) != state:
+                self.peers[member_id] = state
+                self.peer_changes[member_id] = time.monotonic()
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -334,6 +357,7 @@ class Plane:
         self.results = results
         self._last_signature = call.layout.signature
         self.counters.calls += 1
+        self.counters.bytes_averaged += call.layout.nbytes
         if call.counts_as_step and not call.void(results):
             self.step += 1
 

@@ -21,6 +21,7 @@ from . import errors
 from .donation import donate
 from .errors import FTLibError
 from .frameworks.base import Framework, Group, Work
+from .logs import about
 from .plane import Order, Plane
 from .salvage import FaultKind, plan
 from .session import Session
@@ -138,7 +139,7 @@ class Rebuilder:
 
     def stalled(self, call: int, waited: float) -> None:
         """See ``DataPlane``."""
-        log_stall(self._plane.training_thread, call, waited)
+        log_stall(self._plane, call, waited)
 
     def facts(self) -> Mapping[str, Any]:
         """See ``DataPlane``."""
@@ -156,7 +157,7 @@ class Rebuilder:
             while (item := self._items.get()) is not _END:
                 self._handle(item)
         except Exception as error:
-            logger.exception("the rebuild thread failed")
+            logger.exception("the rebuild thread failed", extra=about(self._plane, "crash"))
             crash = FTLibError(f"the rebuild thread failed: {error!r}")
             crash.__cause__ = error
             self._stop(crash)
@@ -198,7 +199,9 @@ class Rebuilder:
         except Exception as error:  # noqa: BLE001 - whatever it is: this member has no group, and says so
             self._failed(view, error)
             return
-        logger.debug("group of %s built in %.1f ms", view, (time.monotonic() - began) * 1e3)
+        built = time.monotonic() - began
+        extra = about(self._plane, "built", view_id=view.view_id, build_seconds=built)
+        logger.debug("group of %s built in %.1f ms", view, built * 1e3, extra=extra)
         self._consensus.ready(view.view_id)
 
     def _failed(self, view: View, error: Exception) -> None:
@@ -207,9 +210,10 @@ class Rebuilder:
         with self._plane.changed:
             superseded = self._wanted > view.epoch
         if superseded:
-            logger.debug("building the group of %s was given up: %s", view, error)
+            logger.debug("building the group of %s was given up: %s", view, error, extra=about(self._plane, "build_given_up"))
             return
-        logger.warning("building the group of %s failed, waiting for a new view: %s", view, error)
+        extra = about(self._plane, "build_failed", view_id=view.view_id)
+        logger.warning("building the group of %s failed, waiting for a new view: %s", view, error, extra=extra)
         suspects = error.suspects if isinstance(error, RebuildError) else ()
         self._consensus.average_failure(self._plane.finished + 1, suspects)
 
@@ -231,24 +235,57 @@ class Rebuilder:
         for adopter in session.plan.adopters_of(self._plane.member_id):
             if results is None or session.group is None or results.number != session.plan.call:
                 raise FTLibError(f"the result of call {session.plan.call} is gone, but {session.name(adopter)} needs it")
-            logger.info("giving the result of call %d to %s", results.number, session.name(adopter))
+            extra = about(self._plane, "donation", call=results.number, to=adopter)
+            logger.info("giving the result of call %d to %s", results.number, session.name(adopter), extra=extra)
             self._donations += donate(session.group, session.ranks[adopter], results)
             self._plane.counters.donated += 1
 
     def _log(self, old: Session | None, new: Session) -> None:
+        """The one INFO line of a view change: who and why, how many are left, how long it took, who drove it."""
         before = set(old.view.ids) if old is not None else set()
-        gone = [] if old is None else [f"{old.name(m)} ({self._why(m)})" for m in old.view.ids if m not in new.view]
-        come = [new.name(m) for m in new.view.ids if m not in before]
+        removed = [] if old is None else [member_id for member_id in old.view.ids if member_id not in new.view]
+        joined = [member_id for member_id in new.view.ids if member_id not in before]
+        gone = [] if old is None else [f"{old.name(m)} ({self._why(m, old)})" for m in removed]
         parts = [f"without {', '.join(gone)}"] if gone else []
-        parts += [f"with {', '.join(come)}"] if come else []
+        parts += [f"with {new.names(joined)}"] if joined else []
         why = "; ".join(parts) or "same members"
-        pause = self._plane.counters.last_pause * 1e3
+        pause = self._plane.counters.last_pause
         size = f"{old.size} -> {new.size}" if old is not None else f"{new.size}"
-        logger.info("epoch %d: %s; size %s, rank %d; paused %.0f ms", new.view.epoch, why, size, new.rank, pause)
+        driver = self._consensus.driver
+        led = f"; led by {(old if old is not None and driver in old.view else new).short(driver)}" if driver else ""
+        fields = {
+            "view_id": new.view.view_id,
+            "size_before": 0 if old is None else old.size,
+            "removed": [self._removed(member_id) for member_id in removed],
+            "joined": joined,
+            "driver": driver,
+            "pause_seconds": pause,
+            "wait_seconds": self._plane.counters.last_wait,
+        }
+        wait = self._plane.counters.last_wait
+        waited = f" after {wait - pause:.1f} s of waiting" if wait > pause + 0.1 else ""
+        text, extra = "epoch %d: %s; size %s, rank %d; paused %.0f ms%s%s", about(self._plane, "view", **fields)
+        logger.info(text, new.view.epoch, why, size, new.rank, pause * 1e3, waited, led, extra=extra)
 
-    def _why(self, member_id: str) -> str:
-        cause = self._consensus.why(member_id)
-        return _CAUSES[cause] if cause is not None else "gone"
+    def _why(self, member_id: str, old: Session) -> str:
+        """In a few words: what became of it, what was found, and by whom where that was another worker."""
+        reason = self._consensus.why(member_id)
+        if reason is None:
+            return "gone"
+        text = _CAUSES[reason.cause]
+        if reason.detail and reason.cause is not Cause.LEFT:
+            text += f": {reason.detail}"
+            if reason.source == member_id:
+                text += ", as it said itself"
+            elif reason.source not in ("", self._plane.member_id):
+                text += f", says {old.short(reason.source)}"
+        return text
+
+    def _removed(self, member_id: str) -> dict[str, str]:
+        reason = self._consensus.why(member_id)
+        if reason is None:
+            return {"id": member_id}
+        return {"id": member_id, "cause": reason.cause.value, "detail": reason.detail, "source": reason.source}
 
     def _stop(self, error: Exception) -> None:
         self._plane.stop(error)

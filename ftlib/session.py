@@ -44,6 +44,11 @@ class Session:
         label = member.fact("name")
         return f"{label} ({member_id[:6]})" if label else str(member)
 
+    def short(self, member_id: str) -> str:
+        """Its worker label where it has one, else a short id."""
+        label = self.view.member(member_id).fact("name") if member_id in self.view else None
+        return label or member_id[:6]
+
     def names(self, member_ids: Sequence[str]) -> str:
         """Several of them, for a sentence."""
         return ", ".join(self.name(member_id) for member_id in member_ids)

@@ -6,13 +6,17 @@ import logging
 import sys
 import traceback
 
+from .logs import about
+from .plane import Plane
+
 __all__ = ["log_stall"]
 
 logger = logging.getLogger("ftlib")
 
 
-def log_stall(thread: int, call: int, waited: float) -> None:
-    """Log the stack of ``thread`` (``threading.get_ident``), which has not entered ``call`` for ``waited`` seconds."""
+def log_stall(plane: Plane, call: int, waited: float) -> None:
+    """Log the stack of the training thread, which has not entered ``call`` for ``waited`` seconds."""
+    thread = plane.training_thread
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way to see another thread's stack
     stack = "".join(traceback.format_stack(frame)) if frame is not None else "  the thread has ended\n"
     logger.error(
@@ -21,4 +25,5 @@ def log_stall(thread: int, call: int, waited: float) -> None:
         call,
         waited,
         stack,
+        extra=about(plane, "stalled", call=call, waited_seconds=waited),
     )

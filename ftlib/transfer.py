@@ -20,6 +20,7 @@ from consensus import Member
 
 from .call import Call
 from .errors import ConfigError, RebuildTimeout, StateLost
+from .logs import about
 from .plane import Phase, Plane
 from .registry import Registered
 from .session import Session
@@ -150,7 +151,7 @@ class Transfer:
             response = connection.getresponse()
             if response.status != http.client.OK:
                 text = response.read(1000).decode(errors="replace")
-                logger.debug("%s has no state for %s: %s", donor, dict(query), text)
+                logger.debug("%s has no state for %s: %s", donor, dict(query), text, extra=about(self._plane, "no_state"))
                 return _Answer.NOTHING if _NOTHING in text else _Answer.LATER if _LATER in text else _Answer.FAILED
 
             def read(count: int) -> bytes:
@@ -164,13 +165,15 @@ class Transfer:
             reader = StateReader(read)
             tree = reader.read(STATE_LIMIT)
         except (OSError, EOFError, http.client.HTTPException, ValueError) as error:
-            logger.info("no state from %s: %s", donor, error)
+            logger.info("no state from %s: %s", donor, error, extra=about(self._plane, "no_state", donor=donor.id))
             return _Answer.FAILED
         finally:
             connection.close()
         registered.load(tree)
         self._plane.counters.state_bytes += reader.nbytes
-        logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, (time.monotonic() - began) * 1e3)
+        took = time.monotonic() - began
+        extra = about(self._plane, "state", donor=donor.id, state_bytes=reader.nbytes, seconds=took)
+        logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, took * 1e3, extra=extra)
         return _Answer.LOADED
 
     # --- the donor's side, on a worker thread of the agent -------------------------------------------------------------

@@ -12,6 +12,7 @@ from math import inf
 from ..member import Member
 from ..messages import Evidence, EvidenceKind, Status
 from ..view import View
+from .change import Kind
 from .core import Core
 from .effects import Check
 
@@ -53,7 +54,7 @@ class Accusations:
             return
         if kind is EvidenceKind.HINT:
             self._check(accused, now)
-        elif self._record(accused, kind, detail, now):
+        elif self._record(accused, kind, detail, core.member.id, now):
             self._report(Evidence(core.view.view_id, accused, kind, detail[:200]), now)
         self._changed(now)
 
@@ -77,29 +78,32 @@ class Accusations:
             self._core.evidence.checking[member_id] = now
             self._core.outbox.emit(Check(peer.member))
 
-    def _record(self, accused: str, kind: EvidenceKind, detail: str, now: float) -> bool:
-        """Whether it is news."""
+    def _record(self, accused: str, kind: EvidenceKind, detail: str, source: str, now: float) -> bool:
+        """Whether it is news. ``source``: the member whose finding it is."""
         core = self._core
         book = core.evidence
         if kind is EvidenceKind.FROZEN:
+            core.history.found(Kind.FROZEN, accused, detail, source, now)
             fresh = book.frozen_since is None
             book.frozen_since = now if book.frozen_since is None else book.frozen_since
             return fresh
         peer = core.table.get(accused)
         if peer is None:
             return False
+        told = detail if source == core.member.id else f"{detail} (says {source[:6]})"
         if kind is EvidenceKind.PROOF:
-            if not book.prove(accused, detail, peer.contact, now):
+            if not book.prove(accused, told, peer.contact, now):
                 return False
             peer.status, peer.suspicion = Status.DEAD, None
             core.applicants.drop(accused)
-            core.outbox.note(logging.INFO, "dead", f"{peer.member}: {detail}")
-            return True
-        target = book.unready if kind is EvidenceKind.UNREADY else book.silent
-        if accused in target:
-            return False
-        target[accused] = now
-        core.outbox.note(logging.WARNING, kind.value, f"{peer.member}: {detail}")
+            core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}")
+        else:
+            target = book.unready if kind is EvidenceKind.UNREADY else book.silent
+            if accused in target:
+                return False
+            target[accused] = now
+            core.outbox.note(logging.WARNING, kind.value, f"{peer.member}: {told}")
+        core.history.found(Kind(kind.value), accused, detail, source, now)
         return True
 
     def _report(self, evidence: Evidence, now: float) -> None:
@@ -128,7 +132,7 @@ class Accusations:
         if message.kind is EvidenceKind.HINT:
             self._check(message.accused, now)
         elif message.kind is not EvidenceKind.SILENCE or self._believable(message.accused, now):
-            self._record(message.accused, message.kind, f"{message.detail} (says {sender[:6]})", now)
+            self._record(message.accused, message.kind, message.detail, sender, now)
         self._changed(now)
 
     def _believable(self, accused: str, now: float) -> bool:

@@ -8,6 +8,7 @@ from ..errors import JoinError, LeftError
 from ..member import Address
 from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
 from ..view import NO_VIEW_ID, View
+from .change import Kind
 from .core import Core
 from .detection import Detection
 from .effects import Check
@@ -169,6 +170,7 @@ class Admission:
         if core.view is None or coordinator is None:
             return
         core.evidence.leave(core.member.id, self._leave_call, now)
+        core.history.found(Kind.LEAVE, core.member.id, "asked to leave", core.member.id, now)
         if coordinator.id == core.member.id:
             self._change.proposer.consider(now)
         else:
@@ -179,4 +181,5 @@ class Admission:
         core = self._core
         if core.view is not None and sender == message.member_id and sender in core.view:
             core.evidence.leave(sender, message.after_call, now)
+            core.history.found(Kind.LEAVE, sender, "asked to leave", sender, now)
             self._change.proposer.consider(now)

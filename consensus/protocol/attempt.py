@@ -65,6 +65,10 @@ class Attempt:
         """Whether the answers so far are a quorum."""
         return is_quorum(self.parent, self.responders, discounted)
 
+    def without(self, discounted: frozenset[str]) -> tuple[str, ...]:
+        """Who was discounted and has not answered."""
+        return tuple(key for key in self.parent.ids if key in discounted and key not in self.responders)
+
     def waiting_for(self, discounted: frozenset[str]) -> tuple[str, ...]:
         """Whose answers are missing."""
         return missing(self.parent, self.responders, discounted)

@@ -10,11 +10,12 @@ from ..errors import StoppedError
 from ..member import Address, Member
 from ..messages import Chosen, Message, Pull
 from ..progress import NOWHERE
-from ..view import NO_VIEW_ID, Cause, View
+from ..view import NO_VIEW_ID, Reason, View
 from .awareness import Awareness
 from .dissemination import Dissemination
 from .effects import Stopped
 from .evidence import EvidenceBook
+from .history import History
 from .join import Applicants
 from .member_table import MemberTable
 from .outbox import Outbox
@@ -39,13 +40,14 @@ class Core:
         self.outbox = Outbox(member)
         self.table = MemberTable(member.id)
         self.evidence = EvidenceBook(config)
+        self.history = History()
         self.applicants = Applicants(config.max_members)
         self.awareness = Awareness(config.awareness_max)
         self.rumours = Dissemination(config.retransmit_mult)
         self.view: View | None = None
         self.installed: View | None = None
         self.active: View | None = None
-        self.reasons: dict[str, Cause] = {}
+        self.reasons: dict[str, Reason] = {}
         """Why members of older views are not in the installed one (replaced, never changed: other threads read it)."""
         self.driver = ""
         """Who installs ``view``, as far as we know."""

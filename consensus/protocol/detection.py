@@ -10,6 +10,7 @@ from ..member import Address, Member
 from ..messages import Ack, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
 from ..progress import Progress
 from ..view import View
+from .change import Kind
 from .core import Core
 from .effects import Check, Fence, PeerProgress
 from .member_table import Peer
@@ -152,6 +153,7 @@ class Detection:
             peer.status = Status.SUSPECT
             peer.incarnation = max(peer.incarnation, incarnation or 0)
             core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})")
+            core.history.found(Kind.SUSPECT, member_id, "does not answer", by, now)
             core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
         elif peer.suspicion.confirm(by):
             core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
@@ -161,6 +163,7 @@ class Detection:
             peer.suspicion = None
             peer.status = Status.ALIVE
             self._core.evidence.retract_silence(peer.member.id)
+            self._core.history.cleared(peer.member.id)
             self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
 
     def _verdict_time(self, peer: Peer) -> float:
@@ -174,7 +177,9 @@ class Detection:
             return
         if self._fenceable(peer) and now >= self._fence_time(peer):
             self._fenced[peer.member.id] = now
-            self._core.outbox.emit(Fence(peer.member, f"silent for {now - peer.last_sign:.1f} s"))
+            reason = f"silent for {now - peer.last_sign:.1f} s"
+            self._core.history.found(Kind.FENCE, peer.member.id, reason, self._core.member.id, now)
+            self._core.outbox.emit(Fence(peer.member, reason))
         if now >= self._verdict_time(peer):
             detail = f"no answer for {now - peer.last_sign:.2f} s, suspected by {len(peer.suspicion.accusers)}"
             self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
@@ -213,6 +218,7 @@ class Detection:
                     self._suspect(update.member_id, update.by, now, update.incarnation)
                 else:
                     core.evidence.retract_silence(update.member_id)
+                    core.history.cleared(update.member_id)
                     core.rumours.add(update)
 
     # Messages

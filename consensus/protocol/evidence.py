@@ -119,9 +119,11 @@ class EvidenceBook:
         A proof waits a few milliseconds for more of its kind, silence about a hundred; checks under way hold a proposal
         back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are one view change).
         """
+        if not (self.proofs or self.silent or self.unready or self.leaving or self.frozen_since is not None):
+            return None  # the usual case, asked after every packet
         config = self._config
         reasons = [(proof.time, config.settle_proof) for proof in self.proofs.values()]
-        reasons += [(time, config.settle_silence) for time in (*self.silent.values(), *self.unready.values())]
+        reasons += [(time, config.silence_settle) for time in (*self.silent.values(), *self.unready.values())]
         reasons += [(time, 0.0) for time in self.leaving.values()]
         if self.frozen_since is not None:
             reasons.append((self.frozen_since, 0.0))

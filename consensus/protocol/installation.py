@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..member import Member
 from ..messages import Ballot, FlushRequest, Install
-from ..view import Cause, Removal, View
+from ..view import Cause, Reason, View
 
 __all__ = ["Installation"]
 
@@ -30,7 +30,7 @@ class Installation:
         self.after_call: int | None = None
         self.leavers: tuple[Member, ...] = ()
         """Whom to tell that they are out, once INSTALL is sent."""
-        self.removed: tuple[Removal, ...] = ()
+        self.removed: tuple[Reason, ...] = ()
         """Who of the parent is not in it, and why."""
 
     @property
@@ -46,7 +46,7 @@ class Installation:
 
     def busy_leavers(self) -> tuple[str, ...]:
         """Who leaves after a call that has not ended there yet: without the old group it could not."""
-        leaving = [removal.member_id for removal in self.removed if removal.cause is Cause.LEFT]
+        leaving = [reason.member_id for reason in self.removed if reason.cause is Cause.LEFT]
         return tuple(member_id for member_id in leaving if member_id not in self.reports)
 
     def missing_ready(self) -> tuple[str, ...]:

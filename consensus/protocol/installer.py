@@ -10,6 +10,7 @@ from ..member import Address, Member
 from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushReply, FlushRequest, Install, Ready
 from ..view import View
 from .attempt import Attempt
+from .change import Moment
 from .core import Core
 from .installation import Installation
 
@@ -90,6 +91,7 @@ class Installer:
             installation.next_send = installation.started + LEAVERS_WAIT
         elif not installation.sent:
             installation.sent = True
+            self._core.history.mark(Moment.SENT, installation.view.epoch, now)
             installation.next_send = now + installation.pause
             self._send(installation, installation.view.ids, installation.message())
             for member in installation.leavers:
@@ -121,32 +123,34 @@ class Installer:
 
     def _add_report(self, installation: Installation, sender: str, report: bytes, now: float) -> None:
         if not installation.sent:
+            self._core.history.reported(sender, installation.view.epoch, now)
             installation.reports.setdefault(sender, report)
             if not installation.missing_reports():
                 self._push(now)
 
-    def on_ready(self, sender: str, address: Address, message: Ready) -> None:
+    def on_ready(self, sender: str, address: Address, message: Ready, now: float) -> None:
         """A member built its group."""
         installation = self._installation
         if installation is None or message.view_id != installation.view.view_id or sender not in installation.view:
             return
         installation.ready.add(sender)
+        self._core.history.readied(sender, now)
         if installation.active:
             self._core.reply(sender, address, Activate(installation.view.epoch, installation.view.view_id))
         elif not installation.missing_ready():
             # Kept until the next view, to answer a Ready whose Activate got lost; a coordinator that leaves goes now.
             installation.active = True
+            self._core.history.mark(Moment.COMPLETE, installation.view.epoch, now)
             installation.next_send = inf
             for member in installation.view.members:
                 self._core.outbox.send(member, Activate(installation.view.epoch, installation.view.view_id))
             if self._core.member.id not in installation.view:
                 self._core.stop(LeftError("left the job on its own wish"))
 
-    @staticmethod
-    def after(attempt: Attempt, view: View, leavers: tuple[Member, ...], now: float) -> Installation:
+    def after(self, attempt: Attempt, view: View, leavers: tuple[Member, ...], now: float) -> Installation:
         """The installation of what ``attempt`` had chosen."""
         installation = Installation(view, attempt.parent, attempt.ballot, dict(attempt.reports), now)
         installation.after_call = attempt.after_call
         installation.leavers = leavers
-        installation.removed = () if attempt.proposal is None else attempt.proposal.removed
+        installation.removed = () if attempt.proposal is None else self._core.history.reasons(attempt.proposal.removed)
         return installation

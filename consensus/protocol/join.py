@@ -145,7 +145,7 @@ class Search:
             return f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
         silent = [f"{host}:{port}" for host, port in self.introducers if (host, port) not in self._lonely]
         if silent:
-            return f"no answer from introducers {', '.join(silent)} within join_timeout={patience:g} s"
+            return f"not let in by introducers {', '.join(silent)} within join_timeout={patience:g} s"
         return (
             f"the introducers answered but belong to no cluster within join_timeout={patience:g} s: "
             "is the first introducer running, and are initial_size members started?"

@@ -45,8 +45,9 @@ from ..messages import (
     Stranger,
 )
 from ..progress import Progress
-from ..view import Cause, View
+from ..view import Reason, View
 from .admission import Admission
+from .change import Moment
 from .core import Core
 from .detection import Detection
 from .effects import Effect, Quit, Stalled
@@ -122,6 +123,7 @@ class Machine:
 
     def flushed(self, epoch: int, report: bytes, now: float) -> None:
         """Answer to ``Freeze``."""
+        self._core.history.mark(Moment.FLUSHED, epoch, now)
         self._change.voter.flushed(epoch, report)
         self._settle(now)
 
@@ -219,9 +221,14 @@ class Machine:
         return self._core.view if self._core.view is not None else self._admission.search.cluster
 
     @property
-    def reasons(self) -> Mapping[str, Cause]:
+    def reasons(self) -> Mapping[str, Reason]:
         """Why members of the view before the installed one are not in it; replaced at each install, never changed."""
         return self._core.reasons
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that installs the newest chosen view, as far as it is known."""
+        return self._core.driver
 
     @property
     def changing(self) -> bool:
@@ -254,6 +261,9 @@ class Machine:
             "awareness": core.awareness.score,
             "stopped": str(core.stopped) if core.stopped else None,
             "members": [self._describe(member) for member in core.view.members] if core.view else [],
+            "view_changes": core.history.counts(),
+            "history": core.history.as_list(),
+            "under_way": self._change.under_way(),
         }
 
     def _describe(self, member: Member) -> dict[str, Any]:
@@ -274,7 +284,7 @@ class Machine:
         """Whoever is woken late was not there to hear the others (Lifeguard: suspect yourself first)."""
         awaited, self._awaited = self._awaited, None
         late = 0.0 if awaited is None else now - awaited
-        if late > self._core.config.probe_timeout and self._core.view is not None:
+        if late > self._core.config.ping_timeout and self._core.view is not None:
             self._detection.overslept(late)
             self._core.outbox.note(
                 logging.WARNING, "late", f"this agent was held up for {late:.2f} s: nobody is blamed for that time"
@@ -337,7 +347,7 @@ class Machine:
             case Install():
                 change.on_install(sender, address, message, now)
             case Ready():
-                change.installer.on_ready(sender, address, message)
+                change.installer.on_ready(sender, address, message, now)
             case Activate():
                 change.on_activate(message, now)
             case Pull():

@@ -94,7 +94,7 @@ class Prober:
                 return [chosen]
 
     def _start(self, target: Member, now: float, interval: float) -> Probe:
-        timeout = self.awareness.stretch(self.config.probe_timeout)
+        timeout = self.awareness.stretch(self.config.ping_timeout)
         probe = Probe(self.next_seq(), target, now, now + timeout, now + max(interval, 2.5 * timeout))
         self.probes[probe.seq] = probe
         return probe
@@ -147,7 +147,7 @@ class Prober:
     def relay(self, asker: Address, asker_seq: int, now: float) -> int:
         """Remember a ping on another's behalf; its number."""
         seq = self.next_seq()
-        wait = self.config.probe_timeout
+        wait = self.config.ping_timeout
         self.relays[seq] = Relay(asker, asker_seq, now + wait * self.config.nack_share, now + 10 * wait)
         return seq
 
@@ -169,8 +169,11 @@ class Prober:
 
     def deadline(self) -> float:
         """When something is due next."""
-        times = [self.next_round]
-        times += [min(p.ask_others_at, p.fail_at) for p in self.probes.values() if p.stage is ProbeStage.DIRECT]
-        times += [p.fail_at for p in self.probes.values() if p.stage is ProbeStage.INDIRECT]
-        times += [min(relay.nack_at, relay.expires) for relay in self.relays.values()]
-        return min(times)
+        first = self.next_round
+        for probe in self.probes.values():
+            first = min(first, probe.fail_at)
+            if probe.ask_others_at < first and probe.stage is ProbeStage.DIRECT:
+                first = probe.ask_others_at
+        for relay in self.relays.values():
+            first = min(first, relay.nack_at, relay.expires)
+        return first

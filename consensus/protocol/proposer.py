@@ -14,6 +14,7 @@ from ..messages import Accepted, Ballot, Promise, Promised
 from ..view import Proposal, View
 from .acceptor import NO_BALLOT
 from .attempt import Attempt, Phase
+from .change import Moment
 from .core import Core
 from .effects import Wish
 from .voter import Voter
@@ -113,13 +114,15 @@ class Proposer:
             self._drop_wish()
         elif self._wish_since is None:
             self._wish_since = now
-            self._core.outbox.emit(Wish(True))
+            core.history.mark(Moment.WISHED, core.epoch + 1, now)
+            core.outbox.emit(Wish(True))
         elif now >= self._wish_since + self._core.config.boundary_wait:
             self._begin(now)
 
     def _drop_wish(self) -> None:
         if self._wish_since is not None:
             self._wish_since = None
+            self._core.history.unmark(Moment.WISHED)
             self._core.outbox.emit(Wish(False))
 
     # What
@@ -135,6 +138,7 @@ class Proposer:
             self._round = max(self._round, promised[0], 0) + 1
         ballot: Ballot = (self._round, core.member.id)
         attempt = self.attempt = Attempt(core.view, ballot, self._after_call, now)
+        core.history.proposed(ballot, now)
         if self._round == 0:
             attempt.propose(self._proposal(attempt.parent, now))
         self._send(attempt, now)
@@ -184,6 +188,7 @@ class Proposer:
         attempt = self._matching(message)
         if attempt is not None and attempt.phase is Phase.ACCEPT and sender in attempt.parent:
             attempt.reports[sender] = message.report
+            self._core.history.reported(sender, attempt.epoch, now)
             self._count(attempt, now)
 
     def _count(self, attempt: Attempt, now: float) -> None:
@@ -191,10 +196,12 @@ class Proposer:
         if not attempt.decided(self.discounted):
             return
         if attempt.phase is Phase.PREPARE:
+            self._core.history.mark(Moment.PREPARED, attempt.epoch, now)
             attempt.propose(self._proposal(attempt.parent, now))
             self._send(attempt, now)
         elif attempt.phase is Phase.ACCEPT:
             attempt.phase = Phase.CHOSEN
+            self._core.history.decided(tuple(attempt.reports), attempt.without(self.discounted))
             self._chosen(attempt, now)
 
     @property

@@ -35,10 +35,14 @@ class Stall:
 
     def since(self) -> float | None:
         """Since when at least half of the view has waited for this member; None where it has not."""
+        if not self._waiting:
+            return None
         core = self._core
         own = core.progress
         wanted = own.finished + 1
         if core.view is None or core.active is not core.view or own.current >= wanted:
+            return None
+        if not own.finished and not own.current:  # before its first call a worker loads data and state: as long as that takes
             return None
         began = sorted(since for member_id, (call, since) in self._waiting.items() if call >= wanted and member_id in core.view)
         needed = (len(core.view) + 1) // 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from math import inf
+from typing import Any
 
 from ..errors import ExcludedError, LeftError, QuorumLostError
 from ..member import Address, Member
@@ -15,6 +16,7 @@ from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushRequest, I
 from ..view import Cause, View
 from .accusations import Accusations
 from .attempt import Attempt
+from .change import Kind, Moment
 from .core import Core
 from .detection import Detection
 from .effects import Activated, Installed, Tether
@@ -64,6 +66,7 @@ class ViewChange:
         """The data plane stopped by itself after a failure: it is owed a new epoch."""
         if self._frozen_at is None and not self._stale_word:
             self._frozen_at = now
+            self._core.history.mark(Moment.HALTED, self._core.epoch + 1, now)
 
     def boundary(self, call: int, leavers: tuple[str, ...], now: float) -> None:
         """The data plane stopped by itself after ``call``, as its trailer asked."""
@@ -74,6 +77,7 @@ class ViewChange:
         for member_id in leavers:
             if core.view is not None and member_id in core.view:
                 core.evidence.leaving.setdefault(member_id, now)
+                core.history.found(Kind.LEAVE, member_id, f"leaves after call {call}", member_id, now)
         self.proposer.consider(now)
 
     @property
@@ -88,6 +92,7 @@ class ViewChange:
         """The data plane built the group of ``view_id``."""
         if self._core.installed is not None and self._core.installed.view_id == view_id:
             self._is_ready = True
+            self._core.history.mark(Moment.READY, self._core.installed.epoch, now)
             self._send_ready(now)
 
     def _send_ready(self, now: float) -> None:
@@ -180,6 +185,7 @@ class ViewChange:
         core = self._core
         self.on_chosen(Chosen(request.view, sender), now)
         if core.view_id == request.view.view_id and core.installed is not core.view:
+            core.history.mark(Moment.ASKED, core.epoch, now)
             self.voter.on_flush_request(sender, address, request)
 
     def on_chosen(self, message: Chosen, now: float) -> None:
@@ -222,7 +228,8 @@ class ViewChange:
             core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
         core.installed = core.view
-        core.reasons = {removal.member_id: removal.cause for removal in message.removed}
+        core.reasons = {reason.member_id: reason for reason in message.removed}
+        core.history.installed(view, sender, message.ballot, message.removed, now)
         self._ready_to = (sender, address)
         self._is_ready = False
         core.outbox.emit(Installed(view, message.reports))
@@ -248,6 +255,7 @@ class ViewChange:
             return
         if core.active is not core.installed and core.installed is core.view:
             core.active = core.installed
+            core.history.activated(now)
             core.outbox.emit(Activated(core.installed))
             self.proposer.consider(now)
 
@@ -256,6 +264,7 @@ class ViewChange:
         core = self._core
         parent, core.view = core.view, view
         core.driver = driver
+        core.history.adopt(view, driver, now)
         self._adopted_at = now
         self._orphan_told = False
         core.table.adopt(view, core.applicants.contacts, now)
@@ -295,11 +304,21 @@ class ViewChange:
         blocked = now - self._blocked_since
         if now >= self._next_blocked_note:
             self._next_blocked_note = now + BLOCKED_EVERY
-            core.outbox.note(logging.WARNING, "blocked", f"{self._blocked_text()} for {blocked:.0f} s")
+            core.outbox.note(logging.WARNING, "blocked", f"{self._blocked_text()} ({blocked:.0f} s so far)")
         if core.leaving and blocked >= core.config.ready_timeout:  # for the others it is a crash from here on
             core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
         elif blocked >= core.config.quorum_timeout:
-            core.stop(QuorumLostError(f"{self._blocked_text()} for quorum_timeout={core.config.quorum_timeout:g} s"))
+            core.stop(QuorumLostError(f"{self._blocked_text()} (quorum_timeout={core.config.quorum_timeout:g} s is over)"))
+
+    def under_way(self) -> dict[str, Any] | None:
+        """The change that is not active yet, as plain values: its record so far, and what it waits for."""
+        sketch = self._core.history.under_way()
+        if sketch is None or self._core.view is None or self._core.stopped is not None:
+            return None
+        attempt = self.proposer.attempt
+        waits = self.installer.waits_for() if attempt is None else attempt.waiting_for(self.proposer.discounted)
+        text = self._blocked_text() if self._frozen_at is not None else self._blocked_text().removeprefix("frozen, ")
+        return {**sketch, "waits_for": list(waits), "text": text}
 
     def _blocked_text(self) -> str:
         core = self._core
@@ -311,7 +330,7 @@ class ViewChange:
         if not waits:
             return f"frozen, waiting for coordinator {core.coordinator()} to propose the next view"
         names = ", ".join(self._named(member) for member in known if member.id in waits)
-        return f"the next view waits for {names}; restart or kill them, or run more members so that a majority survives"
+        return f"the next view waits for {names}; kill them where they hang, or bring their hosts back"
 
     def _named(self, member: Member) -> str:
         """A member, and whether it is dead (but not discountable: it may have voted before it died)."""

@@ -12,6 +12,7 @@ from ..member import Address
 from ..messages import Accept, Accepted, Chosen, FlushReply, FlushRequest, Prepare, Promised, Pull
 from ..view import View
 from .acceptor import NO_BALLOT, Acceptor, Pending
+from .change import Moment
 from .core import Core
 from .flush import FlushReports
 
@@ -80,6 +81,7 @@ class Voter:
                 acceptor.deferred = Pending(sender, address, message, until)
                 return
             acceptor.accept(message)
+            core.history.mark(Moment.ASKED, message.epoch, now)
 
         def vote(report: bytes) -> Accepted:
             return Accepted(message.epoch, message.parent_id, message.ballot, report)

@@ -19,8 +19,9 @@ from ..interface import DataPlane
 from ..member import Address, Member, format_address
 from ..messages import Envelope, EvidenceKind, Message
 from ..progress import Progress
-from .driver import Core, Driver, Snapshot
+from .driver import Core, Driver
 from .http import HandOver, HttpClient, HttpServer
+from .snapshot import Snapshot
 from .sockets import Endpoint, SocketPair, numeric, resolve
 from .tether import Answer, Tethers, ask, identity_headers
 from .traffic import Direction, Traffic
@@ -82,7 +83,8 @@ class Agent:
         self._started = False
         self.traffic = Traffic()
         self._outside = outside
-        self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held)
+        labels = {"job": config.job, "member": member.id}
+        self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held, labels)
         self._tethers = Tethers(self._checked, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()
@@ -99,7 +101,7 @@ class Agent:
     async def start(self) -> None:
         """Listen, then let the core look for its cluster."""
         await self._server.open(self._sockets.tcp)
-        await self._udp.open(self._sockets.udp)
+        self._udp.open(self._sockets.udp)
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
         self.driver.perform(self.driver.core.start)

@@ -25,11 +25,11 @@ from ..errors import ConsensusError, StoppedError
 from ..view import View
 from .agent import Agent, Outside
 from .assembly import make_agent, perform, question
-from .driver import Snapshot
 from .host import Setup
 from .lifeline import Lifeline
 from .pipe import LoopPipe
 from .progress_cell import ProgressCell
+from .snapshot import Snapshot
 from .sockets import SocketPair
 from .sources import Request
 

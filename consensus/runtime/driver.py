@@ -13,7 +13,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import JoinError, LeftError, StoppedError
@@ -37,18 +36,15 @@ from ..protocol.effects import (
     Tether,
     Wish,
 )
-from ..view import Cause, View
+from ..view import Reason, View
+from .clock import now
+from .snapshot import Snapshot
 
-__all__ = ["Carrier", "Core", "Driver", "Snapshot", "now"]
+__all__ = ["Carrier", "Core", "Driver"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _NOTES = 500
 _HELD_POLL = 0.02
-
-
-def now() -> float:
-    """Seconds on the boot-time clock: monotonic, and running on while the host sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Core(Protocol):
@@ -67,8 +63,13 @@ class Core(Protocol):
         """The newest view handed to the data plane."""
 
     @property
-    def reasons(self) -> Mapping[str, Cause]:
+    def reasons(self) -> Mapping[str, Reason]:
         """Why members of the view before the installed one are not in it."""
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that installs the newest chosen view ("": unknown)."""
+        ...
 
     @property
     def changing(self) -> bool:
@@ -154,31 +155,6 @@ class Carrier(Protocol):
         """Close all sockets: the core has failed, or has said that this member is dead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What other threads may know: published by the loop's thread, never changed."""
-
-    known: View | None = None
-    """The newest chosen view; for a joiner the cluster's, as it was told."""
-
-    installed: View | None = None
-    active: View | None = None
-    changing: bool = False
-    applicants_waiting: bool = False
-    stopped: StoppedError | None = None
-    reasons: Mapping[str, Cause] = field(default_factory=dict)
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether the active view is the newest known and nothing is under way."""
-        return (
-            self.stopped is None
-            and not self.changing
-            and self.active is not None
-            and (self.known is None or self.known.epoch <= self.active.epoch)
-        )
-
-
 class Driver:
     """Owns the core. All methods belong to the loop's thread."""
 
@@ -190,11 +166,12 @@ class Driver:
         publish: Callable[[Snapshot], None],
         progress: Callable[[], Progress],
         held: Callable[[], bool] = lambda: False,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         """``publish`` gets each new snapshot, before the effects that go with it. ``progress``: where the data plane is.
 
         ``held``: whether the process that this agent speaks for is stopped. Then the agent plays stopped, too: what
-        arrives is lost, nothing is sent, and no time is taken note of.
+        arrives is lost, nothing is sent, and no time is taken note of. ``labels``: fields of every log record.
         """
         self._core = core
         self._progress = progress
@@ -202,6 +179,7 @@ class Driver:
         self._plane = plane
         self._carrier = carrier
         self._publish = publish
+        self._labels = dict(labels or {})
         self._snapshot = Snapshot()
         self._inbox: deque[Callable[[float], object]] = deque()
         self._busy = False
@@ -210,8 +188,11 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
+        self._arming = False
         self._notes: deque[dict[str, Any]] = deque(maxlen=_NOTES)
         self._latest_tick = 0.0
+        self._ticks = 0
+        self._ticks_late = 0.0
 
     @property
     def core(self) -> Core:
@@ -240,14 +221,21 @@ class Driver:
     def note(self, level: int, kind: str, text: str) -> None:
         """One line for the log and for ``explain``."""
         self._notes.append({"time": time.time(), "level": logging.getLevelName(level), "kind": kind, "text": text})
-        _LOG.log(level, "%s: %s", kind, text)
+        known = self._snapshot.known
+        fields = {**self._labels, "ftlib_event": kind, "epoch": 0 if known is None else known.epoch}
+        _LOG.log(level, "%s: %s", kind, text, extra=fields)
 
     def status(self) -> dict[str, Any]:
-        """The core's status with this driver's notes."""
+        """The core's status with this driver's notes. View changes get a wall-clock ``time`` beside the boot clock's ``at``."""
+        status = self._core.status()
+        ahead = time.time() - now()
+        for change in (*status.get("history", ()), *filter(None, [status.get("under_way")])):
+            change["time"] = round(ahead + change["at"], 6)
         return {
-            **self._core.status(),
+            **status,
             "stopped": None if self._stopped is None else f"{type(self._stopped).__name__}: {self._stopped}",
             "tick_delay_max": round(self._latest_tick, 6),
+            "tick_delay": {"count": self._ticks, "sum": round(self._ticks_late, 6)},
             "notes": list(self._notes),
         }
 
@@ -273,10 +261,14 @@ class Driver:
             self._crash(error)
         finally:
             self._busy = False
-        if not self._crashed:
-            self._arm()
+        if not self._crashed and not self._arming:  # once for a burst of packets
+            self._arming = True
+            self._loop.call_soon(self._arm)
 
     def _arm(self) -> None:
+        self._arming = False
+        if self._crashed:
+            return
         deadline = self._core.next_deadline()
         if deadline == self._deadline and self._timer is not None:
             return
@@ -293,7 +285,10 @@ class Driver:
             return
         self._timer = None
         if self._deadline is not None:
-            self._latest_tick = max(self._latest_tick, now() - self._deadline)
+            late = max(0.0, now() - self._deadline)
+            self._latest_tick = max(self._latest_tick, late)
+            self._ticks += 1
+            self._ticks_late += late
 
         def tick(now: float) -> None:
             self._core.set_progress(self._progress())
@@ -302,7 +297,11 @@ class Driver:
         self.perform(tick)
 
     def _renew_snapshot(self) -> None:
-        core = self._core
+        core, last = self._core, self._snapshot
+        same = core.known_view is last.known and core.installed_view is last.installed and core.active_view is last.active
+        same = same and core.changing == last.changing and core.applicants_waiting == last.applicants_waiting
+        if same and self._stopped is last.stopped and core.reasons is last.reasons and core.driver == last.driver:
+            return  # the usual case, after every packet
         snapshot = Snapshot(
             core.known_view,
             core.installed_view,
@@ -311,6 +310,7 @@ class Driver:
             core.applicants_waiting,
             self._stopped,
             core.reasons,
+            core.driver,
         )
         if snapshot != self._snapshot:
             self._snapshot = snapshot
@@ -370,7 +370,8 @@ class Driver:
         self._plane.stopped(error)
 
     def _crash(self, error: Exception) -> None:
-        _LOG.critical("the agent failed and ends this member's lifetime", exc_info=error)
+        extra = {**self._labels, "ftlib_event": "crash"}
+        _LOG.critical("the agent failed and ends this member's lifetime", exc_info=error, extra=extra)
         self.close()
         self._carrier.let_go()
         if self._stopped is None:

@@ -13,7 +13,7 @@ from ..errors import StoppedError
 from ..interface import DataPlane, Source
 from ..member import Address, Member
 from ..progress import Progress
-from .driver import Snapshot
+from .snapshot import Snapshot
 from .sockets import SocketPair
 
 __all__ = ["Ears", "Host", "Setup"]

@@ -3,7 +3,8 @@ serves.
 
 ``POST /message`` takes a packet (204). ``GET /tether`` answers with this lifetime's id and is then held open: it
 closes when the process dies, which is what the other side waits for. ``GET /identity`` says who listens here, to
-members of any job and version. ``GET /status`` is JSON. Further GET paths come from ``serve``.
+members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the same for Prometheus. Further GET paths come from
+``serve``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from aiohttp import web
 
 from ..codec import MAX_BYTES
 from ..member import Address, format_address
+from ..metrics import CONTENT_TYPE, render
 from .sources import Request
 
 __all__ = ["HttpClient", "HttpServer"]
@@ -107,6 +109,9 @@ class HttpServer:
         if request.path == "/status":
             text = json.dumps(dict(await self._status()), default=str)
             return web.Response(text=text, content_type="application/json", headers=self._headers)
+        if request.path == "/metrics":
+            body = await asyncio.to_thread(render, await self._status())
+            return web.Response(body=body, headers={**self._headers, "Content-Type": CONTENT_TYPE})
         return web.Response(status=404, text=f"nothing is served at {request.path}\n")
 
     async def _tether(self, request: web.BaseRequest) -> web.StreamResponse:

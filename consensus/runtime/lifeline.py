@@ -15,12 +15,15 @@ _FRESH = 0.01
 
 
 class Lifeline:
-    """Watches one process, usually the parent. Where there is no /proc it is never held."""
+    """Watches one process, usually the parent. Where the kernel tells nothing it is never held, and its end is told by
+    the pipe alone.
+    """
 
     def __init__(self, pid: int) -> None:
         """``pid`` must still be the process that is meant."""
-        self._pidfd = os.pidfd_open(pid)
-        self._stat = -1
+        self._pidfd = self._stat = -1
+        with contextlib.suppress(AttributeError, PermissionError):  # an old kernel, or a sandbox
+            self._pidfd = os.pidfd_open(pid)
         with contextlib.suppress(OSError):
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._held = False
@@ -40,6 +43,8 @@ class Lifeline:
 
     def watch(self, ended: Callable[[], None]) -> None:
         """Call ``ended`` on the running loop once the process has ended."""
+        if self._pidfd < 0:
+            return
         loop = asyncio.get_running_loop()
 
         def gone() -> None:

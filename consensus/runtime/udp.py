@@ -19,50 +19,67 @@ NETWORK_LIMIT = 1400
 
 LOOPBACK_LIMIT = 32 * 1024
 
+_LARGEST = 65_536
+_AT_ONCE = 64
+"""Datagrams read before anything else gets its turn. Acks come in bursts, and a turn of the loop costs more than a packet."""
+
 
 def fits(size: int, endpoint: Endpoint) -> bool:
     """Whether ``size`` bytes go to ``endpoint`` as one datagram."""
     return size <= (LOOPBACK_LIMIT if endpoint.loopback else NETWORK_LIMIT)
 
 
-class Udp(asyncio.DatagramProtocol):
+class Udp:
     """The UDP side of an agent. ``received(data, source)`` is called for each datagram, on the loop's thread."""
 
     def __init__(self, received: Callable[[bytes, tuple[Any, ...]], None], lost: Callable[[OSError | None], None]) -> None:
-        """``lost`` is told of send errors, and (None) of datagrams that no socket of this family can send."""
+        """``lost`` is told of errors, and (None) of datagrams that no socket of this family can send."""
         self._received = received
         self._lost = lost
-        self._transport: asyncio.DatagramTransport | None = None
-        self._family = socket.AF_INET
+        self._socket: socket.socket | None = None
 
-    async def open(self, sock: socket.socket) -> None:
-        """Take over the bound ``sock``."""
-        loop = asyncio.get_running_loop()
-        self._family = socket.AddressFamily(sock.family)
-        self._transport, _ = await loop.create_datagram_endpoint(lambda: self, sock=sock)
+    def open(self, sock: socket.socket) -> None:
+        """Read from the bound, non-blocking ``sock`` until ``close``; it stays its owner's."""
+        self._socket = sock
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._read)
 
     def send(self, data: bytes, endpoint: Endpoint) -> None:
         """Send one datagram; it may get lost."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
+        sock = self._socket
+        if sock is None:
             return
         target = endpoint.sockaddr
-        if endpoint.family != self._family:
-            if self._family != socket.AF_INET6:
+        if endpoint.family != sock.family:
+            if sock.family != socket.AF_INET6:
                 self._lost(None)
                 return
             target = (f"::ffff:{target[0]}", target[1])
-        transport.sendto(data, target)
+        self.reply(data, target)
+
+    def reply(self, data: bytes, source: tuple[Any, ...]) -> None:
+        """Send one datagram to where another one came from."""
+        if self._socket is not None:
+            try:
+                self._socket.sendto(data, source)
+            except OSError as error:  # a full buffer is one of them
+                self._lost(error)
 
     def close(self) -> None:
         """Stop; idempotent."""
-        if self._transport is not None:
-            self._transport.abort()
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            asyncio.get_running_loop().remove_reader(sock.fileno())
 
-    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        """asyncio: one datagram."""
-        self._received(data, addr)
-
-    def error_received(self, exc: Exception) -> None:
-        """asyncio: a send or receive failed."""
-        self._lost(exc if isinstance(exc, OSError) else OSError(str(exc)))
+    def _read(self) -> None:
+        for _ in range(_AT_ONCE):
+            sock = self._socket
+            if sock is None:  # closed by what was received
+                return
+            try:
+                data, source = sock.recvfrom(_LARGEST)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._lost(error)
+                return
+            self._received(data, source)

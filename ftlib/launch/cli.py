@@ -115,16 +115,45 @@ def demo(args: tuple[str, ...]) -> int:
     return int(module.main(list(args)) or 0)
 
 
+_TIMEOUT = click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for the answer.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
 @commands.command()
 @click.argument("address")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-@click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for the answer.")
-def status(*, address: str, as_json: bool, timeout: float) -> int:
+@_JSON
+@click.option("--watch", is_flag=True, help="Show it anew every second, until Ctrl-C.")
+@_TIMEOUT
+def status(*, address: str, as_json: bool, watch: bool, timeout: float) -> int:
     """Show what the member at ADDRESS (host:port) believes."""
-    from .status import fetch_status, show_status  # noqa: PLC0415 - brings the whole runtime, which only this needs
+    from .overview import show, watch_status  # noqa: PLC0415 - brings the whole runtime, which only this needs
+    from .status import fetch_status  # noqa: PLC0415
 
+    if watch:
+        if as_json:
+            raise click.UsageError("--watch is for people, --json for programs: give one of them.")
+        return watch_status(lambda: fetch_status(address, timeout))
     answer = fetch_status(address, timeout)
-    click.echo(json.dumps(answer, indent=2) if as_json else show_status(answer))
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show(answer)
+    return 0
+
+
+@commands.command()
+@click.argument("address")
+@click.option("--epoch", type=click.IntRange(min=1), default=None, help="Only the change to this epoch.")
+@click.option("--last", type=click.IntRange(min=1), default=10, show_default=True, help="So many changes, the newest.")
+@_JSON
+@_TIMEOUT
+def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeout: float) -> int:
+    """Tell why and how each view changed, as the member at ADDRESS (host:port) and the drivers of the changes know it."""
+    from .explain import explain as text_of  # noqa: PLC0415
+    from .explain import fetch_story  # noqa: PLC0415
+
+    story = fetch_story(address, timeout, epoch=epoch, last=last)
+    click.echo(json.dumps(story.as_list(), indent=2) if as_json else text_of(story))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``ftlib status``: ask one member what it believes, and show it to a person or a program."""
+"""Asking one member what it believes: ``ftlib status`` and ``ftlib explain`` show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from consensus import format_address, parse_address
 
 from ..errors import ConfigError, FTLibError
 
-__all__ = ["fetch_status", "show_status"]
+__all__ = ["fetch_status"]
 
 _MAX_ANSWER = 16 << 20
 
@@ -43,32 +43,3 @@ def fetch_status(address: str, timeout: float = 5.0) -> dict[str, Any]:
     if response.status != 200 or not isinstance(value, dict):
         raise FTLibError(f"{where} answers, but not as a member of ftlib (HTTP {response.status}): check the port")
     return value
-
-
-def show_status(status: dict[str, Any], indent: str = "") -> str:
-    """Nested plain values as indented lines; lists of alike records as a table."""
-    lines: list[str] = []
-    width = max((len(key) for key in status), default=0)
-    for key, value in status.items():
-        if isinstance(value, dict) and value:
-            lines += [f"{indent}{key}", show_status(value, indent + "  ")]
-        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            lines += [f"{indent}{key}", *_rows(value, indent + "  ")]
-        else:
-            lines.append(f"{indent}{key.ljust(width)}  {_plain(value)}")
-    return "\n".join(lines)
-
-
-def _rows(records: list[dict[str, Any]], indent: str) -> list[str]:
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    cells = [columns] + [[_plain(record.get(column)) for column in columns] for record in records]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
-    return [indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, (dict, list)):
-        return json.dumps(value) if value else "-"
-    return "-" if value is None else str(value)

@@ -190,7 +190,7 @@ class Supervisor:
     def _refound(self, why: str) -> None:
         """Start all that wait as the founders of a new cluster, at new addresses."""
         everyone = [entry.index for entry in self.ledger.in_phase(Phase.WAITING)]
-        self._console.say(f"{why}: {len(everyone)} workers found a new cluster")
+        self._console.say(f"{why}: {len(everyone)} workers begin anew, from what the script starts or loads")
         self.ledger.refound()
         for index in everyone:
             self._cancel_timer(index)

@@ -13,10 +13,10 @@ from consensus.member import Member
 from consensus.progress import Progress
 from consensus.protocol.effects import Effect
 from consensus.runtime.agent import Agent, Outside
-from consensus.runtime.driver import Snapshot
+from consensus.runtime.snapshot import Snapshot
 from consensus.runtime.sockets import open_pair, resolve_all
 from consensus.runtime.sources import Sources
-from consensus.view import Cause, View
+from consensus.view import Reason, View
 
 PROGRESS = Progress(3, 4, 100.0)
 """What the data plane of a rig says."""
@@ -31,7 +31,8 @@ class FakeCore:
         self.deadline: float | None = None
         self.known_view: View | None = None
         self.installed_view: View | None = None
-        self.reasons: dict[str, Cause] = {}
+        self.reasons: dict[str, Reason] = {}
+        self.driver = ""
         self.active_view: View | None = None
         self.changing = False
         self.applicants_waiting = False

@@ -17,7 +17,7 @@ from consensus.config import PROTOCOL_VERSION
 from consensus.errors import CodecError, ForeignJobError, ForeignVersionError
 from consensus.member import Member
 from consensus.messages import MESSAGES, Envelope, Gossip, Install, JoinReply, Nack, Ping, Status, Update
-from consensus.view import View
+from consensus.view import Cause, Reason, View
 
 IDS = st.text(min_size=1, max_size=20)
 MEMBERS = st.builds(
@@ -245,6 +245,18 @@ def test_size_limits() -> None:
     with pytest.raises(CodecError):
         CODEC.encode(envelope(Install(view, (0, "m"), (("m", bytes(MAX_BYTES)),))))
     assert CODEC.decode(CODEC.encode(big)) == big  # a refused message leaves nothing behind
+
+
+def test_reasons_are_bounded() -> None:
+    """They are kept for a long time, and shown."""
+    view = View(1, "", (Member("m", "127.0.0.1", 7000),))
+    for size, taken in ((200, True), (201, False)):
+        packet = CODEC.encode(envelope(Install(view, (0, "m"), (), (Reason("x", Cause.PROOF, "d" * size, "m"),))))
+        if taken:
+            CODEC.decode(packet)
+        else:
+            with pytest.raises(CodecError, match="more than 200 characters"):
+                CODEC.decode(packet)
 
 
 @pytest.mark.parametrize(

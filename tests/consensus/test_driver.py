@@ -14,7 +14,8 @@ from consensus.errors import ConsensusError, JoinError, LeftError, StoppedError
 from consensus.member import Member
 from consensus.protocol.effects import Activated, Freeze, Installed, Note, PeerProgress, Stopped, Wish
 from consensus.runtime.background import Background
-from consensus.runtime.driver import Snapshot, now
+from consensus.runtime.clock import now
+from consensus.runtime.snapshot import Snapshot
 from consensus.view import View
 
 from .fake_core import PROGRESS, RecordingPlane, rig, until

@@ -2,24 +2,70 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from ftlib.errors import FTLibError
 from ftlib.launch.cli import main
-from ftlib.launch.status import fetch_status, show_status
+from ftlib.launch.overview import show, watch_status
+from ftlib.launch.status import fetch_status
 
-STATUS = {
+NOW = time.time()
+FIRST, SECOND = "a1" * 8, "b2" * 8
+STATUS: dict[str, Any] = {
+    "job": "lab",
+    "member": FIRST,
+    "address": "10.0.0.1:7000",
+    "meta": {"name": "worker 0", "pid": "4711"},
+    "policy": "majority",
+    "messages": {"sent": {"Ping": {"messages": 2, "bytes": 1500}}, "received": {}, "dropped": {}},
     "epoch": 4,
+    "active_epoch": 4,
     "changing": False,
-    "lag": 0.123456789,
-    "view": None,
-    "members": [{"id": "a", "rank": 0}, {"id": "bcd", "rank": 1, "suspect": True}],
-    "metrics": {"steps": 12, "empty": []},
+    "coordinator": FIRST,
+    "awareness": 1,
+    "stopped": None,
+    "members": [
+        {
+            "id": FIRST,
+            "address": "10.0.0.1:7000",
+            "meta": {"name": "worker 0"},
+            "status": "alive",
+            "incarnation": 0,
+            "evidence": None,
+        },
+        {"id": SECOND, "address": "10.0.0.1:7001", "meta": {}, "status": "suspect", "incarnation": 2, "evidence": "silence"},
+    ],
+    "view_changes": {"changes": {"founded": 1, "proof": 2}, "removed": {"proof": 2}, "joined": 2},
+    "tick_delay_max": 0.05,
+    "tick_delay": {"count": 10, "sum": 0.01},
+    "notes": [{"time": NOW, "level": "INFO", "kind": "suspect", "text": "b2b2b2@10.0.0.1:7001 does not answer"}],
+    "ftlib": {
+        "phase": "active",
+        "rank": 0,
+        "step": 90,
+        "finished_calls": 99,
+        "in_call": {"number": 100, "seconds": 12.5, "text": "average"},
+        "peers": {SECOND: {"finished": 98, "current": 0, "seconds": 9.0}},
+        "calls": 99,
+        "redone": 1,
+        "adopted": 0,
+        "donated": 0,
+        "rebuild_failures": 0,
+        "bytes_averaged": 2_500_000,
+        "call_seconds": {"count": 99, "sum": 0.99, "last": 0.02, "max": 1.5, "buckets": []},
+        "pauses": {"count": 2, "sum": 0.06, "last": 0.02, "max": 0.04, "buckets": []},
+    },
 }
 
 
@@ -57,23 +103,95 @@ def test_a_member_is_shown_to_people_and_programs(member: str, capsys: pytest.Ca
     assert run("status", member, "--json") == 0
     assert json.loads(capsys.readouterr().out) == STATUS
     assert run("status", member) == 0
-    assert capsys.readouterr().out.rstrip("\n") == show_status(STATUS)
+    assert capsys.readouterr().out.startswith("worker 0 (a1a1a1) at 10.0.0.1:7000, pid 4711, job lab\n")
+
+
+def shown(status: dict[str, Any], width: int = 200) -> list[str]:
+    stream = io.StringIO()
+    show(status, Console(file=stream, width=width))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
 def test_the_text() -> None:
-    assert show_status(STATUS).splitlines() == [
-        "epoch     4",
-        "changing  False",
-        "lag       0.123457",
-        "view      -",
-        "members",
-        "  id   rank  suspect",
-        "  a    0     -",
-        "  bcd  1     True",
-        "metrics",
-        "  steps  12",
-        "  empty  -",
+    clock = time.strftime("%H:%M:%S", time.localtime(NOW))
+    lines = shown(STATUS)
+    lines[-1] = re.sub(r"(:\d\d)\.\d{3} ", r"\1 ", lines[-1])
+    assert lines == [
+        "worker 0 (a1a1a1) at 10.0.0.1:7000, pid 4711, job lab",
+        "epoch 4 · 2 members · rank 0 · step 90 · active",
+        "coordinator worker 0 (a1a1a1), policy majority",
+        "member      id      address        status   against it                progress",
+        "worker 0 *  a1a1a1  10.0.0.1:7000  alive    -                         99 calls, in call 100 for 12.5 s",
+        "-           b2b2b2  10.0.0.1:7001  suspect  silence, refuted 2 times  98 calls, outside of calls, unchanged for 9.0 s",
+        "calls 99 (mean 10 ms, last 20 ms, longest 1.5 s), 2.5 MB averaged; redone 1, adopted 0, donated 0",
+        "pauses 2 (last 20 ms, longest 40 ms, in all 60 ms); groups that failed to build 0",
+        "view changes 3: 1 founded, 2 proof",
+        "messages sent 2 (1.5 kB): Ping 2",
+        "agent: awareness 1, timers late 1 ms on average, 50 ms at most",
+        "remarks",
+        f"  {clock} suspect: b2b2b2@10.0.0.1:7001 does not answer",
     ]
+
+
+def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
+    def characters(width: int) -> list[str]:
+        return sorted("".join(shown(STATUS, width)).replace(" ", ""))
+
+    assert max(len(line) for line in shown(STATUS, 60)) <= 60
+    assert characters(60) == characters(200)
+
+
+def test_a_member_without_a_data_plane_or_a_view() -> None:
+    bare = {key: STATUS[key] for key in ("job", "member", "address", "meta", "policy", "epoch", "active_epoch", "coordinator")}
+    assert shown({**bare, "members": [], "coordinator": None, "active_epoch": 0})[1:] == [
+        "epoch 0 · 0 members",
+        "coordinator none, policy majority",
+    ]
+
+
+def test_a_training_process_that_does_not_answer_the_agent() -> None:
+    said = "the training process does not answer (busy, or hung): its numbers are older, or missing"
+    assert shown({**STATUS, "ftlib": {"stale": True}})[1:3] == ["epoch 4 · 2 members", said]
+    assert shown({**STATUS, "ftlib": {**STATUS["ftlib"], "stale": True}})[1:3] == [
+        "epoch 4 · 2 members · rank 0 · step 90 · active",
+        said,
+    ]
+
+
+def test_an_answer_of_another_version_is_one_line(member: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STATUS, "ftlib", {"phase": "active"})
+        assert run("status", member) == 1
+    error = capsys.readouterr().err
+    assert "another version" in error
+    assert error.count("\n") == 1
+
+
+def test_nothing_steers_the_terminal() -> None:
+    name = "[red]\x1b[2Jworker"
+    lines = shown({**STATUS, "meta": {"name": name}, "members": [{**STATUS["members"][0], "meta": {"name": name}}]})
+    assert lines[0].startswith("[red]?[2Jworker (a1a1a1)")
+    assert lines[4].startswith("[red]?[2Jworker *")
+
+
+def test_watching_is_not_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "127.0.0.1:1", "--watch", "--json") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_watching_ends_when_the_member_does() -> None:
+    answers = iter([STATUS, {**STATUS, "epoch": 5}])
+    looked: list[float] = []
+
+    def fetch() -> dict[str, Any]:
+        looked.append(time.monotonic())
+        for answer in answers:
+            return answer
+        raise FTLibError("no member answers at 10.0.0.1:7000")
+
+    with pytest.raises(FTLibError, match="no member answers"):
+        watch_status(fetch, Console(file=io.StringIO(), width=100), every=0.01)
+    assert len(looked) == 3
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:

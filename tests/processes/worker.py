@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -56,6 +57,8 @@ class Task:
     """A moment (see ``moments``) at which the worker sends itself SIGKILL; after ``later``: only from its tenth step on."""
     trace: bool = False
     """Note when the phases of a recovery were passed (see ``trace``)."""
+    habit: list[Any] = field(default_factory=list)
+    """``["module:name", *arguments]``: what that makes of (FTLib, Lines, *arguments) is called before every average."""
     debug: bool = False
     socket_fds: list[int] = field(default_factory=list)
 
@@ -139,9 +142,12 @@ def _train(task: Task, lines: Lines) -> int:
         ft.register_state(state_dict=lambda: {"params": params}, load_state_dict=load)
         steps = 0
         census = Census(ft, lines, task.idle) if task.idle else None
+        habit = _named(task.habit[0])(ft, lines, *task.habit[1:]) if task.habit else None
         while not task.steps or steps < task.steps:
             if task.pause:
                 time.sleep(chance.random() * task.pause)
+            if habit is not None:
+                habit()
             if task.fill:
                 _fill(grads, task.slot)
             status = ft.allreduce_average(grads)
@@ -201,6 +207,11 @@ class Census:
         new = {kind: count - self._before.get(kind, 0) for kind, count in sent.items() if count > self._before.get(kind, 0)}
         self._before = sent
         self._lines.write(event="messages", label=label, sent=new, steps=steps)
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _fill(grads: list[torch.Tensor], slot: int) -> None:

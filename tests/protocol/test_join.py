@@ -74,7 +74,7 @@ def test_failure_names_who_did_not_answer() -> None:
     one = search(B, C, patience=5.0)
     one.replied(B, NOTHING, 101.0)
     assert one.failure(104.9) is None
-    assert one.failure(105.0) == "no answer from introducers 10.0.0.1:3 within join_timeout=5 s"
+    assert one.failure(105.0) == "not let in by introducers 10.0.0.1:3 within join_timeout=5 s"
 
 
 def test_failure_where_all_answered_but_nobody_founded() -> None:
@@ -126,7 +126,7 @@ def test_nobody_there() -> None:
     lost = world.start("j", introducers=("gone",))
     world.run(2.5)
     assert isinstance(lost.stopped, JoinError)
-    assert "no answer from introducers 10.0.0.1:1000 within join_timeout=2 s" in str(lost.stopped)
+    assert "not let in by introducers 10.0.0.1:1000 within join_timeout=2 s" in str(lost.stopped)
 
 
 def test_other_terms_are_refused_by_name() -> None:

@@ -75,6 +75,15 @@ def test_a_long_call_is_no_stall() -> None:
     assert all(size(host) == 3 for host in hosts)
 
 
+def test_loading_before_the_first_call_is_no_stall() -> None:
+    world = World(1, CONFIG)
+    [loading, *others] = world.cluster(3)
+    for host in others:
+        host.machine.set_progress(Progress(0, 1, world.now))
+    world.run(30.0)
+    assert all(size(host) == 3 for host in [loading, *others])
+
+
 def test_work_between_calls_is_no_stall() -> None:
     world, hosts = job(3)
     world.run(60.0)

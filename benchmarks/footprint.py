@@ -1,0 +1,43 @@
+"""What a worker and its children (its agent, where that is a process) occupy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+__all__ = ["Footprint", "cpu_seconds", "footprint"]
+
+
+@dataclass
+class Footprint:
+    """Sums over a worker and its children."""
+
+    rss: float = 0.0
+    """MB of resident memory; pages that processes share count for each."""
+    threads: int = 0
+    descriptors: int = 0
+    ports: int = 0
+    """Listening TCP sockets and bound UDP sockets."""
+    processes: int = 0
+
+
+def footprint(pid: int) -> Footprint:
+    """As of now."""
+    worker, found = psutil.Process(pid), Footprint()
+    for process in [worker, *worker.children(recursive=True)]:
+        found.rss += process.memory_info().rss / 1e6
+        found.threads += process.num_threads()
+        found.descriptors += process.num_fds()
+        for held in process.net_connections("inet"):
+            found.ports += held.status == psutil.CONN_LISTEN or (held.type.name == "SOCK_DGRAM" and not held.raddr)
+        found.processes += 1
+    return found
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """CPU time (user and system) of a process, and of its living children together."""
+    worker = psutil.Process(pid)
+    own = worker.cpu_times()
+    children = [child.cpu_times() for child in worker.children(recursive=True)]
+    return own.user + own.system, sum(times.user + times.system for times in children)

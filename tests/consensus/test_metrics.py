@@ -1,0 +1,138 @@
+"""Prometheus text, read back by Prometheus' own parser."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from consensus.member import format_address
+from consensus.metrics import CONTENT_TYPE, render
+
+from .fake_core import rig
+
+STATUS: dict[str, Any] = {
+    "job": 'lab "one"',
+    "member": "a1" * 8,
+    "address": "10.0.0.1:7000",
+    "meta": {"name": "worker 0"},
+    "protocol_version": 1,
+    "policy": "majority",
+    "active_epoch": 4,
+    "changing": True,
+    "awareness": 2,
+    "stopped": None,
+    "members": [{"id": "x", "status": "alive"}, {"id": "y", "status": "suspect"}],
+    "view_changes": {"changes": {"founded": 1, "proof": 2}, "removed": {"proof": 3}, "joined": 5},
+    "tick_delay_max": 0.25,
+    "tick_delay": {"count": 10, "sum": 0.5},
+    "messages": {
+        "sent": {"Ping": {"messages": 7, "bytes": 700}},
+        "received": {"Ack": {"messages": 6, "bytes": 600}},
+        "dropped": {"malformed": {"messages": 3, "bytes": 9}},
+    },
+    "history": [{"epoch": 4}],
+    "ftlib": {
+        "phase": "active",
+        "rank": 1,
+        "step": 90,
+        "calls": 99,
+        "redone": 1,
+        "adopted": 2,
+        "donated": 3,
+        "bytes_averaged": 4096,
+        "rebuild_failures": 0,
+        "state_loads": 1,
+        "state_bytes": 10,
+        "last_pause": 0.02,
+        "pauses": {"count": 3, "sum": 0.09, "last": 0.02, "max": 0.04, "buckets": [[0.02, 1], [0.05, 3]]},
+        "call_seconds": {"count": 99, "sum": 0.99, "last": 0.01, "max": 1.0, "buckets": [[0.01, 98]]},
+    },
+}
+
+
+def samples(status: dict[str, Any]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """By name and labels, without job and member, which every sample must have."""
+    found = {}
+    for family in parse(render(status).decode()):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert (labels.pop("job"), labels.pop("member")) == ('lab "one"', "worker 0"), sample
+            key = (sample.name, tuple(sorted(labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def test_every_number_arrives() -> None:
+    found = samples(STATUS)
+    plain = {name: value for (name, labels), value in found.items() if not labels}
+    assert plain == {
+        "ftlib_view_epoch": 4,
+        "ftlib_view_changing": 1,
+        "ftlib_awareness": 2,
+        "ftlib_tick_delay_max_seconds": 0.25,
+        "ftlib_tick_delay_seconds_count": 10,
+        "ftlib_tick_delay_seconds_sum": 0.5,
+        "ftlib_members": 2,
+        "ftlib_members_suspected": 1,
+        "ftlib_members_joined_total": 5,
+        "ftlib_stopped": 0,
+        "ftlib_acting": 1,
+        "ftlib_rank": 1,
+        "ftlib_last_recovery_seconds": 0.02,
+        "ftlib_steps_total": 90,
+        "ftlib_calls_total": 99,
+        "ftlib_calls_redone_total": 1,
+        "ftlib_calls_adopted_total": 2,
+        "ftlib_results_donated_total": 3,
+        "ftlib_averaged_bytes_total": 4096,
+        "ftlib_rebuild_failures_total": 0,
+        "ftlib_state_loads_total": 1,
+        "ftlib_state_bytes_total": 10,
+        "ftlib_recovery_seconds_count": 3,
+        "ftlib_recovery_seconds_sum": 0.09,
+        "ftlib_call_seconds_count": 99,
+        "ftlib_call_seconds_sum": 0.99,
+    }
+    labelled = {key: value for key, value in found.items() if key[1] and key[0] != "ftlib_info"}
+    assert labelled == {
+        ("ftlib_view_changes_total", (("cause", "founded"),)): 1,
+        ("ftlib_view_changes_total", (("cause", "proof"),)): 2,
+        ("ftlib_members_removed_total", (("cause", "proof"),)): 3,
+        ("ftlib_control_messages_total", (("direction", "sent"), ("type", "Ping"))): 7,
+        ("ftlib_control_messages_total", (("direction", "received"), ("type", "Ack"))): 6,
+        ("ftlib_control_bytes_total", (("direction", "sent"), ("type", "Ping"))): 700,
+        ("ftlib_control_bytes_total", (("direction", "received"), ("type", "Ack"))): 600,
+        ("ftlib_control_dropped_total", (("reason", "malformed"),)): 3,
+        ("ftlib_recovery_seconds_bucket", (("le", "0.02"),)): 1,
+        ("ftlib_recovery_seconds_bucket", (("le", "0.05"),)): 3,
+        ("ftlib_recovery_seconds_bucket", (("le", "+Inf"),)): 3,
+        ("ftlib_call_seconds_bucket", (("le", "0.01"),)): 98,
+        ("ftlib_call_seconds_bucket", (("le", "+Inf"),)): 99,
+    }
+
+
+def test_what_is_not_there_is_left_out() -> None:
+    found = samples({"job": 'lab "one"', "meta": {"name": "worker 0"}})
+    assert {name for name, _ in found} == {"ftlib_info"}
+
+
+def test_an_ended_member_says_so() -> None:
+    assert samples({**STATUS, "stopped": "ExcludedError: ..."})["ftlib_stopped", ()] == 1
+
+
+def test_an_agent_serves_it() -> None:
+    """Without a layer above."""
+
+    async def scrape() -> None:
+        async with rig() as r, aiohttp.ClientSession() as session:
+            async with session.get(f"http://{format_address(r.member.address)}/metrics") as response:
+                assert (response.status, response.headers["Content-Type"]) == (200, CONTENT_TYPE)
+                families = {family.name: family for family in parse(await response.text())}
+            assert families["ftlib_info"].samples[0].labels["member_id"] == r.member.id
+
+    asyncio.run(scrape())

@@ -1,0 +1,70 @@
+"""What ``ft.metrics()`` returns, and that every key of it is documented."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftlib import Excluded
+from tests.ftlib.workers import Job, Worker
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
+
+
+def trained(size: int) -> dict[str, Any]:
+    """The metrics of one of ``size`` workers after three averages of 1200 bytes."""
+
+    def body(worker: Worker) -> dict[str, Any]:
+        for _ in range(3):
+            worker.ft.allreduce_average(torch.ones(300))
+        return worker.ft.metrics()
+
+    with Job(size) as job:
+        found = job.run({f"w{i}": body for i in range(size)})
+    result = found["w0"]
+    assert isinstance(result, dict)
+    return result
+
+
+def test_the_numbers() -> None:
+    found = trained(2)
+    assert (found["phase"], found["epoch"], found["size"], found["step"], found["calls"]) == ("active", 1, 2, 3, 3)
+    assert found["rank"] in (0, 1)
+    assert found["bytes_averaged"] == 3 * 1200
+    calls = found["call_seconds"]
+    assert calls["count"] == 3
+    assert 0 < calls["last"] <= calls["max"] <= calls["sum"] < 60
+    assert calls["buckets"][-1][1] == 3
+    assert found["pauses"]["count"] == 0, "founding is no pause"
+    assert found["in_call"] is None
+
+
+def test_a_kill_is_a_pause() -> None:
+    def body(worker: Worker) -> dict[str, Any]:
+        with contextlib.suppress(Excluded):  # the victim may still be in its first call
+            worker.ft.allreduce_average(torch.ones(3))
+        if worker.name == "w2":
+            return {}
+        if worker.name == "w0":
+            worker.job.kill("w2")
+        for _ in range(3):
+            worker.ft.allreduce_average(torch.ones(3))
+        assert worker.ft.size == 2
+        return worker.ft.metrics()
+
+    with Job(3) as job:
+        found = job.run({f"w{i}": body for i in range(3)})["w0"]
+    pauses = found["pauses"]
+    assert pauses["count"] >= 1
+    assert 0 < pauses["last"] == found["last_pause"] <= pauses["max"] <= pauses["sum"]
+
+
+def test_every_key_is_documented() -> None:
+    rows = [line.split("|")[1] for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
+    known = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    missing = set(trained(1)) - known
+    assert not missing
