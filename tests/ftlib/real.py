@@ -39,6 +39,7 @@ class Company:
             "initial_size": founders,
             "step_timeout": TIMEOUT,
             "join_timeout": TIMEOUT,
+            "agent": "thread",  # quicker to start, and the same but for that
             "boundary_wait": 0.05,  # nobody calls while they close
             **settings,
         }

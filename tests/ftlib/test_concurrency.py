@@ -205,10 +205,11 @@ def test_a_state_function_that_calls_is_told_so() -> None:
 @pytest.mark.parametrize("way", ["close", "leave"])
 def test_leaving_in_the_middle_of_a_call_ends_it(way: str, backend: str) -> None:
     """From another thread, with the real agents. The others go on; nothing is left behind."""
-    with company(1, backend):
+    agent = "thread" if backend == "memory" else "process"
+    with company(1, backend, agent=agent):
         pass  # what the process keeps for good is there now
     before = left_behind()
-    with company(3, backend) as crew:
+    with company(3, backend, agent=agent) as crew:
         first, second, third = crew.members
         results: list[Status] = []
         inside = in_thread(lambda: results.append(third.allreduce_average(torch.ones(1000))))
