@@ -75,7 +75,7 @@ class Counters:
     call_seconds: Tally = field(default_factory=lambda: Tally(CALLS))
     """From entering a call to its result, view changes included."""
     last_wait: float = 0.0
-    """Seconds that a call had been in progress here at the last activation, with what led to the view change; 0 for none."""
+    """Seconds that a call had been in progress here at the last activation, whatever led to it included; 0 for none."""
     state_loads: int = 0
     state_bytes: int = 0
 
