@@ -16,17 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import (
-    Consensus,
-    ConsensusError,
-    Gossip,
-    LeftError,
-    Member,
-    Mode,
-    View,
-    format_address,
-    parse_address,
-)
+from consensus import Consensus, ConsensusError, Gossip, LeftError, Member, Mode, View, format_address, parse_address
 
 from .caller import Caller, Limits
 from .calls import Calls
