@@ -21,13 +21,14 @@ from .errors import (
     StoppedError,
 )
 from .gossip import Gossip
-from .interface import Consensus, DataPlane, Mode, Source
+from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .member import Address, Member, format_address, parse_address
 from .null_plane import NullPlane
 from .view import Cause, Reason, View
 
 __all__ = [
     "Address",
+    "Bound",
     "Cause",
     "CodecError",
     "Config",

@@ -15,7 +15,7 @@ from .member import parse_address
 
 __all__ = ["PROTOCOL_VERSION", "Config", "Home", "Policy"]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 
@@ -44,13 +44,17 @@ class Config:
     """Members of different jobs never mix, even at the same addresses."""
 
     introducers: tuple[str, ...] = ()
-    """``host:port`` of members to join through; the first may found. Empty: found alone."""
+    """``host:port`` of members to join through; the first may found. Empty: found alone. A name may stand for several."""
 
     initial_size: int = 1
     """How many members must have met before the first view."""
 
     bind: str = "127.0.0.1:0"
-    """Where to listen (one port number for UDP and HTTP; 0: any free one)."""
+    """Where to listen (one port number for UDP and HTTP; 0: any free one).
+
+    Empty: the first free address of this host among ``introducers``, else any port on the interface that leads to them.
+    ``:port``: that port on that interface.
+    """
 
     advertise: str | None = None
     """What others are told to use; derived from ``bind`` where None."""
@@ -160,8 +164,9 @@ class Config:
             raise ConfigError(f"exclude_after={self.exclude_after} is below 0.05 s: scheduling noise would exclude members")
         if len(self.socket_fds) not in (0, 2):
             raise ConfigError("socket_fds takes two descriptors: a UDP and a listening TCP socket")
-        for name, text in [("bind", self.bind), ("advertise", self.advertise or "127.0.0.1:0")]:
-            _checked_address(name, text)
+        for name, text in [("bind", self.bind), ("advertise", self.advertise)]:
+            if text:
+                _checked_address(name, f"127.0.0.1{text}" if name == "bind" and text.startswith(":") else text)
         for text in self.introducers:
             _checked_address("introducers", text)
 

@@ -16,14 +16,15 @@ from typing import Any
 
 from .config import Config, Home
 from .errors import ConfigError, ConsensusError, StoppedError
-from .interface import Consensus, DataPlane, Mode, Source
+from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .member import Member
 from .null_plane import NullPlane
 from .progress import Progress
 from .runtime.clock import now
 from .runtime.host import Ears, Host, Setup
+from .runtime.names import Introducers, lookup, parsed
 from .runtime.snapshot import Snapshot
-from .runtime.sockets import open_pair, parsed, resolve_all
+from .runtime.sockets import SocketPair, open_pair
 from .view import Reason, View
 
 __all__ = ["Gossip"]
@@ -53,6 +54,8 @@ class Gossip(Consensus):
         self._latest_call: int | None = None
         self._latest_status: dict[str, Any] = {}
         self._stopping = False
+        self._introducers = Introducers()
+        self._pair: SocketPair | None = None
 
     @property
     def config(self) -> Config:
@@ -61,6 +64,13 @@ class Gossip(Consensus):
 
     # Life
 
+    def bind(self) -> Bound:
+        """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host."""
+        if self._pair is None:
+            self._introducers = lookup(self._config.introducers)
+            self._pair = open_pair(self._config, self._introducers.addresses)
+        return Bound(self._pair.advertised, self._pair.interface)
+
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
         """Bind, start the agent, and look for the cluster; ConfigError where the settings cannot work on this host.
 
@@ -68,8 +78,9 @@ class Gossip(Consensus):
         """
         if self._host is not None or self._stopping:
             raise ConsensusError("start was called before; a new lifetime needs a new Gossip")
-        introducers = resolve_all(self._config.introducers)
-        sockets = open_pair(self._config, introducers)
+        self.bind()
+        sockets, introducers = self._pair, self._introducers
+        assert sockets is not None  # bound above
         host, port = sockets.advertised
         facts = {"pid": str(os.getpid()), **(meta or {})}
         self.member = Member(secrets.token_hex(8), host, port, tuple(sorted(facts.items())))
@@ -89,6 +100,8 @@ class Gossip(Consensus):
         self._stopping = True
         if self._host is not None:
             self._host.stop(_STOP_TIMEOUT)
+        elif self._pair is not None:
+            self._pair.close()
         with self._changed:
             self._changed.notify_all()
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from .errors import StoppedError
-from .member import Member
+from .member import Address, Member
 from .view import Reason, View
 
-__all__ = ["Consensus", "DataPlane", "Mode", "Source"]
+__all__ = ["Bound", "Consensus", "DataPlane", "Mode", "Source"]
 
 Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
 """Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a LookupError becomes a 409 with its
@@ -31,6 +32,14 @@ class Mode(Enum):
 
     ACTIVE = "active"
     PASSIVE = "passive"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where a member listens. ``address``: what others are told; ``interface``: where its data plane should listen."""
+
+    address: Address
+    interface: str
 
 
 class DataPlane(Protocol):
@@ -80,6 +89,10 @@ class Consensus(ABC):
     """An agreed member list, whatever the backend. Names are those of FTLib's design where it has one."""
 
     member: Member
+
+    def bind(self) -> Bound | None:
+        """Bind the control address now rather than in ``start``. None: this backend cannot tell. Idempotent."""
+        return None
 
     @abstractmethod
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "Status",
     "Stranger",
     "Update",
+    "Vote",
 ]
 
 Ballot = tuple[int, str]
@@ -146,12 +147,25 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Vote:
+    """Whom its sender lets found, in that one's ``candidacy`` (empty: nobody now); ``turn``: how often the sender chose."""
+
+    founder: str
+    candidacy: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """``member`` asks to join. ``wants``: ready to be admitted, not only looking. ``terms`` must equal the job's."""
+    """``member`` asks to join. ``wants``: ready to be admitted, not only looking. ``terms`` must equal the job's.
+
+    ``vote``: see ``protocol/founding.py``; None where the list of introducers itself says who founds.
+    """
 
     member: Member
     wants: bool
     terms: str
+    vote: Vote | None = None
 
 
 @dataclass(frozen=True, slots=True)

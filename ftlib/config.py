@@ -1,7 +1,8 @@
 """Settings: where each may be given, which wins, and what they become.
 
 Precedence: argument of ``FTLib.init`` > variable ``FTLIB_<NAME>`` > file (``config=``, ``FTLIB_CONFIG``, ``./ftlib.toml``;
-table ``[ftlib]``) > default. An unknown setting is an error with the nearest name: a misspelt one would silently do nothing.
+table ``[ftlib]``) > what torchrun or Slurm say (``environment``) > default. An unknown setting is an error with the nearest
+name: a misspelt one would silently do nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import consensus
 
+from .environment import Launched, launched
 from .errors import ConfigError
 from .logs import FORMATS, LEVELS
 
@@ -28,7 +30,7 @@ __all__ = ["Settings", "resolve"]
 _Choice = TypeVar("_Choice", bound=Enum)
 
 _PREFIX = "FTLIB_"
-_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX"})
+_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT"})
 """Variables that are no settings."""
 _DEFAULT_FILE = Path("ftlib.toml")
 BUCKET_MB = 8.0
@@ -64,6 +66,8 @@ class Settings:
     """``host:port`` of the launcher, empty without one."""
     name: str = ""
     """What logs call this worker."""
+    launched: Launched | None = None
+    """What another launcher says; None under ``ftlib run``, without a launcher, and where introducers were given."""
 
 
 def resolve(
@@ -84,6 +88,11 @@ def resolve(
                 continue  # somebody else's variable
             label = f"{_PREFIX}{name.upper()}" if source == "the environment" else f"{name} in {source}"
             found[name] = _checked(name, value, label)
+    launch = None if found.get("introducers") or found.get("socket_fds") else launched(environment)
+    if launch is not None:
+        found = {**launch.settings, **found}
+    if found.get("introducers"):
+        found.setdefault("bind", "")  # the first of them that is this host's and free
     own = {name: found.pop(name) for name in _OWN if name in found}
     try:
         # Members cut their tensors into buckets alike, or they could not reduce them: refused at join where they would not.
@@ -93,7 +102,11 @@ def resolve(
     except consensus.ConfigError as error:
         raise ConfigError(str(error)) from None
     settings = Settings(
-        inner, **own, supervisor=environment.get(f"{_PREFIX}SUPERVISOR", ""), name=environment.get(f"{_PREFIX}NAME", "")
+        inner,
+        **own,
+        supervisor=environment.get(f"{_PREFIX}SUPERVISOR", ""),
+        name=environment.get(f"{_PREFIX}NAME", launch.name if launch is not None else ""),
+        launched=launch,
     )
     if inner.max_size is not None and inner.max_size < settings.min_size:
         raise ConfigError(f"max_size={inner.max_size} is below min_size={settings.min_size}: nothing could ever run")

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from consensus import Bound, Consensus, ConsensusError, Gossip, LeftError, Member, Mode, View, format_address, parse_address
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, Gossip, LeftError, Member, Mode, View, format_address, parse_address
 
 from .caller import Caller, Limits
 from .calls import Calls
@@ -28,6 +28,7 @@ from .frameworks import framework_by_name
 from .frameworks.base import Framework, Group, GroupSpec
 from .launch.announce import announce
 from .logs import about, configure
+from .meeting import introduced, publish
 from .plane import Phase, Plane
 from .ranks import RankAssignScheme
 from .rebuild import Rebuilder, RebuildError
@@ -93,6 +94,9 @@ class FTLib(Calls):
         """
         resolved = resolve(settings, config)
         configure(resolved.log_format, resolved.log_level)
+        if resolved.launched is not None and consensus == "gossip":
+            logger.info("%s", resolved.launched.says)
+            resolved = introduced(resolved)
         backend = framework_by_name(framework) if isinstance(framework, str) else framework
         ft = cls(resolved, _consensus_of(consensus, resolved), backend, rank_assign or RankAssignScheme())
         try:
@@ -239,7 +243,7 @@ class FTLib(Calls):
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        meta = dict(self._framework.start(_interface(self.settings)))
+        meta = dict(self._framework.start(self._bind()))
         if self.settings.name:
             meta["name"] = self.settings.name
         if self.settings.supervisor:
@@ -256,6 +260,23 @@ class FTLib(Calls):
             raise JoinError(str(error)) from error
         self._meet()
         self._drain.install()
+
+    def _bind(self) -> str:
+        """Bind the control address; the host that the framework listens on. ConfigError where it must not be that one."""
+        settings = self.settings
+        _check_bind(settings)
+        try:
+            bound = self._consensus.bind()
+        except ConsensusConfigError as error:
+            launch = settings.launched
+            derived = launch is not None and launch.settings.get("bind") == settings.consensus.bind and launch.store is None
+            hint = f"; under {launch.by} that is FTLIB_PORT, the same for all workers" if launch is not None and derived else ""
+            raise ConfigError(f"{error}{hint}") from None
+        if bound is None:
+            return parse_address(settings.consensus.bind)[0]
+        _check_bound(settings, bound)
+        publish(settings, bound)
+        return bound.interface
 
     def _meet(self) -> None:
         timeout = self.settings.consensus.join_timeout
@@ -370,19 +391,35 @@ def _consensus_of(choice: str | Consensus, settings: Settings) -> Consensus:
     raise ConfigError(f"unknown consensus {choice!r}: choose gossip")
 
 
-def _interface(settings: Settings) -> str:
-    """The host to bind to. ConfigError unless it is this machine only, or the user said that the network is trusted."""
+def _check_bind(settings: Settings) -> None:
+    """Before anything listens. ConfigError unless it is this machine only, or the user said that the network is trusted."""
     bind = settings.consensus.bind
+    if not bind or bind.startswith(":"):
+        return  # known once it is bound
     host = parse_address(bind)[0]
     try:
         found = {ipaddress.ip_address(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise ConfigError(f"bind={bind}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
-    if any(address.is_unspecified for address in found):
-        raise ConfigError(f"bind={bind} is every interface: give the address of the one that the others reach")
+    except (OSError, UnicodeError):
+        raise ConfigError(f"bind={bind}: cannot resolve {host!r}; give an address of this host") from None
     if not settings.insecure and not all(address.is_loopback for address in found):
         raise ConfigError(f"bind={bind}: members do not authenticate each other yet; give insecure=True in a trusted network")
-    return host
+
+
+def _check_bound(settings: Settings, bound: Bound) -> None:
+    """The same for an address that was derived; and a loopback address is of no use to other hosts."""
+    host, where = bound.interface, format_address(bound.address)
+    loopback = ipaddress.ip_address(host).is_loopback
+    if not settings.insecure and not loopback:
+        raise ConfigError(f"bind={where}: members do not authenticate each other yet; give insecure=True in a trusted network")
+    launch = settings.launched
+    if loopback and launch is not None and launch.several_hosts:
+        way_out = (
+            "FTLIB_BIND=ADDRESS:0 here" if launch.store else "FTLIB_INTRODUCERS=ADDRESS:PORT and FTLIB_INITIAL_SIZE everywhere"
+        )
+        raise ConfigError(
+            f"{launch.by} runs workers on several hosts, but here {where} is what leads to the first of them, which "
+            f"is loopback: correct /etc/hosts, or set {way_out}, with an address that the others reach"
+        )
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:

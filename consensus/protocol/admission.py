@@ -5,13 +5,14 @@ from __future__ import annotations
 from math import inf
 
 from ..errors import JoinError, LeftError
-from ..member import Address
+from ..member import Address, Member
 from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
 from ..view import NO_VIEW_ID, View
 from .change import Kind
 from .core import Core
 from .detection import Detection
 from .effects import Check
+from .founding import Founding
 from .join import Search
 from .view_change import ViewChange
 
@@ -24,11 +25,21 @@ BEACON_EVERY = 0.25
 class Admission:
     """One member's part in joins and leaves, its own and others'."""
 
-    def __init__(self, core: Core, detection: Detection, change: ViewChange, search: Search, now: float) -> None:
+    def __init__(
+        self,
+        core: Core,
+        detection: Detection,
+        change: ViewChange,
+        search: Search,
+        now: float,
+        founding: Founding | None = None,
+    ) -> None:
+        """``founding``: where members vote who founds."""
         self._core = core
         self._detection = detection
         self._change = change
         self.search = search
+        self._founding = founding
         self._next_beacon = now + BEACON_EVERY
         self._leave_call: int | None = None
         self._next_leave = inf
@@ -62,10 +73,11 @@ class Admission:
 
     def _search(self, now: float) -> None:
         core = self._core
-        if self.search.may_found(len(core.applicants.fresh(now, wanting=False)), now):
-            applicants = core.applicants.fresh(now, wanting=False)
-            members = (core.member, *(applicant.member for applicant in applicants))
-            self._change.found(View(1, NO_VIEW_ID, members[: core.config.room]), now)
+        if self._founding is not None:
+            self._vote(self._founding, now)
+        supporters = self._supporters(now)
+        if self.search.may_found(len(supporters), now):
+            self._change.found(View(1, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
             return
         failure = self.search.failure(now)
         if failure is not None:
@@ -73,9 +85,31 @@ class Admission:
             return
         if now >= self.search.next_send:
             self.search.next_send = now + self.search.interval()
-            request = JoinRequest(core.member, self.search.wants, core.config.terms)
-            for address in self.search.targets():
+            vote, met = None, []
+            if self._founding is not None:  # its list may be shorter than ours: it is asked wherever we heard it
+                vote, met = self._founding.vote, [a.member.address for a in core.applicants.fresh(now, wanting=False)]
+            request = JoinRequest(core.member, self.search.wants, core.config.terms, vote)
+            for address in self.search.targets(met):
                 core.outbox.send_to(address, request)
+
+    def _vote(self, founding: Founding, now: float) -> None:
+        core, search = self._core, self.search
+        if search.cluster is None and founding.consider(search.first, search.founder, core.applicants, now):
+            search.next_send = now
+        silent = founding.to_check(core.applicants, now)
+        if silent is not None:
+            core.outbox.emit(Check(silent))
+
+    def _supporters(self, now: float) -> list[Member]:
+        """Who would be in the first view with this member."""
+        if self._founding is not None:
+            return self._founding.supporters(self._core.applicants, now)
+        return [applicant.member for applicant in self._core.applicants.fresh(now, wanting=False)]
+
+    def checked(self, member_id: str, alive: bool | None, now: float) -> None:
+        """The result of a check."""
+        if alive is False and self._founding is not None and self._core.view is None:
+            self._founding.died(member_id, now)
 
     def on_join_reply(self, address: Address, reply: JoinReply, now: float) -> None:
         """Somebody that we asked answered, or a coordinator's beacon reached us."""
@@ -98,9 +132,18 @@ class Admission:
 
     def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
         """More places to ask."""
-        own = self._core.member.address
-        self.search.introducers += [a for a in addresses if a != own and a not in self.search.introducers]
+        self.search.add(addresses)
         self.search.next_send = now
+
+    def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
+        """The introducers' names stand for other addresses than before."""
+        self.search.heed(addresses, founder, barred)
+        if self._core.view is None:
+            self.search.next_send = now
+
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody listens at an introducer's address."""
+        self.search.attend(address, listening)
 
     # Letting in
 
@@ -114,8 +157,8 @@ class Admission:
             core.outbox.send_to(address, Refused(text))
             return
         if core.view is None:
-            if self.search.founder:
-                core.applicants.heard(request.member, request.wants, now)
+            if self.search.founder or self._founding is not None:
+                core.applicants.heard(request.member, request.wants, now, request.vote)
             known = self.search.cluster
             core.outbox.send_to(address, JoinReply(known, self.search.coordinator if known else None))
             self._search(now)

@@ -1,17 +1,19 @@
 """Getting in: the applicants that a member knows, and a joiner's own search for the cluster.
 
 Founding: a member that may found (its address is the first introducer, or there are none) does so once ``initial_size``
-members have met *and* every other introducer said that it knows no cluster or had time to. So neither starting all members
-at once nor restarting the first introducer makes a second cluster of one job.
+members have met *and* every other introducer said that it knows no cluster or had time to: much time where somebody listens
+(a stopped or overloaded member may know one), little where nobody does. So neither starting all members
+at once nor restarting the first introducer makes a second cluster of one job. Where introducers are names, see ``founding``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..config import Config
-from ..member import Address, Member
-from ..messages import JoinReply
+from ..member import Address, Member, format_address
+from ..messages import JoinReply, Vote
 from ..view import View
 from .member_table import NEVER
 
@@ -23,6 +25,9 @@ FRESH = 1.5
 FOUNDING_PATIENCE = 0.6
 """How long a founder waits for introducers that do not answer: two rounds of the members' beacon."""
 
+MUTE_PATIENCE = 10.0
+"""The same where somebody listens and does not answer (at most half of ``join_timeout``)."""
+
 
 @dataclass(slots=True)
 class Applicant:
@@ -33,6 +38,7 @@ class Applicant:
     heard: float
     contact: float = NEVER
     pinged: float = NEVER
+    vote: Vote | None = None
 
 
 class Applicants:
@@ -45,8 +51,8 @@ class Applicants:
     def __len__(self) -> int:
         return len(self._known)
 
-    def heard(self, member: Member, wants: bool, now: float) -> Applicant | None:
-        """A request arrived; None where the queue is full."""
+    def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None) -> Applicant | None:
+        """A request arrived; None where the queue is full. A vote older than the known one is not taken."""
         known = self._known.get(member.id)
         if known is None:
             if len(self._known) >= self._limit:
@@ -54,6 +60,8 @@ class Applicants:
             known = self._known[member.id] = Applicant(member, wants, now)
         known.wants = wants
         known.heard = now
+        if vote is not None and (known.vote is None or vote.turn >= known.vote.turn):
+            known.vote = vote
         return known
 
     def get(self, member_id: str) -> Applicant | None:
@@ -87,11 +95,14 @@ class Applicants:
 class Search:
     """A member without a view looks for one."""
 
-    def __init__(self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float) -> None:
+    def __init__(
+        self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float, barred: str = ""
+    ) -> None:
+        """``barred``: why this member, or whoever is first, must not found (for the error's text)."""
         self._config = config
         self._member = member
-        self.founder = founder
-        self.introducers = [address for address in introducers if address != member.address]
+        self._added: list[Address] = []
+        self.heed(introducers, founder, barred)
         self.started = now
         self.next_send = now
         self.last_reply = now
@@ -99,6 +110,21 @@ class Search:
         self.cluster: View | None = None
         self.coordinator: Member | None = None
         self._lonely: set[Address] = set()
+        self._listening: set[Address] = set()
+
+    def heed(self, introducers: tuple[Address, ...], founder: bool, barred: str) -> None:
+        """What the list of introducers comes to now; ``founder``: whether this member may found."""
+        own = self._member.address
+        self.founder = founder
+        self.barred = barred
+        self.first = own if founder else next(iter(introducers), None)
+        self.introducers = [address for address in dict.fromkeys((*introducers, *self._added)) if address != own]
+
+    def add(self, addresses: tuple[Address, ...]) -> None:
+        """More places to ask, beside the list."""
+        self._added += addresses
+        own = self._member.address
+        self.introducers += [each for each in dict.fromkeys(addresses) if each != own and each not in self.introducers]
 
     def replied(self, source: Address, reply: JoinReply, now: float) -> None:
         """An introducer answered."""
@@ -111,13 +137,17 @@ class Search:
             self.cluster = reply.view
             self.coordinator = reply.coordinator
 
-    def targets(self) -> list[Address]:
-        """Whom to ask: the coordinator once it is known, and the introducers."""
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody who may be of this job listens at ``address``, whatever he says or not."""
+        (self._listening.add if listening else self._listening.discard)(address)
+
+    def targets(self, met: Iterable[Address] = ()) -> list[Address]:
+        """Whom to ask: the coordinator once it is known, and the introducers; before that also ``met``."""
         if self.coordinator is not None and self.cluster is not None:
             # The other members' addresses too: the coordinator may die while we wait.
             others = [member.address for member in self.cluster.members[:16]]
             return list(dict.fromkeys([self.coordinator.address, *others, *self.introducers]))
-        return list(dict.fromkeys(self.introducers))
+        return list(dict.fromkeys([*self.introducers, *met]))
 
     def interval(self) -> float:
         """Seconds between requests."""
@@ -130,7 +160,9 @@ class Search:
         consulted = self._lonely.issuperset(self.introducers)
         if consulted and (self.introducers or not self._config.introducers):
             return True
-        return now - self.started >= FOUNDING_PATIENCE
+        mute = self._listening.intersection(self.introducers) - self._lonely
+        patience = min(MUTE_PATIENCE, self._config.join_timeout / 2) if mute else FOUNDING_PATIENCE
+        return now - self.started >= patience
 
     def failure(self, now: float) -> str | None:
         """Why the search has failed for good; None while it has not."""
@@ -141,9 +173,12 @@ class Search:
             return f"the cluster was found, but no member has answered for {patience:g} s"
         if now - self.started < patience:
             return None
+        return self.barred or self._unmet(patience)
+
+    def _unmet(self, patience: float) -> str:
         if self.founder:
             return f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
-        silent = [f"{host}:{port}" for host, port in self.introducers if (host, port) not in self._lonely]
+        silent = [format_address(address) for address in self.introducers if address not in self._lonely]
         if silent:
             return f"not let in by introducers {', '.join(silent)} within join_timeout={patience:g} s"
         return (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import ExcludedError, StoppedError
-from ..member import Address, Member
+from ..member import Address, Member, format_address
 from ..messages import (
     Accept,
     Accepted,
@@ -51,6 +51,7 @@ from .change import Moment
 from .core import Core
 from .detection import Detection
 from .effects import Effect, Quit, Stalled
+from .founding import Founding
 from .join import Search
 from .view_change import ViewChange
 
@@ -63,9 +64,22 @@ __all__ = ["Machine"]
 class Machine:
     """One member. ``founder``: whether it may make the first view; ``introducers``: whom to join through."""
 
-    def __init__(self, config: Config, member: Member, rng: Random, *, founder: bool, introducers: tuple[Address, ...]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        member: Member,
+        rng: Random,
+        *,
+        founder: bool,
+        introducers: tuple[Address, ...],
+        voted: bool = False,
+        barred: str = "",
+    ) -> None:
+        """``voted``: members vote who founds (see ``founding``); ``barred``: why whoever is first must not."""
         self._core = Core(config, member, rng)
         self._founder = founder
+        self._voted = voted
+        self._barred = barred
         self._introducers = introducers
         self._change = ViewChange(self._core)
         self._detection: Detection
@@ -80,8 +94,9 @@ class Machine:
         core = self._core
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
-        search = Search(core.config, core.member, self._introducers, self._founder, now)
-        self._admission = Admission(core, self._detection, self._change, search, now)
+        search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
+        founding = Founding(core.member, now) if self._voted else None
+        self._admission = Admission(core, self._detection, self._change, search, now, founding)
         self.tick(now)
 
     # In
@@ -113,6 +128,7 @@ class Machine:
         if alive:
             self._detection.answered_check(member_id)
         self._change.accusations.checked(member_id, alive, detail, now)
+        self._admission.checked(member_id, alive, now)
         self._settle(now)
 
     def hint(self, suspects: tuple[str, ...], now: float) -> None:
@@ -150,6 +166,15 @@ class Machine:
     def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
         """More members to join through."""
         self._admission.add_introducers(addresses, now)
+        self.tick(now)
+
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody who may be of this job listens at an introducer's ``address``."""
+        self._admission.attend(address, listening)
+
+    def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
+        """The names of the introducers stand for ``addresses`` now; ``founder``: whether this member is first."""
+        self._admission.heed_introducers(addresses, founder, barred, now)
         self.tick(now)
 
     def leave(self, after_call: int | None, now: float) -> None:
@@ -271,7 +296,7 @@ class Machine:
         cause = self._core.evidence.cause(member.id)
         return {
             "id": member.id,
-            "address": f"{member.host}:{member.port}",
+            "address": format_address(member.address),
             "meta": dict(member.meta),
             "status": peer.status.value if peer else "alive",
             "incarnation": peer.incarnation if peer else self._core.table.incarnation,

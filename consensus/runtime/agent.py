@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,9 @@ from ..messages import Envelope, EvidenceKind, Message
 from ..progress import Progress
 from .driver import Core, Driver
 from .http import HandOver, HttpClient, HttpServer
+from .names import Endpoint, Introducers, lookup, numeric, resolve
 from .snapshot import Snapshot
-from .sockets import Endpoint, SocketPair, numeric, resolve
+from .sockets import SocketPair
 from .tether import Answer, Tethers, ask, identity_headers
 from .traffic import Direction, Traffic
 from .udp import Udp, fits
@@ -33,6 +35,9 @@ _LOOK_TIMEOUT = 1.0
 """How long an address may take to say who listens there."""
 
 _NOBODY = "nobody listens there"
+
+_LOOKUP_EVERY = 0.5
+"""How often introducers that are names are looked up again, until there is a view: other members come up meanwhile."""
 
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
@@ -105,6 +110,9 @@ class Agent:
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
         self.driver.perform(self.driver.core.start)
+        self._spawn(self._attend())
+        if Introducers(self._config.introducers).named:
+            self._spawn(self._follow_names())
 
     async def close(self) -> None:
         """End without a goodbye. New connections are refused from here on. Idempotent."""
@@ -199,7 +207,7 @@ class Agent:
     # What arrives
 
     def _datagram(self, data: bytes, source: tuple[Any, ...]) -> None:
-        self._arrived(data, f"{source[0]}:{source[1]}", MAX_DATAGRAM)
+        self._arrived(data, format_address((source[0], source[1])), MAX_DATAGRAM)
 
     def _posted(self, data: bytes, source: str) -> None:
         self._arrived(data, source, MAX_BYTES)
@@ -262,6 +270,50 @@ class Agent:
         self.traffic.count(Direction.SENT, type(message).__name__, len(sealed))
         if not await self._client.post(address, sealed):
             self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
+
+    async def _attend(self) -> None:
+        """Where this member comes first: tell the core at which introducers somebody listens, until it knows a cluster."""
+        named = Introducers(self._config.introducers).named  # then another may be first in a moment
+        while not self._closed and self.driver.core.known_view is None:
+            others = [address for address in self._introducers if address != self._member.address]
+            if self._introducers[:1] == [self._member.address] and others:
+                await asyncio.gather(*(self._attend_to(address) for address in others))
+            elif not named:
+                return
+            await asyncio.sleep(_LOOKUP_EVERY)
+
+    async def _attend_to(self, address: Address) -> None:
+        core = self.driver.core
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT):
+                sock = socket.socket((endpoint := await resolve(address)).family, socket.SOCK_STREAM)
+                with sock:
+                    sock.setblocking(False)
+                    await asyncio.get_running_loop().sock_connect(sock, endpoint.sockaddr)
+        except OSError:  # TimeoutError is one of them: that host is away
+            self.driver.perform(lambda _now: core.attend(address, False))
+            return
+        self.driver.perform(lambda _now: core.attend(address, True))  # before it answers: perhaps it cannot
+        answer = await self._look(address)
+        foreign = answer is None or (isinstance(answer, Answer) and answer.job != self._config.job)
+        if foreign:
+            self.driver.perform(lambda _now: core.attend(address, False))
+
+    async def _follow_names(self) -> None:
+        """Tell the core what the introducers' names stand for, until it has a view."""
+        loop, config, driver = asyncio.get_running_loop(), self._config, self.driver
+        latest = Introducers(config.introducers, tuple(self._introducers))
+        while not self._closed and driver.core.active_view is None:
+            await asyncio.sleep(_LOOKUP_EVERY)
+            found = await loop.run_in_executor(None, lookup, config.introducers)
+            if found == latest or driver.core.active_view is not None or self._outside.held():
+                continue
+            latest = found
+            self._introducers = list(found.addresses)
+            founder, barred = found.founder(self._member.address, config.initial_size), found.barred(config.initial_size)
+            addresses = ", ".join(map(format_address, found.addresses))
+            driver.note(logging.INFO, "names", f"introducers are now {addresses}{'; this is the first' if founder else ''}")
+            driver.perform(lambda now: driver.core.heed_introducers(found.addresses, founder, barred, now))  # noqa: B023
 
     async def _fence(self, member: Member, supervisor: str, reason: str) -> None:
         request = {"job": self._config.job, "member": member.id, "pid": member.fact("pid"), "reason": reason}

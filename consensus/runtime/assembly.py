@@ -19,15 +19,17 @@ _ACTIONS = frozenset({"seek_admission", "hint", "flushed", "ready", "boundary", 
 
 def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:
     """Put an agent together, on its loop's thread."""
-    own = setup.member.address
+    own, size, introducers = setup.member.address, setup.config.initial_size, setup.introducers
     machine = Machine(
         setup.config,
         setup.member,
         random.Random(random.SystemRandom().getrandbits(128)),
-        founder=not setup.introducers or setup.introducers[0] == own,
-        introducers=tuple(address for address in setup.introducers if address != own),
+        founder=introducers.founder(own, size),
+        introducers=tuple(address for address in introducers.addresses if address != own),
+        voted=introducers.named,
+        barred=introducers.barred(size),
     )
-    return Agent(setup.config, setup.member, sockets, machine, outside, setup.introducers)
+    return Agent(setup.config, setup.member, sockets, machine, outside, introducers.addresses)
 
 
 def perform(agent: Agent, action: str, arguments: Iterable[Any]) -> None:

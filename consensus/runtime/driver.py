@@ -122,6 +122,12 @@ class Core(Protocol):
     def add_introducers(self, addresses: tuple[Address, ...], now: float, /) -> None:
         """More members to join through."""
 
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody listens at an introducer's address."""
+
+    def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float, /) -> None:
+        """The introducers' names stand for other addresses now."""
+
     def set_progress(self, progress: Progress, /) -> None:
         """What rides on pings."""
 

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from ..config import Config
 from ..errors import StoppedError
 from ..interface import DataPlane, Source
-from ..member import Address, Member
+from ..member import Member
 from ..progress import Progress
+from .names import Introducers
 from .snapshot import Snapshot
 from .sockets import SocketPair
 
@@ -25,8 +26,8 @@ class Setup:
 
     config: Config
     member: Member
-    introducers: tuple[Address, ...]
-    """Resolved, the own address included."""
+    introducers: Introducers
+    """As looked up when this member was bound; the own address included."""
 
 
 @dataclass(frozen=True, slots=True)

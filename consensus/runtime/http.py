@@ -28,6 +28,9 @@ from .sources import Request
 __all__ = ["HttpClient", "HttpServer"]
 
 _HELD_POLL = 0.02
+_ACCEPT_TURNS = 3
+"""Turns of the loop from accepting a connection to ``connection_made``."""
+
 _POST_TIMEOUT = 5.0
 _FENCE_TIMEOUT = 10.0
 _POSTS_IN_FLIGHT = 16
@@ -83,6 +86,8 @@ class HttpServer:
         self._closing.set()
         if self._server is not None:
             self._server.close()
+            for _ in range(_ACCEPT_TURNS):  # a connection accepted just now is made known to the server by then
+                await asyncio.sleep(0)
         if self._web is not None:
             await self._web.shutdown(timeout=0.05)
 

@@ -1,23 +1,24 @@
-"""Addresses and the pair of sockets behind one port number: a listening TCP socket and a UDP socket.
+"""The pair of sockets behind one port number: a listening TCP socket and a UDP socket. And which address others are told.
 
-Binding happens before the agent's thread exists, so that what the caller did wrong is raised in the caller's own
-thread. Name resolution that may block is kept out of the event loop.
+Binding happens before the agent exists, so that what the caller did wrong is raised in the caller's own thread.
+
+Three addresses of one member: where it listens (``bind``), what others are told (``advertise``), and the interface on which
+the data plane makes sockets of its own: the advertised address where it is one of this host's, else what was bound.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import errno
-import functools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError
 from ..member import Address, format_address, parse_address
+from .names import Endpoint, endpoints, numeric, parsed, refuse_link_local, resolve, resolve_all, sockaddr_address
 
 __all__ = ["Endpoint", "SocketPair", "numeric", "open_pair", "parsed", "resolve", "resolve_all", "sockaddr_address"]
 
@@ -26,21 +27,13 @@ _BACKLOG = 512
 _RECEIVE_BUFFER = 1 << 20
 """Enough for a burst while a long hold of the GIL keeps the agent from reading."""
 
+_LOOPBACK: Address = ("127.0.0.1", 0)
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - recognised, not bound
+_FAR: tuple[Address, ...] = (("192.0.2.1", 9), ("2001:db8::1", 9))
+"""Addresses of documentation (RFC 5737, RFC 3849): the route to them is the default route. Nothing is sent there."""
 
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A resolved address: what the socket calls take."""
-
-    family: socket.AddressFamily
-    sockaddr: tuple[Any, ...]
-
-    @property
-    def loopback(self) -> bool:
-        """Whether it is on this host's loopback interface."""
-        host: str = self.sockaddr[0]
-        return host.startswith("127.") or host == "::1"
+_Sockets = tuple[socket.socket, socket.socket]
+"""UDP and TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +43,8 @@ class SocketPair:
     udp: socket.socket
     tcp: socket.socket
     advertised: Address
+    interface: str = ""
+    """The address of this host on which the data plane listens."""
 
     def close(self) -> None:
         """Close both, the listener first: from then on connections are refused."""
@@ -60,26 +55,32 @@ class SocketPair:
 def open_pair(config: Config, introducers: Sequence[Address] = ()) -> SocketPair:
     """Adopt the inherited sockets of ``config``, or bind ``config.bind``; ConfigError says what stands in the way.
 
-    ``introducers`` (resolved) only serve to find out which interface leads to the others, where ``bind`` is a wildcard.
+    ``introducers`` (resolved) tell where ``bind`` is empty or a wildcard: own addresses among them, else the interface
+    that leads to the others.
     """
+    advertise = None if config.advertise is None else _advertisable(config.advertise)
     if config.socket_fds:
         udp, tcp = _adopt(config.socket_fds)
+    elif config.bind.startswith(":"):
+        udp, tcp = _bind(format_address((_towards(introducers), int(config.bind[1:]))))
+    elif config.bind:
+        udp, tcp = _bind(config.bind)
     else:
-        udp, tcp = _bind(parse_address(config.bind))
+        udp, tcp = _bind_first(config, advertise, introducers)
     try:
-        return SocketPair(udp, tcp, _advertised(config, sockaddr_address(tcp.getsockname()), introducers))
+        bound = sockaddr_address(tcp.getsockname())
+        advertised = _advertised(advertise, bound, introducers)
+        return SocketPair(udp, tcp, advertised, _interface(advertised, bound, introducers))
     except BaseException:
         tcp.close()
         udp.close()
         raise
 
 
-def sockaddr_address(sockaddr: tuple[Any, ...]) -> Address:
-    """Host and port of what ``getsockname`` returned."""
-    return (sockaddr[0], sockaddr[1])
+# Binding
 
 
-def _adopt(fds: Sequence[int]) -> tuple[socket.socket, socket.socket]:
+def _adopt(fds: Sequence[int]) -> _Sockets:
     """The two sockets that a launcher bound for this process; from here on they are not inherited further."""
     opened: list[socket.socket] = []
     try:
@@ -109,15 +110,92 @@ def _mismatch(udp: socket.socket, tcp: socket.socket) -> str | None:
     return None
 
 
-def _bind(address: Address) -> tuple[socket.socket, socket.socket]:
-    """Both sockets on one port number; where that is 0, ports are drawn until one is free for both."""
-    host, port = address
+def _bind(text: str) -> _Sockets:
+    """Both sockets at ``text``; of a name's addresses the first that is this host's."""
+    host, port = parse_address(text)
+    refuse_link_local("bind", (host, port))
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = endpoints((host, port), socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"bind={format_address(address)}: cannot resolve {host!r}: {error.strerror}") from None
-    family, sockaddr = found[0][0], found[0][4]
-    for _ in range(_ATTEMPTS):
+        raise ConfigError(f"bind={text}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
+    hosts = [str(each.sockaddr[0]) for each in found]
+    refused: OSError | None = None
+    for each in hosts:
+        try:
+            return _open((each, port))
+        except OSError as error:
+            refused = error
+            if error.errno != errno.EADDRNOTAVAIL:
+                break
+    assert refused is not None  # getaddrinfo never returns an empty list
+    raise ConfigError(f"bind={text}: {_complaint(refused, hosts)}") from None
+
+
+def _complaint(error: OSError, hosts: Sequence[str]) -> str:
+    match error.errno:
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{', '.join(hosts)} is no address of this host: give one that it has (ip address lists them), "
+                "and what others must use instead as advertise"
+            )
+        case errno.EADDRINUSE:
+            return "the port is in use; give another one, or 0 for any"
+        case errno.EACCES:
+            return f"{error.strerror}; ports below 1024 are reserved: give a higher one, or 0 for any"
+    return f"{error.strerror}; give an address of this host"
+
+
+def _bind_first(config: Config, advertise: Address | None, introducers: Sequence[Address]) -> _Sockets:
+    """The first free address of this host among the introducers, else any port on the interface that leads to them.
+
+    So processes that were given one and the same list find a place each; a race for one is decided by the kernel.
+    """
+    if not introducers and advertise is None:
+        return _open(_LOOPBACK)
+    wanted = [*([] if advertise is None else [advertise]), *introducers]
+    for address in wanted:
+        opened = _try(address) if numeric(address) is not None else None
+        if opened is not None:
+            return opened
+    host = _towards(introducers)
+    # A name shows this host later, perhaps: the others will look for it at the name's port, or at the advertised one.
+    named = [parse_address(text) for text in config.introducers]
+    ports = [address[1] for address in named if numeric(address) is None] + ([] if advertise is None else [advertise[1]])
+    for port in dict.fromkeys(ports):
+        opened = _try((host, port))
+        if opened is not None:
+            return opened
+    return _open((host, 0))
+
+
+def _towards(introducers: Sequence[Address]) -> str:
+    """This host's address on the interface that leads to the introducers; loopback without any.
+
+    For a name that cannot be resolved yet it is the default route.
+    """
+    if not introducers:
+        return _LOOPBACK[0]
+    unknown = any(numeric(address) is None for address in introducers)
+    host = _route([*introducers, *(_FAR if unknown else ())])
+    if host is None:
+        raise ConfigError(
+            f"no route leads to {', '.join(map(format_address, introducers))}: check introducers, or give bind an interface"
+        )
+    return host
+
+
+def _try(address: Address) -> _Sockets | None:
+    """Both sockets at ``address``, None where that is taken or not this host's."""
+    with contextlib.suppress(OSError):
+        return _open(address)
+    return None
+
+
+def _open(address: Address) -> _Sockets:
+    """Both sockets on one port number; where that is 0, ports are drawn until one is free for both. OSError."""
+    endpoint = endpoints(address, socket.AI_PASSIVE)[0]
+    family, sockaddr, port = endpoint.family, endpoint.sockaddr, address[1]
+    for attempt in range(_ATTEMPTS):
         tcp = socket.socket(family, socket.SOCK_STREAM)
         udp = socket.socket(family, socket.SOCK_DGRAM)
         try:
@@ -131,86 +209,77 @@ def _bind(address: Address) -> tuple[socket.socket, socket.socket]:
         except OSError as error:
             tcp.close()
             udp.close()
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"bind={format_address(address)}: {error.strerror}; give an address of this host") from None
-            if port:
-                raise ConfigError(
-                    f"bind={format_address(address)}: the port is in use; give another one, or 0 for any"
-                ) from None
+            if error.errno != errno.EADDRINUSE or port or attempt == _ATTEMPTS - 1:
+                raise
             continue
         return udp, tcp
-    raise ConfigError(f"bind={format_address(address)}: no port was free for both UDP and TCP in {_ATTEMPTS} attempts")
+    raise AssertionError("unreachable: the last attempt raises")
 
 
-def _advertised(config: Config, bound: Address, introducers: Sequence[Address]) -> Address:
-    """What others are told: ``advertise``, with the bound port where it says 0; else what was bound."""
-    if config.advertise is not None:
-        host, port = parse_address(config.advertise)
-        return (host, port or bound[1])
+# What others are told
+
+
+def _advertisable(text: str) -> Address:
+    """``advertise`` as a numeric address, a name that only others can resolve as it is. Its port may be 0."""
+    host, port = parse_address(text)
+    refuse_link_local("advertise", (host, port))
+    try:
+        address = str(endpoints((host, port))[0].sockaddr[0])
+    except OSError:
+        return (host, port)
+    if address in _WILDCARDS:
+        raise ConfigError(f"advertise={text} is every interface, which nobody can connect to: give the address that others use")
+    return (address, port)
+
+
+def _advertised(advertise: Address | None, bound: Address, introducers: Sequence[Address]) -> Address:
+    """``advertise``, with the bound port where it says 0; else what was bound, or for a wildcard what others can use."""
     host, port = bound
+    if advertise is not None:
+        return (advertise[0], advertise[1] or port)
     if host not in _WILDCARDS:
         return bound
-    targets = [*introducers, ("2001:db8::1", 9) if host == "::" else ("192.0.2.1", 9)]
+    own = next((address for address in introducers if address[1] == port and _is_local(address[0])), None)
+    if own is not None:  # under this address the others look for it
+        return own
+    found = _route([*introducers, *(_FAR if host == "::" else _FAR[:1])])
+    if found is None:
+        where = format_address(bound)
+        raise ConfigError(f"bind={where} is a wildcard and no route tells which address others can use; set advertise")
+    return (found, port)
+
+
+def _interface(advertised: Address, bound: Address, introducers: Sequence[Address]) -> str:
+    if _is_local(advertised[0]) or bound[0] == advertised[0]:
+        return advertised[0]
+    if bound[0] not in _WILDCARDS:
+        return bound[0]
+    found = _route([*introducers, *_FAR])
+    if found is None:
+        raise ConfigError(f"bind={format_address(bound)} is a wildcard and no route tells which interface to use; bind to one")
+    return found
+
+
+def _route(targets: Iterable[Address]) -> str | None:
+    """This host's address on the way to the first of ``targets`` that it can route to."""
     for target in targets:
         endpoint = numeric(target)
         if endpoint is None:
             continue
-        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as finder:
-            try:
-                finder.connect(endpoint.sockaddr)  # UDP: chooses the route, sends nothing
-                return (finder.getsockname()[0], port)
-            except OSError:
-                continue
-    raise ConfigError(f"bind={config.bind} is a wildcard and no route tells which address others can use; set advertise")
+        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as finder, contextlib.suppress(OSError):
+            finder.connect(endpoint.sockaddr)  # UDP: chooses the route, sends nothing
+            return str(finder.getsockname()[0])
+    return None
 
 
-@functools.lru_cache(maxsize=8192)
-def numeric(address: Address) -> Endpoint | None:
-    """The endpoint of a numeric address; None for a name. Never blocks."""
-    try:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except OSError:
-        return None
-    return Endpoint(found[0][0], found[0][4])
-
-
-async def resolve(address: Address) -> Endpoint:
-    """The first endpoint of ``address``; OSError where there is none."""
-    endpoint = numeric(address)
+def _is_local(host: str) -> bool:
+    """Whether ``host`` (numeric) is an address of this host."""
+    endpoint = numeric((host, 0))
     if endpoint is None:
-        found = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
-        endpoint = Endpoint(found[0][0], found[0][4])
-    return endpoint
-
-
-def parsed(setting: str, text: str) -> Address:
-    """The address in ``text``, with a port that can be connected to; ConfigError names ``setting``."""
-    try:
-        address = parse_address(text)
-    except ValueError as error:
-        raise ConfigError(f"{setting}: {error}") from None
-    if not address[1]:
-        raise ConfigError(f"{setting}: {text!r} needs the port that a member listens on, not 0")
-    return address
-
-
-def resolve_all(texts: Sequence[str], *, setting: str = "introducers") -> tuple[Address, ...]:
-    """Numeric addresses for ``host:port`` texts, without repetition; a name may stand for several (sorted).
-
-    Blocks while names are looked up. A name that cannot be resolved now stays as it is (it may appear later); a text
-    that is no address raises ConfigError.
-    """
-    result: dict[Address, None] = {}
-    for text in texts:
-        address = parsed(setting, text)
+        return False
+    with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
         try:
-            found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            probe.bind(endpoint.sockaddr)
         except OSError:
-            result[address] = None
-            continue
-        # of a name with both families take one, or a member would be asked twice and found twice
-        families = {item[0] for item in found}
-        family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
-        for each in sorted({sockaddr_address(item[4]) for item in found if item[0] == family}):
-            result[each] = None
-    return tuple(result)
+            return False
+    return True

@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote
 
 from ..config import PROTOCOL_VERSION
 from ..member import Address, Member, format_address
-from .sockets import Endpoint, resolve
+from .names import Endpoint, resolve
 
 __all__ = ["Answer", "Tethers", "Verdict", "ask", "identity_headers"]
 

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from .sockets import Endpoint
+from .names import Endpoint
 
 __all__ = ["LOOPBACK_LIMIT", "NETWORK_LIMIT", "Udp", "fits"]
 

@@ -105,16 +105,28 @@ class World:
 
     # Script
 
-    def start(self, name: str, *, introducers: tuple[str, ...] = (), port: int | None = None, wants: bool = True) -> Host:
-        """Start a process called ``name``; ``introducers`` are names, the first may found."""
+    def start(
+        self,
+        name: str,
+        *,
+        introducers: tuple[str, ...] = (),
+        port: int | None = None,
+        wants: bool = True,
+        resolved: tuple[Address, ...] | None = None,
+    ) -> Host:
+        """Start a process called ``name``; ``introducers`` are names, the first may found.
+
+        ``resolved``: instead, what a name that stands for several members shows this one by now; who founds is voted.
+        """
         port = port if port is not None else 1000 + len(self.hosts)
         ident = f"{self.rng.getrandbits(64):016x}"
         meta = (("supervisor", "sim"),) if self.fences else ()
         member = Member(ident, "10.0.0.1", port, meta)
-        addresses = tuple(self._address(n, name, port) for n in introducers)
+        addresses = tuple(self._address(n, name, port) for n in introducers) if resolved is None else resolved
         config = replace(self.config, introducers=tuple(f"{host}:{p}" for host, p in addresses))
         founder = not addresses or addresses[0] == member.address
-        machine = Machine(config, member, Random(self.rng.getrandbits(64)), founder=founder, introducers=addresses)
+        rng = Random(self.rng.getrandbits(64))
+        machine = Machine(config, member, rng, founder=founder, introducers=addresses, voted=resolved is not None)
         host = Host(self, machine, name)
         self.hosts[ident] = host
         self.at_address[member.address] = host
@@ -123,6 +135,11 @@ class World:
             machine.seek_admission(self.now)
         self._settle(host)
         return host
+
+    def resolve(self, host: Host, addresses: tuple[Address, ...]) -> None:
+        """The name shows ``host`` other addresses now."""
+        founder = addresses[:1] == (host.machine.member.address,)
+        self.inside(host, lambda: host.machine.heed_introducers(addresses, founder, "", self.now))
 
     def _address(self, name: str, own_name: str, own_port: int) -> Address:
         if name == own_name:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,10 @@ class Peer:
                 stream.close()
 
 
-def spawn(*, pass_fds: tuple[int, ...] = (), fork: bool = False, **settings: Any) -> Peer:
-    """Start a peer with these settings of ``Config`` and wait until it listens."""
+def spawn(*, pass_fds: tuple[int, ...] = (), fork: bool = False, prefix: Sequence[str] = (), **settings: Any) -> Peer:
+    """Start a peer with these settings of ``Config`` and wait until it listens. ``prefix`` goes before the command."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.consensus.peer", json.dumps({"fork": fork, **settings})],
+        [*prefix, sys.executable, "-m", "tests.consensus.peer", json.dumps({"fork": fork, **settings})],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from consensus.config import Config
 from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply
-from consensus.protocol.join import FOUNDING_PATIENCE, FRESH, Applicants, Search
+from consensus.protocol.join import FOUNDING_PATIENCE, FRESH, MUTE_PATIENCE, Applicants, Search
 from consensus.simulation import World
 
 from .people import member, view_of
@@ -53,6 +53,20 @@ def test_or_had_time_to_say_so() -> None:
     one = search(ME.address, B, founder=True)
     assert not one.may_found(0, 100.0 + FOUNDING_PATIENCE - 0.01)
     assert one.may_found(0, 100.0 + FOUNDING_PATIENCE + 0.001)
+
+
+def test_much_time_where_somebody_listens() -> None:
+    one = search(ME.address, B, C, founder=True)
+    one.attend(B, True)
+    assert not one.may_found(0, 100.0 + MUTE_PATIENCE - 0.01)
+    assert one.may_found(0, 100.0 + MUTE_PATIENCE + 0.01)
+    one.replied(B, NOTHING, 101.0)
+    assert one.may_found(0, 101.0)
+    brief = search(ME.address, B, founder=True, patience=2.0)
+    brief.attend(B, True)
+    assert not brief.may_found(0, 100.9) and brief.may_found(0, 101.1), "an error that names nobody would help nobody"
+    brief.attend(B, False)
+    assert brief.may_found(0, 100.7)
 
 
 def test_never_where_a_cluster_exists() -> None:

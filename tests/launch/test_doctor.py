@@ -1,0 +1,233 @@
+"""``ftlib doctor`` against members, things that are none, and networks that lose what they should carry."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
+
+import pytest
+
+from consensus import Config, Gossip, Home, format_address
+from consensus.diagnosis import Diagnosis, Grade
+from ftlib.launch.cli import main
+from ftlib.launch.doctor import examine
+from tests.consensus.peer import ROOT, spawn
+from tests.network import Host, Network, needs_filter, needs_network
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def found(address: str, *, job: str | None = None, timeout: float = 2.0, bind: str = "") -> Diagnosis:
+    [diagnosis] = examine(address, job=job, timeout=timeout, environment={"FTLIB_BIND": bind} if bind else {})
+    assert "\n" not in diagnosis.verdict
+    return diagnosis
+
+
+def failed(diagnosis: Diagnosis) -> str:
+    return next((check.name for check in diagnosis.checks if check.grade is Grade.BAD), "")
+
+
+@contextmanager
+def member(host: Host | None = None, bind: str = "127.0.0.1:0") -> Iterator[str]:
+    gossip = Gossip(Config(job="training", bind=bind, agent=Home.THREAD))
+    try:
+        if host is None:
+            gossip.start()
+        else:
+            with host.inside():
+                gossip.start()
+        yield format_address(gossip.member.address)
+    finally:
+        gossip.stop()
+
+
+def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with member() as address, member(bind="[::1]:0") as six:
+        assert run(address, "--job", "training") == 0
+        line = capsys.readouterr().out
+        assert re.fullmatch(
+            rf"{address}: all is well \(member \w{{6}} of job 'training', UDP passes both ways in [0-9.]+ ms\)\n", line
+        )
+        assert run(six, "--verbose") == 0
+        names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+        assert names[:-1] == ["route", "tcp", "identity", "clock", "version", "job", "secret", "udp", "mtu"]
+        assert run(address.replace("127.0.0.1", "localhost"), "--json") == 0
+        record = json.loads(capsys.readouterr().out)
+        assert record["ok"] and record["targets"][0]["checks"][0]["found"] == "localhost is 127.0.0.1"
+
+
+def test_nobody_a_mute_one_and_no_name() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        nobody = found(f"127.0.0.1:{bound.getsockname()[1]}")
+        assert failed(nobody) == "tcp" and "nobody listens there: start the worker" in nobody.verdict
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        silent = found(f"127.0.0.1:{mute.getsockname()[1]}", timeout=0.2)
+        assert failed(silent) == "identity" and "does not answer within 0.2 s: is that worker stopped" in silent.verdict
+    unknown = found("no.such.host.invalid:7000")
+    assert failed(unknown) == "name" and "cannot be resolved here" in unknown.verdict
+    assert failed(found("[fe80::1]:7000")) == "route"
+    assert failed(found("no..name:7000")) == "name"
+
+
+def test_a_stopped_member() -> None:
+    peer = spawn(job="training")
+    try:
+        assert found(peer.address).healthy
+        peer.pause()
+        for _ in range(2):  # its agent notices within 10 ms, perhaps only after it said who it is
+            stopped = found(peer.address, timeout=0.3)
+        assert failed(stopped) == "identity" and "is that worker stopped (SIGSTOP" in stopped.verdict
+    finally:
+        peer.close()
+
+
+@contextmanager
+def answering(data: bytes) -> Iterator[str]:
+    """A TCP server that says ``data`` to everybody and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(2):
+                with server.accept()[0] as client, contextlib.suppress(OSError):  # the first only connects
+                    client.sendall(data)
+                    client.shutdown(socket.SHUT_WR)
+                    while client.recv(4096):
+                        pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join(10)
+
+
+@pytest.mark.parametrize(("data", "text"), [(b"", "it hangs up"), (b"SSH-2.0-x\r\n", "it speaks no HTTP")])
+def test_something_else_listens(data: bytes, text: str) -> None:
+    with answering(data) as address:
+        other = found(address)
+        assert failed(other) == "identity" and text in other.verdict
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Says at /identity what it is told, and has no UDP."""
+
+    said: ClassVar[dict[str, str]] = {}
+
+    def do_GET(self) -> None:
+        self.send_response_only(204)
+        for name, value in self.said.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def impostor() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Impostor) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(10)
+    Impostor.said = {}
+
+
+MEMBER = {"X-Ftlib-Member": "abcdef", "X-Ftlib-Job": "training", "X-Ftlib-Version": "1"}
+
+
+def test_what_an_http_server_may_be(impostor: str) -> None:
+    assert "but it is no member of ftlib: check the port" in found(impostor).verdict
+    Impostor.said = {**MEMBER, "X-Ftlib-Version": "77"}
+    other = found(impostor)
+    assert failed(other) == "version" and "speaks protocol version 77, this ftlib 1: install the same" in other.verdict
+    Impostor.said = MEMBER
+    other = found(impostor, job="mine")
+    assert failed(other) == "job" and "a member of job 'training', not of 'mine'" in other.verdict
+    other = found(impostor)
+    assert failed(other) == "udp" and "nobody listens at" in other.verdict and "forward UDP too" in other.verdict
+    Impostor.said = {**MEMBER, "Date": formatdate(time.time() + 60, usegmt=True)}
+    assert re.search(r"its clock is (59|60|61) s ahead of", str(found(impostor).checks[3]))
+
+
+def test_own_settings_that_cannot_work() -> None:
+    with member() as address:
+        assert found(address, bind="127.0.0.1:7000").healthy
+    far = found("192.0.2.1:7000", timeout=0.1, bind="127.0.0.1:7000")
+    assert failed(far) == "bind" and "FTLIB_BIND=127.0.0.1:7000 is loopback, which 192.0.2.1 cannot reach" in far.verdict
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["127.0.0.1:0"], []])
+def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_two_doctors() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ftlib.launch.cli", "doctor", "--listen", "127.0.0.1:0"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        heard = re.search(r"ftlib doctor (\S+)", process.stdout.readline())
+        assert heard is not None and found(heard[1]).healthy
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+BLOCKED = [
+    ("input: udp dport 7001 drop", "udp", "UDP to 10.77.0.2:7001 is dropped though TCP passes: open port 7001 for UDP"),
+    ("output: meta l4proto udp drop", "udp", "UDP from 10.77.0.2 to 10.77.0.1 is dropped, the other way it passes"),
+    ("input: meta l4proto udp drop\noutput: meta l4proto udp drop", "udp", "10.77.0.2:7001 is dropped either way though TCP"),
+    ("input: udp dport 7001 reject", "udp", "nobody listens at 10.77.0.2:7001 on UDP"),
+    ("input: udp length > 1000 drop", "mtu", "those of 1400 bytes do not (lost 4 times): give the whole path"),
+    ("input: tcp dport 7001 drop", "tcp", "TCP to 10.77.0.2:7001 is dropped (no answer within 0.3 s): open port 7001"),
+    ("input: tcp dport 7001 reject with tcp reset", "tcp", "nobody listens there"),
+    ("input: tcp dport 7001 reject with icmp type admin-prohibited", "tcp", "fails: No route to host"),
+    ("", "", "all is well"),
+]
+
+
+@needs_network
+@needs_filter
+def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consensus.runtime.pings.WAIT", 0.06)
+    with Network(2) as [here, there], member(there, "10.77.0.2:7001") as address:
+        for rules, name, text in BLOCKED:
+            there.block(rules)
+            with here.inside():
+                diagnosis = found(address, timeout=0.3)
+            assert failed(diagnosis) == name and text in diagnosis.verdict, (rules, diagnosis)
+        assert diagnosis.checks[0].found == "from 10.77.0.1 on eth0 (MTU 1500)"
+        with here.inside():
+            assert "this host has no way to 10.99.0.1" in found("10.99.0.1:7001").verdict
+            assert failed(found("10.77.0.9:7001", timeout=0.2)) == "tcp"
+        here.block("input: meta l4proto udp drop")  # the firewall at this end looks the same as the other's output
+        with here.inside():
+            assert "let UDP in at the firewall of this host" in found(address, timeout=0.3).verdict
