@@ -34,6 +34,7 @@ _UPPER_COUNTERS = (
     ("ftlib_calls_redone", "redone", "Attempts of calls that were given up for a view change and done again"),
     ("ftlib_calls_adopted", "adopted", "Calls finished with another member's result"),
     ("ftlib_results_donated", "donated", "Results given to members that had not finished a call"),
+    ("ftlib_averages_vetoed", "vetoed", "Averages applied by nobody because of inf or nan"),
     ("ftlib_averaged_bytes", "bytes_averaged", "Bytes of tensors in finished calls"),
     ("ftlib_rebuild_failures", "rebuild_failures", "Process groups that could not be built"),
     ("ftlib_state_loads", "state_loads", "Training states loaded from other members"),

@@ -24,6 +24,7 @@ from .session import Session
 from .staging import Slot, Staging
 from .trailer import Slot as Saying
 from .trailer import Trailer
+from .wire import finite
 
 __all__ = ["Attempt", "Disagreement"]
 
@@ -52,6 +53,7 @@ class Attempt:
         self._watch = watch
         self._window: deque[tuple[Work, Slot | None]] = deque()
         self._trailer: Trailer | None = None
+        self._finite = True
 
     def run(self, saying: Saying, in_flight: int, entered: Callable[[], None]) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``.
@@ -79,7 +81,7 @@ class Attempt:
             self._reap(entered)
         assert self._trailer is not None
         session.agreed = layout
-        return self._trailer, Results(call.number, layout, slots, self._trailer.weight)
+        return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
 
     def wait(self, work: Work, slot: Slot | None) -> None:
         """Wait for one operation outside of ``run``; ``slot``: what it works on."""
@@ -98,7 +100,7 @@ class Attempt:
     def _prelude(self, head: Bucket, saying: Saying, entered: Callable[[], None]) -> None:
         session = self._session
         assert session.group is not None
-        buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype)
+        buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype, device="cpu")
         session.codec.write(buffer[head.count :], saying, head.op)
         self.wait(session.group.allreduce(buffer, head.op), None)
         self._check(session.codec.read(buffer[head.count :]))
@@ -114,6 +116,10 @@ class Attempt:
             self._trailer = self._session.codec.read(slot.trailer)
             self._check(self._trailer)
             entered()
+        if self._call.veto and self._finite and slot is not None:
+            # Of the result, not of the own input: its bits are the same at all members, so they decide alike without a word.
+            # Here, while the next operations are under way and the bucket is in the cache.
+            self._finite = finite(slot.data)
 
     def _check(self, trailer: Trailer) -> None:
         check = self._call.layout.check
@@ -125,7 +131,8 @@ class Attempt:
         own = session.name(session.member_id)
         text = (
             f"members entered {self._call} with different tensors or operations (this is what {own} "
-            f"entered); it disagrees at {session.names(blamed)}: call the same things in the same order everywhere"
+            f"entered{self._call.remark()}); it disagrees at {session.names(blamed)}: "
+            "call the same things in the same order everywhere"
         )
         raise Disagreement(text, blamed)
 

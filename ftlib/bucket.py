@@ -1,7 +1,8 @@
 """How the tensors of a call are laid out in flat buckets: a pure function of kinds, shapes and dtypes, equal at all members.
 
-Tensors of one dtype share buckets, in order; a tensor larger than a bucket is cut. The first bucket (the *head*) carries the
-trailer: together with data where these are few, else alone, so that what every call starts with is small.
+Tensors that are reduced in one dtype (see ``wire``) share buckets, in order; a tensor larger than a bucket is cut. The first
+bucket (the *head*) carries the trailer: together with data where these are few, else alone, so that what every call starts
+with is small.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .trailer import CARRIERS
+from .wire import wire_dtype
 
 __all__ = ["HEAD_BYTES", "Bucket", "Layout", "Piece", "TensorSpec", "lay_out"]
 
@@ -37,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One operation's buffer: ``count`` elements of data, then the trailer in the head."""
+    """One operation's buffer: ``count`` elements of data, then the trailer in the head. ``dtype``: the wire's."""
 
     dtype: torch.dtype
     count: int
@@ -80,8 +82,9 @@ def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int) 
     digest = hashlib.blake2b(f"{kind}|{op}|{bucket_bytes}|{'|'.join(names)}".encode(), digest_size=16).digest()
     text = f"{kind} of {len(names)} tensors" if len(names) > 3 else f"{kind}({', '.join(names)})"
     buckets: list[Bucket] = []
-    for dtype in dict.fromkeys(dtype for dtype, _ in specs):
-        members = [(index, shape) for index, (found, shape) in enumerate(specs) if found is dtype]
+    wired = [wire_dtype(dtype, op) for dtype, _ in specs]
+    for dtype in dict.fromkeys(wired):
+        members = [(index, specs[index][1]) for index, found in enumerate(wired) if found is dtype]
         buckets += _fill(dtype, members, op, bucket_bytes)
     if not buckets or buckets[0].nbytes > HEAD_BYTES or buckets[0].dtype not in CARRIERS:
         buckets.insert(0, Bucket(torch.uint8, 0, "SUM", ()))

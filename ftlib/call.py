@@ -7,7 +7,7 @@ alike. A broadcast sums bytes of which all but the root's are zero: exact for ev
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import torch
@@ -16,8 +16,13 @@ from .bucket import Layout
 from .errors import ConfigError
 from .session import Session
 from .staging import Slot
+from .wire import finite, load, store
 
 __all__ = ["Call", "Kind", "Results"]
+
+
+_NOTHING, _INFERENCE = -1, -2
+"""Instead of a version: there is no tensor yet; it keeps no count."""
 
 
 class Kind(Enum):
@@ -32,13 +37,15 @@ class Kind(Enum):
 class Results:
     """What a finished call left in staging: sums not yet divided. Valid until an operation of the next call has finished."""
 
-    __slots__ = ("layout", "number", "slots", "weight")
+    __slots__ = ("finite", "layout", "number", "slots", "weight")
 
-    def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float) -> None:
+    def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float, intact: bool = True) -> None:
         self.number = number
         self.layout = layout
         self.slots = tuple(slots)
         self.weight = weight
+        self.finite = intact
+        """False if the call was to be looked through for inf and nan, and has some."""
 
 
 class Call:
@@ -53,11 +60,16 @@ class Call:
         owners: Sequence[torch.Tensor] = (),
         weight: float = 1.0,
         divide: bool = False,
+        veto: bool = False,
         root_rank: int | None = None,
+        name: Callable[[int], str] = "tensor {}".format,
+        remark: Callable[[], str] = str,
     ) -> None:
         """``sources``: read, and written once the call has finished; None (``owners`` has its parameter): zeros, created then.
 
-        ``weight``: this member's share in an average (``divide``). ``root_rank``: whose tensors a broadcast spreads.
+        ``weight``: this member's share in an average (``divide``). ``veto``: nobody applies a result with inf or nan.
+        ``root_rank``: whose tensors a broadcast spreads. ``name``: how people know a tensor. ``remark``:
+        what may explain a mismatch.
         """
         self.kind = kind
         self.layout = layout
@@ -65,6 +77,9 @@ class Call:
         self.owners = owners
         self.weight = weight
         self.divide = divide
+        self.veto = veto
+        self.name = name
+        self.remark = remark
         self.silent = False
         """Contribute zeros: all but the root of a broadcast."""
         self.root_rank = root_rank
@@ -96,15 +111,25 @@ class Call:
         self.silent = self._root != session.member_id
         self.weight = 0.0 if self.silent else 1.0
 
-    def void(self, weight: float) -> bool:
-        """Whether the sum of weights says that this call has no result, at any member."""
-        return (self.divide and weight == 0.0) or (self.root_rank is not None and weight != 1.0)
+    def void(self, results: Results) -> bool:
+        """Whether this call has no result, at any member: by the sum of the weights, or by a veto."""
+        if not results.finite:
+            return True
+        return (self.divide and results.weight == 0.0) or (self.root_rank is not None and results.weight != 1.0)
+
+    def spoilt(self) -> list[int]:
+        """Tensors of this member that hold inf or nan, as far as they count."""
+        if self.weight == 0.0:
+            return []
+        return [index for index, source in enumerate(self.sources) if source is not None and not finite(source)]
 
     def check_untouched(self) -> None:
         """Before a redo: the inputs must be what they were."""
         for index, (source, version) in enumerate(zip(self.sources, self._versions, strict=True)):
             if _version(source) != version:
-                raise ConfigError(f"tensor {index} of {self} was changed by another thread while the call was in progress")
+                raise ConfigError(
+                    f"{self.name(index)} of {self} was changed by another thread while the call was in progress: wait for it"
+                )
 
     def fill(self, slot: Slot) -> None:
         """Stage one bucket's inputs, scaled by the weight where this is an average."""
@@ -113,7 +138,8 @@ class Call:
         if self.silent or scale == 0.0:
             slot.data.zero_()  # not a product: 0 * inf is nan
             return
-        if scale == 1.0:
+        op, dtype = slot.bucket.op, slot.bucket.dtype
+        if scale == 1.0 and (op not in ("MIN", "MAX") or dtype.is_floating_point):
             found = [source for piece in pieces if (source := sources[piece.index]) is not None and piece.shape is not None]
             if found and len(found) == len(pieces):
                 torch._foreach_copy_(views, found)
@@ -125,23 +151,31 @@ class Call:
                 continue
             if piece.shape is None:
                 source = self._flattened(piece.index, source)[piece.start : piece.stop]
-            if scale == 1.0:
-                view.copy_(source)
-            else:
-                torch.mul(source, scale, out=view)
+            store(view, source, op, scale)
 
     def deliver(self, results: Results) -> None:
         """Copy the finished call's results to the caller's tensors, divided by the sum of the weights in an average."""
         divisor = results.weight if self.divide else 1.0
-        for slot in results.slots:
+        if _INFERENCE not in self._versions:
+            self._write(results.slots, divisor)
+            return
+        indices = {piece.index for slot in results.slots for piece in slot.bucket.pieces}
+        for index in indices:  # gradients that are created shall not be inference tensors
+            self._target(index)
+        with torch.inference_mode():
+            self._write(results.slots, divisor)
+
+    def _write(self, slots: Sequence[Slot], divisor: float) -> None:
+        averaged = divisor != 1.0  # then nothing is encoded: the short way, as models have a thousand tensors
+        for slot in slots:
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
                 target = self._target(piece.index)
                 if piece.shape is None:
                     target = self._flattened(piece.index, target)[piece.start : piece.stop]
-                if divisor == 1.0:
-                    target.copy_(view)
-                else:
+                if averaged:
                     torch.div(view, divisor, out=target)
+                else:
+                    load(target, view, divisor)
         for index, flat in self._flat.items():
             target = self._target(index)
             if not target.is_contiguous():
@@ -165,4 +199,6 @@ class Call:
 
 
 def _version(source: torch.Tensor | None) -> int:
-    return -1 if source is None or source.is_inference() else source._version  # noqa: SLF001 - the only way to ask
+    if source is None:
+        return _NOTHING
+    return _INFERENCE if source.is_inference() else source._version  # noqa: SLF001 - the only way to ask

@@ -8,6 +8,7 @@ so that nobody waits for this member in vain.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,9 @@ logger = logging.getLogger("ftlib")
 
 WARN_AFTER = 10.0
 """Seconds of waiting after which a warning names who is waited for; again each time it doubles."""
+
+_IN_CALL = "{} was called within another call, from a signal handler or a state function; return from it first"
+_IN_CALLBACK = "{}: a callback of on_view_change cannot average: workers run it at different calls; act after the call instead"
 
 SETTLE = 0.1
 """Seconds that operations of an aborted group get to end before their buffers are given up.
@@ -79,39 +83,66 @@ class Caller:
         self._limits = limits
         self._in_flight = in_flight
         self._pool = StagingPool(in_flight)
+        self._process = os.getpid()
         self._serial = threading.RLock()
-        self._busy = False
+        self._busy = ""
+        """What the thread in ``_holder`` may not call within; empty outside of calls."""
+        self._holder: threading.Thread | None = None
+        self._vetoed = ""
+        """The call before, where it was vetoed and nobody has said yet because of whom."""
+        self._tainted = False
+        """Whether it was because of this member."""
         self.leaving = False
         """Set by a signal handler: the next attempt says that this member leaves after its call."""
         self.said_goodbye = False
         """Whether a finished call said so: everybody knows."""
+        self.departed = False
+        """Whether the program left or closed: it enters no call any more."""
+        self.tell: Callable[[], None] = lambda: None
+        """Runs the program's callbacks before a call (set by ``Calls``)."""
         self.load_state: Callable[[Call, Session], bool] = lambda _call, _session: False
         """Loads registered state where this member lacks it (set by ``FTLib``); whether it did."""
 
+    def inside(self) -> bool:
+        """Whether this thread is within a call: in a callback, a state function or a signal handler."""
+        return bool(self._busy) and self._holder is threading.current_thread()
+
     def run(self, call: Call) -> Status:
         """Finish ``call``; the status it ends with. Raises what ends this member's part."""
+        if os.getpid() != self._process:
+            raise ConfigError(f"{call.layout.text}: this process was forked from a worker and is none: call FTLib.init in it")
         if not self._serial.acquire(timeout=self._limits.step_timeout):
-            raise RebuildTimeout(f"{call.layout.text}: another thread was in a call for {self._limits.step_timeout:g} s")
+            holder = self._holder.name if self._holder is not None else "another"
+            raise RebuildTimeout(f"{call.layout.text}: thread {holder} was in a call for {self._limits.step_timeout:g} s")
         try:
             if self._busy:
-                text = "called within another call, from a signal handler or a state function; return from it first"
-                raise ConfigError(f"{call.layout.text} was {text}")
-            self._busy = True
+                raise ConfigError(self._busy.format(call.layout.text))
+            self._holder = threading.current_thread()
             try:
-                self._plane.enter(call)
-                return self._run(call)
-            except LeftError:
-                return Status.ABORT
-            except (Excluded, StateLost):
-                if not self.leaving:
-                    raise
-                return Status.ABORT  # it leaves anyway: the others were quicker
+                self._busy = _IN_CALLBACK
+                self.tell()
+                self._busy = _IN_CALL
+                return self._enter(call)
             finally:
-                self._busy = False
-                if self._plane.current is call:
-                    self._abandon()
+                self._busy, self._holder = "", None
         finally:
             self._serial.release()
+
+    def _enter(self, call: Call) -> Status:
+        if self.departed:
+            return Status.ABORT
+        try:
+            self._plane.enter(call)
+            return self._run(call)
+        except LeftError:
+            return Status.ABORT
+        except (Excluded, StateLost):
+            if not self.leaving:
+                raise
+            return Status.ABORT  # it leaves anyway: the others were quicker
+        finally:
+            if self._plane.current is call:
+                self._abandon()
 
     def _run(self, call: Call) -> Status:
         if self._plane.phase is Phase.WAITING:
@@ -132,7 +163,9 @@ class Caller:
                 break
             self._plane.counters.redone += 1
             call.check_untouched()
-        if call.void(results.weight):
+        if call.void(results):
+            if not results.finite:
+                self._explain_veto(call, session)
             return Status.FAIL
         call.deliver(results)
         self._plane.counters.call_seconds.add(time.monotonic() - call.began)
@@ -175,6 +208,7 @@ class Caller:
         if not plane.begin(session):
             return None
         flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
+        flags |= Flag.NONFINITE if self._tainted else Flag(0)
         saying = Saying(call.weight, 0, flags, call.layout.check)
         attempt = Attempt(call, session, self._pool.staging(call.layout), self._watch(call, session))
         try:
@@ -194,8 +228,9 @@ class Caller:
         if not self._plane.begin(session):
             return None
         freeze = self._plane.wished or leaving
+        intact = not (call.veto and call.spoilt())
         trailer = Trailer((), call.weight, freeze, (0,) if leaving else ())
-        return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight))
+        return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
         with self._plane.changed:  # told before anybody can see the freeze: the consensus relies on that order
@@ -209,7 +244,28 @@ class Caller:
         if finish.order is not None:
             self._rebuilder.order(finish.order)
         self._consensus.average_success(call.number)
+        self._tainted = False
+        if self._vetoed:
+            self._blame(session.names(session.members_of(trailer.tainted)))
         return results
+
+    def _explain_veto(self, call: Call, session: Session) -> None:
+        """Only who brought inf or nan can tell where; the flag in the next call's trailer tells the others who it was."""
+        self._plane.counters.vetoed += 1
+        spoilt = call.spoilt()
+        self._tainted = bool(spoilt)
+        if spoilt:
+            shown = ", ".join(call.name(index) for index in spoilt[:8]) + (" and more" if len(spoilt) > 8 else "")
+            name = session.name(session.member_id)
+            extra = about(self._plane, "vetoed", call=call.number, tensors=shown)
+            logger.warning("%s is applied by nobody: inf or nan at this worker, %s, in %s", call, name, shown, extra=extra)
+        elif session.size > 1:
+            self._vetoed = str(call)
+
+    def _blame(self, names: str) -> None:
+        vetoed, self._vetoed = self._vetoed, ""
+        whose = f"inf or nan at {names}" if names else "the sum overflowed, or whoever had inf or nan is gone"
+        logger.warning("%s was applied by nobody: %s", vetoed, whose, extra=about(self._plane, "vetoed_elsewhere", by=names))
 
     def _adopt(self, call: Call, session: Session) -> Results | None:
         """Take the result of this call from a survivor that had finished it."""
@@ -233,6 +289,7 @@ class Caller:
             raise
         if not plane.adopt(session, call, results):
             return None
+        self._tainted, self._vetoed = False, ""  # the trailer that would tell was not seen here
         self._consensus.average_success(call.number)
         return results
 

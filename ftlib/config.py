@@ -35,6 +35,7 @@ _OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "P
 _DEFAULT_FILE = Path("ftlib.toml")
 BUCKET_MB = 8.0
 """Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
+VETO = "veto"
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)\s*")
 _LATER = {"storage": "shared storage", "lease": "shared storage"}
@@ -55,6 +56,8 @@ class Settings:
     """Size of a bucket in MiB; equal at all members."""
     in_flight: int = 4
     """Buckets under way at a time."""
+    nonfinite: str = VETO
+    """What inf or nan in an average does: ``veto`` (nobody applies it) or ``pass`` (it is delivered); equal at all members."""
     log_format: str = ""
     """``plain`` or ``json``: show this library's log on stderr; empty: leave the process's logging alone."""
     log_level: str = ""
@@ -95,7 +98,8 @@ def resolve(
     own = {name: found.pop(name) for name in _OWN if name in found}
     try:
         # Members cut their tensors into buckets alike, or they could not reduce them: refused at join where they would not.
-        agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g}"
+        # Nor would they agree whether a step counts, if some let nan pass.
+        agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g} nonfinite={own.get('nonfinite', VETO)}"
         inner = consensus.Config(**{"agreement": agreement, **found})
     except consensus.ConfigError as error:
         raise ConfigError(str(error)) from None
@@ -252,6 +256,12 @@ def _mode(value: Any) -> consensus.Mode:
     return _choice(consensus.Mode, value.value if isinstance(value, consensus.Mode) else _text(value))
 
 
+def _nonfinite(value: Any) -> str:
+    if value not in (VETO, "pass"):
+        raise ValueError("choose one of veto, pass")
+    return str(value)
+
+
 def _home(value: Any) -> consensus.Home:
     return _choice(consensus.Home, value.value if isinstance(value, consensus.Home) else _text(value))
 
@@ -278,6 +288,7 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "min_size": _count,
     "bucket_mb": _positive,
     "in_flight": _count,
+    "nonfinite": _nonfinite,
     "log_format": _one_of(*FORMATS),
     "log_level": _one_of(*LEVELS),
 }

@@ -16,6 +16,7 @@ from .call import Call, Results
 from .errors import GroupError, StepMismatch
 from .frameworks.base import Group, Work
 from .staging import Slot, Staging
+from .wire import finite
 
 __all__ = ["Adoption", "donate"]
 
@@ -39,7 +40,7 @@ class Adoption:
         self._call, self._group, self._donor = call, group, donor
         slots = [staging.slot(number, 0) for number in range(len(call.layout.buckets))]
         self._slots = slots
-        self._header = torch.zeros(_HEADER.size, dtype=torch.uint8)
+        self._header = torch.zeros(_HEADER.size, dtype=torch.uint8, device="cpu")
 
     def receive(self, wait: Callable[[Work, Slot | None], None]) -> Results:
         """The verified results; ``wait`` blocks until a work has ended. GroupError if they do not arrive intact."""
@@ -58,7 +59,8 @@ class Adoption:
             wait(self._group.recv(slot.data, self._donor, _tag(call.number, index)), slot)
         if _digest(self._slots) != digest:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
-        return Results(call.number, call.layout, self._slots, weight)
+        intact = not call.veto or all(finite(slot.data) for slot in self._slots)
+        return Results(call.number, call.layout, self._slots, weight, intact)
 
 
 def _digest(slots: tuple[Slot, ...] | list[Slot]) -> bytes:

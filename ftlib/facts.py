@@ -35,6 +35,7 @@ def facts(plane: Plane) -> dict[str, Any]:
         "redone": counters.redone,
         "adopted": counters.adopted,
         "donated": counters.donated,
+        "vetoed": counters.vetoed,
         "bytes_averaged": counters.bytes_averaged,
         "call_seconds": counters.call_seconds.as_dict(),
         "view_changes": counters.views,

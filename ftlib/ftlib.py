@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
 from consensus import (
     Bound,
     Consensus,
@@ -34,9 +32,9 @@ from consensus import (
 )
 from consensus import ConfigError as ConsensusConfigError
 
-from .call import Call, Kind
 from .caller import Caller, Limits
-from .config import Settings, resolve
+from .calls import Calls
+from .config import VETO, Settings, resolve
 from .drain import Drain
 from .errors import ConfigError, FTLibError, GroupError, JoinError
 from .facts import facts
@@ -49,26 +47,26 @@ from .plane import Phase, Plane
 from .ranks import RankAssignScheme
 from .rebuild import Rebuilder, RebuildError
 from .registry import Registered
-from .status import Status
-from .targets import Layouts, Targets, targets_of
+from .targets import Layouts
 from .transfer import PATH, Transfer
 
 __all__ = ["FTLib"]
 
 logger = logging.getLogger("ftlib")
 
-_OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
 _CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing")
 """What ``metrics`` tells of the consensus."""
 LEAVE_TIMEOUT = 5.0
 """Seconds that ``leave`` waits for the others to agree."""
 CLOSE_TIMEOUT = 1.0
 """The same for ``close``."""
+BUSY_TIMEOUT = 0.2
+"""The same for ``close`` in the middle of a call, which shall end soon."""
 EXPLAIN_TIMEOUT = 3.0
 """Seconds that the consensus gets, after ``join_timeout``, to say what it found at the introducers."""
 
 
-class FTLib:
+class FTLib(Calls):
     """One worker's part in a job. Make it with :meth:`init`; also a context manager that closes at its end."""
 
     def __init__(self, settings: Settings, consensus: Consensus, framework: Framework, rank_assign: RankAssignScheme) -> None:
@@ -77,25 +75,21 @@ class FTLib:
         self._consensus = consensus
         self._framework = framework
         self._rank_assign = rank_assign
-        self._plane = Plane(lambda: consensus.member.id, consensus.progress)
-        self._plane.job = settings.consensus.job
-        tell = functools.partial(facts, self._plane)
-        self._rebuilder = Rebuilder(self._plane, consensus, framework, self._rebuild, self._activated, tell)
+        plane = Plane(lambda: consensus.member.id, consensus.progress)
+        plane.job = settings.consensus.job
+        tell = functools.partial(facts, plane)
+        self._rebuilder = Rebuilder(plane, consensus, framework, self._rebuild, self._activated, tell)
         limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
-        self._caller = Caller(self._plane, consensus, self._rebuilder, limits, settings.in_flight)
+        caller = Caller(plane, consensus, self._rebuilder, limits, settings.in_flight)
+        super().__init__(plane, caller, Layouts(framework, int(settings.bucket_mb * 2**20)), veto=settings.nonfinite == VETO)
         self._ring = _ring_of(settings)
-        self._transfer = Transfer(self._plane, settings.consensus.join_timeout, settings.step_timeout, self._ring)
-        self._caller.load_state = self._transfer.load
-        self._layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
-        self._drain = Drain(self._caller)
-        self._callbacks: list[Callable[[View], None]] = []
-        self._calling_back = 0
-        """The thread that runs them now."""
-        self._told = False
-        """Whether the user was told that there is no gradient."""
+        self._transfer = Transfer(plane, settings.consensus.join_timeout, settings.step_timeout, self._ring)
+        caller.load_state = self._transfer.load
+        self._drain = Drain(caller)
         self._known: View | None = None
         self._at_exit: Callable[[], None] | None = None
-        self._closing = threading.Lock()
+        self._process = os.getpid()
+        self._closing = threading.RLock()  # a signal handler may close in the middle of a close
         self._closed = False
 
     @classmethod
@@ -127,84 +121,24 @@ class FTLib:
             raise
         return ft
 
-    # --- calls ---------------------------------------------------------------------------------------------------------
-
-    def allreduce_average(self, target: Any, *, weight: float = 1.0) -> Status:
-        """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
-
-        ``target``: a module or parameters (their ``.grad``; None contributes zeros and receives the average), other tensors or
-        numpy arrays (in place), one or several. ``weight``: finite, at least 0; e.g. this worker's number of samples.
-        """
-        try:
-            share = float(weight)
-        except (TypeError, ValueError):
-            share = float("nan")
-        if not 0.0 <= share < float("inf"):
-            raise ConfigError(f"weight={weight!r} must be a finite number of at least 0")
-        targets = targets_of(target)
-        if not self._told and targets.owners and all(source is None for source in targets.sources):
-            self._told = True
-            logger.warning(
-                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
-                extra=about(self._plane, "no_gradient"),
-            )
-        layout = self._layouts.layout("average", targets, "SUM", mean=True)
-        return self._run(Call(Kind.AVERAGE, layout, targets.sources, owners=targets.owners, weight=share, divide=True))
-
-    def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
-        """``allreduce_average`` under its older name; ``params`` may be numpy arrays."""
-        if (model is None) == (params is None):
-            raise ConfigError("wait_gradients_ready takes either model= or params=")
-        return self.allreduce_average(params if model is None else model)
-
-    def allreduce(self, tensor: Any, op: str = "MEAN") -> Status:
-        """Reduce in place over all members: MEAN, SUM, MIN, MAX or PRODUCT."""
-        if op not in _OPERATIONS:
-            raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(_OPERATIONS)}")
-        targets = targets_of(tensor)
-        mean = op == "MEAN"
-        layout = self._layouts.layout(f"allreduce {op}", targets, "SUM" if mean else op, mean=mean)
-        return self._run(Call(Kind.ALLREDUCE, layout, targets.sources, owners=targets.owners, divide=mean))
-
-    def broadcast(self, tensor: Any, root_rank: int) -> Status:
-        """Copy the tensor of ``root_rank`` (a rank of the current view) to all members. FAIL if that member is gone."""
-        sources = targets_of(tensor).sources
-        owners = [source for source in sources if source is not None and source.layout is torch.strided]
-        if len(owners) != len(sources):
-            raise ConfigError(
-                "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
-            )
-        rows: list[torch.Tensor | None] = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in owners]
-        layout = self._layouts.layout(f"broadcast from {root_rank}", Targets(rows, list(owners)), "SUM")
-        status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root_rank))
-        if status:
-            for owner, row in zip(owners, rows, strict=True):
-                if not owner.is_contiguous() and row is not None:
-                    owner.copy_(row.view(owner.dtype).view(owner.shape))
-        return status
-
-    def barrier(self) -> Status:
-        """Wait until all members are here."""
-        return self._run(Call(Kind.BARRIER, self._layouts.layout("barrier", Targets([], []), "SUM"), []))
-
-    def execute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``func`` as one step and return what it returns; its exceptions pass through."""
-        return func(*args, **kwargs)
-
     # --- membership ----------------------------------------------------------------------------------------------------
 
     def initialized(self) -> bool:
-        """Whether a group is up and, in active mode, confirmed: false after a death, a failure or a join, until rebuilt."""
-        if self._plane.phase is not Phase.ACTIVE:
-            return False
-        return self._consensus.passive_or_active() is Mode.PASSIVE or self._consensus.confirm()
+        """Whether a group is up and, in active mode, confirmed: false after a death, a failure or a join, until rebuilt.
+
+        While operations are under way it is not asked: a joiner waits until they have ended.
+        """
+        plane = self._plane
+        with plane.changed:
+            active, locked = plane.phase is Phase.ACTIVE, plane.running is not None
+        return active and (locked or self._confirmed())
 
     def skip_allreduce(self) -> bool:
         """Whether this worker is alone, so that there is nothing to average."""
-        if self._consensus.passive_or_active() is Mode.ACTIVE:
-            self._consensus.confirm()
-        session = self._plane.session
-        return session is not None and session.size == 1
+        plane = self._plane
+        with plane.changed:
+            alone = plane.phase is Phase.ACTIVE and plane.session is not None and plane.session.size == 1
+        return alone and self._confirmed()
 
     def register_state(
         self,
@@ -228,13 +162,6 @@ class FTLib:
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
         self._transfer.register(Registered(roles, state_dict, load_state_dict))
 
-    def on_view_change(self, callback: Callable[[View], None]) -> None:
-        """Call ``callback(view)`` on the training thread, at the start of the next call after each view change.
-
-        It may look at everything here but not average: workers are told at different calls.
-        """
-        self._callbacks.append(callback)
-
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
         """Ask the members at these ``host:port`` to let this worker in; whether any of them answered."""
         try:
@@ -243,25 +170,27 @@ class FTLib:
             raise ConfigError(str(error)) from None
 
     def leave(self) -> None:
-        """Say goodbye, outside of a call. Calls return ABORT afterwards."""
-        self._goodbye(LEAVE_TIMEOUT)
+        """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
+        if os.getpid() == self._process:
+            self._caller.departed = True
+            self._apart(functools.partial(self._goodbye, LEAVE_TIMEOUT))
 
     def close(self) -> None:
-        """Leave if still a member, and give everything back. Idempotent, at most about two seconds."""
+        """Leave if still a member, and give everything back. Idempotent, at most about two seconds; calls return ABORT.
+
+        From inside a call (a callback, a signal handler) it returns at once, and a thread does the rest.
+        In a forked child it does nothing.
+        """
+        if os.getpid() != self._process:
+            return
         with self._closing:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = self._caller.departed = True
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         self._drain.remove()
-        if getattr(self._consensus, "member", None) is not None:
-            self._goodbye(CLOSE_TIMEOUT)
-        self._plane.stop(LeftError("closed"))
-        with contextlib.suppress(ConsensusError):
-            self._consensus.stop()
-        self._rebuilder.close(CLOSE_TIMEOUT)
-        self._framework.close()
+        self._apart(self._close)
 
     def __enter__(self) -> Self:
         return self
@@ -386,34 +315,10 @@ class FTLib:
             f"no cluster of {wanted} members came up within {timeout:g} s ({asked}); are they started, and reachable?"
         )
 
-    def _run(self, call: Call) -> Status:
-        self._call_back()
-        with torch.no_grad():
-            status = self._caller.run(call)
-        drained = self._caller.said_goodbye and status is not Status.ABORT
-        if drained or (self._caller.leaving and self._plane.phase is Phase.STOPPED and not self._closed):
-            self.leave()
-            self.close()
-            raise SystemExit(0)
-        return status
-
-    def _call_back(self) -> None:
-        """Tell the program's callbacks of the views since the last call."""
-        if self._calling_back == threading.get_ident():
-            raise ConfigError(
-                "a callback of on_view_change cannot average: workers run it at different calls; act after the call instead"
-            )
-        if not self._plane.changes:
-            return
-        with self._plane.changed:
-            changes, self._plane.changes = self._plane.changes, []
-        self._calling_back = threading.get_ident()
-        try:
-            for view in changes:
-                for callback in self._callbacks:
-                    callback(view)
-        finally:
-            self._calling_back = 0
+    def _drained(self) -> None:
+        self.leave()
+        self.close()
+        raise SystemExit(0)
 
     def _rebuild(self, view: View) -> tuple[Mapping[str, int], Group | None]:
         """From an installed view to a group, in three steps; on the rebuild thread. RebuildError, never a false success."""
@@ -451,6 +356,29 @@ class FTLib:
         threading.Thread(
             target=announce, args=(self.settings.supervisor,), kwargs=arguments, name="ftlib-announce", daemon=True
         ).start()
+
+    def _confirmed(self) -> bool:
+        """In passive mode the consensus tells by freezing; in active mode it is asked for what it knows."""
+        return self._consensus.passive_or_active() is Mode.PASSIVE or self._consensus.confirm()
+
+    def _apart(self, farewell: Callable[[], None]) -> None:
+        """Run it here, unless this thread is inside a call: that could not end meanwhile, and may hold any lock."""
+        if self._caller.inside():
+            threading.Thread(target=farewell, name="ftlib-close").start()
+        else:
+            farewell()
+
+    def _close(self) -> None:
+        plane = self._plane
+        if getattr(self._consensus, "member", None) is not None:
+            self._goodbye(CLOSE_TIMEOUT if plane.current is None else BUSY_TIMEOUT)
+        group = plane.stop(LeftError("closed"))
+        if group is not None and plane.running is not None:
+            group.abort()
+        with contextlib.suppress(ConsensusError):
+            self._consensus.stop()
+        self._rebuilder.close(CLOSE_TIMEOUT)
+        self._framework.close()
 
     def _goodbye(self, timeout: float) -> None:
         plane = self._plane

@@ -66,6 +66,8 @@ class Counters:
     donated: int = 0
     views: int = 0
     rebuild_failures: int = 0
+    vetoed: int = 0
+    """Averages that nobody applied because of inf or nan."""
     bytes_averaged: int = 0
     """Bytes of tensors in finished calls."""
     pauses: Tally = field(default_factory=lambda: Tally(PAUSES))
@@ -172,7 +174,7 @@ class Plane:
         with self.changed:
             self.results = None
 
-    def finish(self, session: Session, call: Call, trailer: Trailer, results: Results | None) -> Finish | None:
+    def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
         """Finish ``call``, unless there was a freeze meanwhile (None: redo it in the next session)."""
         with self.changed:
             self.running = None
@@ -180,7 +182,7 @@ class Plane:
             if not self._acting_in(session):
                 self._order = order
                 return None
-            self._finished(call, trailer.weight, results)
+            self._finished(call, results)
             if trailer.freeze or order is not None:
                 self._freeze()
             return Finish(trailer.freeze, order)
@@ -191,7 +193,7 @@ class Plane:
             self.running = None
             if not self._acting_in(session):
                 return False
-            self._finished(call, results.weight, results)
+            self._finished(call, results)
             self.counters.adopted += 1
             return True
 
@@ -347,7 +349,7 @@ class Plane:
     def _found(self) -> None:
         self.founder, self.blank = True, False
 
-    def _finished(self, call: Call, weight: float, results: Results | None) -> None:
+    def _finished(self, call: Call, results: Results) -> None:
         self.finished = call.number
         self.current = None
         self._told()
@@ -356,7 +358,7 @@ class Plane:
         self._last_signature = call.layout.signature
         self.counters.calls += 1
         self.counters.bytes_averaged += call.layout.nbytes
-        if call.counts_as_step and weight > 0:
+        if call.counts_as_step and not call.void(results):
             self.step += 1
 
     def _report(self) -> Report:

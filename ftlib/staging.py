@@ -25,7 +25,7 @@ class Slot:
 
     def __init__(self, bucket: Bucket, trailer_elements: int) -> None:
         self.bucket = bucket
-        self.buffer = torch.empty(bucket.count + trailer_elements, dtype=bucket.dtype)
+        self.buffer = torch.empty(bucket.count + trailer_elements, dtype=bucket.dtype, device="cpu")
         self.data = self.buffer[: bucket.count]
         self.views = [self._view(piece.offset, piece.stop - piece.start, piece.shape) for piece in bucket.pieces]
         self.fit(trailer_elements)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from .bucket import Layout, lay_out
 from .errors import ConfigError
 from .frameworks.base import Framework
+from .wire import reason_against, wire_dtype
 
-__all__ = ["Layouts", "Targets", "targets_of"]
+__all__ = ["Layouts", "Targets", "check_writable", "targets_of"]
 
 _LAYOUTS_KEPT = 64
 
@@ -22,50 +24,96 @@ _LAYOUTS_KEPT = 64
 class Targets:
     """Tensors to reduce, in order. ``owners``: where a source is None, the parameter whose gradient will be created."""
 
-    __slots__ = ("owners", "sources")
+    __slots__ = ("_label", "_module", "_places", "owners", "sources")
 
-    def __init__(self, sources: list[torch.Tensor | None], owners: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        sources: list[torch.Tensor | None],
+        owners: list[torch.Tensor],
+        *,
+        module: nn.Module | None = None,
+        places: Sequence[int] | None = None,
+        label: str = "tensor",
+    ) -> None:
+        """``module``: whose parameters they are. ``places``: where each stood in the list that was passed, if not in order."""
         self.sources = sources
         self.owners = owners
+        self._module = module
+        self._places = places
+        self._label = label
+
+    def name(self, index: int) -> str:
+        """How people know one: by the parameter's name where a module was given, else by its place."""
+        if self._module is not None:
+            names = [name for name, parameter in self._module.named_parameters() if parameter.requires_grad]
+            if index < len(names):
+                return names[index]
+        place = index if self._places is None else self._places[index]
+        return f"{'parameter' if isinstance(self.owners[index], nn.Parameter) else self._label} {place}"
+
+    def remark(self) -> str:
+        """What makes a worker's module differ from the others' most often: parameters that are frozen here."""
+        if self._module is None:
+            return ""
+        frozen = [name for name, parameter in self._module.named_parameters() if not parameter.requires_grad]
+        shown = ", ".join(frozen[:8]) + (f" and {len(frozen) - 8} more" if len(frozen) > 8 else "")
+        return f"; frozen here: {shown or 'nothing'}"
 
 
 def targets_of(target: Any) -> Targets:
-    """Gradients of a module or of parameters, else the tensors or arrays themselves. ConfigError for anything else."""
+    """Gradients of a module or of parameters, else the tensors or arrays themselves. ConfigError for anything else.
+
+    Frozen parameters are left out, whichever way they are passed.
+    """
     if isinstance(target, torch.Tensor):
-        owners = [target]
+        given = [target]
     elif isinstance(target, nn.Module):
         owners = [parameter for parameter in target.parameters() if parameter.requires_grad]
         if not owners:
             raise ConfigError(f"nothing to average: no parameter of this {type(target).__name__} has requires_grad=True")
-        return Targets([parameter.grad for parameter in owners], list(owners))
+        return Targets([parameter.grad for parameter in owners], list(owners), module=target)
     elif isinstance(target, np.ndarray):
-        owners = [_of_array(target)]
+        given = [_of_array(target, "the array")]
+    elif isinstance(target, Mapping):
+        raise ConfigError(f"a {type(target).__name__} was passed: pass list(it.values()), in the same order at all workers")
     elif isinstance(target, Iterable) and not isinstance(target, (str, bytes)):
-        owners = [_single(item) for item in target]
-        if not owners and not isinstance(target, Sequence):
+        given = [_single(item, index) for index, item in enumerate(target)]
+        if not given and not isinstance(target, Sequence):
             raise ConfigError("nothing to average: an iterator serves one call; pass the model or a list of its parameters")
     else:
         raise ConfigError(f"expected a module, parameters, tensors or numpy arrays, not {type(target).__name__}")
-    return Targets([owner.grad if isinstance(owner, nn.Parameter) else owner.detach() for owner in owners], owners)
+    places = [index for index, item in enumerate(given) if item.requires_grad or not isinstance(item, nn.Parameter)]
+    if given and not places:
+        raise ConfigError("nothing to average: every parameter is frozen; pass parameter.data for the weights themselves")
+    found = [given[place] for place in places]
+    sources = [item.grad if isinstance(item, nn.Parameter) else item.detach() for item in found]
+    return Targets(sources, found, places=places)
 
 
-def _single(item: Any) -> torch.Tensor:
+def _single(item: Any, index: int) -> torch.Tensor:
     if isinstance(item, torch.Tensor):
         return item
     if isinstance(item, np.ndarray):
-        return _of_array(item)
+        return _of_array(item, f"array {index}")
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor):
         raise ConfigError("expected parameters, not pairs of name and parameter: pass model.parameters()")
+    if isinstance(item, (np.generic, float, int, complex)):
+        raise ConfigError(f"item {index} is a {type(item).__name__}, which cannot be changed in place: pass np.array(value)")
     raise ConfigError(f"expected parameters, tensors or numpy arrays, found {type(item).__name__}")
 
 
-def _of_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
+def _of_array(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
     if not array.flags.writeable:
-        raise ConfigError("a numpy array is read-only: pass a writable one, it is averaged in place")
+        raise ConfigError(f"{name} is read-only: pass a writable one, e.g. a copy(); it is averaged in place")
+    if not array.dtype.isnative:
+        native = f"astype({array.dtype.newbyteorder('=').name!r})"
+        raise ConfigError(f"{name} is {array.dtype.str}, not in this machine's byte order: pass array.{native}")
+    if any(stride < 0 for stride in array.strides):
+        raise ConfigError(f"{name} runs backwards (a negative stride): pass array.copy()")
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"a numpy array of {array.dtype} cannot be averaged: {error}") from None
+        raise ConfigError(f"{name} of {array.dtype} cannot be averaged: {error}") from None
 
 
 class Layouts:
@@ -77,30 +125,65 @@ class Layouts:
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
 
     def layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
-        """The layout of such a call. ConfigError naming the tensor that cannot take part (device, dtype, sparse)."""
+        """The layout of such a call. ConfigError naming the tensor that cannot take part, and why."""
         found = [owner if source is None else source for source, owner in zip(targets.sources, targets.owners, strict=True)]
-        key = (kind, op, *((t.dtype, t.shape, t.layout, t.device) for t in found))
+        try:
+            key = (kind, op, *((t.dtype, t.shape, t.layout, t.device) for t in found))
+        except RuntimeError:  # tensors without a shape
+            raise ConfigError(_shapeless(targets, found)) from None
         layout = self._known.get(key)
-        if layout is not None:
-            return layout
-        for index, tensor in enumerate(found):
-            self._check(f"tensor {index} of {list(tensor.shape)}", tensor, mean=mean)
-        layout = lay_out(kind, [(t.dtype, tuple(t.shape)) for t in found], op, self._bucket_bytes)
-        self._known[key] = layout
-        while len(self._known) > _LAYOUTS_KEPT:
-            self._known.popitem(last=False)
+        if layout is None:
+            for index, tensor in enumerate(found):
+                self._check(targets.name(index), tensor, op, mean=mean)
+            layout = lay_out(kind, [(t.dtype, tuple(t.shape)) for t in found], op, self._bucket_bytes)
+            self._known[key] = layout
+            while len(self._known) > _LAYOUTS_KEPT:
+                self._known.popitem(last=False)
+        check_writable(targets)
         return layout
 
-    def _check(self, name: str, tensor: torch.Tensor, *, mean: bool) -> None:
+    def _check(self, name: str, tensor: torch.Tensor, op: str, *, mean: bool) -> None:
         if tensor.layout is not torch.strided:
             raise ConfigError(
-                f"{name} is {tensor.layout}: only dense tensors can be reduced; use dense gradients (sparse=False)"
+                f"{name} of {list(tensor.shape)} is {tensor.layout}: only dense tensors can be reduced; use dense gradients "
+                "(sparse=False) or to_dense()"
             )
-        if mean and not tensor.dtype.is_floating_point:
-            raise ConfigError(
-                f"{name} is {tensor.dtype}: only floating-point tensors can be averaged; use op='SUM' or convert it"
-            )
+        name = f"{name} of {list(tensor.shape)}"
+        reason = reason_against(tensor.dtype, op, mean=mean)
+        if reason:
+            raise ConfigError(f"{name} is {tensor.dtype}: {reason}")
         try:
-            self._framework.check(tensor)
+            self._framework.check(torch.empty(0, dtype=wire_dtype(tensor.dtype, op), device=tensor.device))
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from None
+
+
+def check_writable(targets: Targets) -> None:
+    """ConfigError naming the tensor of which several elements lie at one place, as after ``expand``: no result fits there."""
+    for index, tensor in enumerate(targets.sources):
+        if tensor is not None and not tensor.is_contiguous() and _overlaps(tensor):
+            raise ConfigError(
+                f"{targets.name(index)} of {list(tensor.shape)} has several elements at one place in memory (expand, "
+                "as_strided): pass tensor.clone(), or the tensor it was made from"
+            )
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, or could as far as shape and strides tell."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1) if size > 1 else 0
+    return False
+
+
+def _shapeless(targets: Targets, found: Sequence[torch.Tensor]) -> str:
+    for index, tensor in enumerate(found):
+        try:
+            _ = tensor.shape
+        except RuntimeError:
+            if isinstance(tensor, UninitializedParameter):
+                return f"{targets.name(index)} has no shape yet: run a forward pass first, lazy modules take it from there"
+            return f"{targets.name(index)} is a {type(tensor).__name__} without a shape: pass plain tensors"
+    return "a tensor has no shape: pass plain tensors"

@@ -45,7 +45,7 @@ class Flag(IntFlag):
     LEAVING = 2
     """This rank leaves after this call."""
     NONFINITE = 4
-    """Reserved: this rank's contribution holds inf or nan."""
+    """This rank contributed inf or nan to the call before, which was vetoed because of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class Trailer:
     freeze: bool
     leaving: tuple[int, ...]
     """Ranks that leave after this call."""
+    tainted: tuple[int, ...] = ()
+    """Ranks whose contribution to the call before held inf or nan."""
 
     @classmethod
     def of(cls, slots: tuple[Slot, ...]) -> Trailer:
@@ -81,7 +83,8 @@ class Trailer:
             total += slot.weight
         leaving = tuple(rank for rank, slot in enumerate(slots) if slot.flags & Flag.LEAVING)
         freeze = bool(leaving) or any(slot.flags & Flag.FREEZE for slot in slots)
-        return cls(slots, total, freeze, leaving)
+        tainted = tuple(rank for rank, slot in enumerate(slots) if slot.flags & Flag.NONFINITE)
+        return cls(slots, total, freeze, leaving, tainted)
 
     @classmethod
     def unpack(cls, data: bytes) -> Trailer:
@@ -105,9 +108,9 @@ class TrailerCodec:
         """Fill ``region`` (``elements`` elements of a dtype in ``CARRIERS``) with the own slot and neutral elements."""
         key = (slot.pack(), region.dtype, op)
         if key != self._key:
-            row = torch.full((self.elements,), NEUTRAL[op], dtype=region.dtype)
+            row = torch.full((self.elements,), NEUTRAL[op], dtype=region.dtype, device="cpu")
             start = self.rank * SLOT_BYTES
-            row[start : start + SLOT_BYTES] = torch.tensor(list(key[0]), dtype=region.dtype)
+            row[start : start + SLOT_BYTES] = torch.tensor(list(key[0]), dtype=region.dtype, device="cpu")
             self._key, self._row = key, row
         region.copy_(self._row)
 

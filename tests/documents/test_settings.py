@@ -17,7 +17,7 @@ from .pages import ROOT, rows, section
 PAGE = ROOT / "docs" / "operations.md"
 NOT_FOR_PEOPLE = {"socket_fds", "agreement"}
 """Set by the launcher or by ftlib itself."""
-AWAITED = frozenset({"agent", "log_format", "log_level", "nonfinite"})
+AWAITED: frozenset[str] = frozenset()
 """Documented already, and coming with what they describe. To be emptied."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from ftlib.config import resolve
+from ftlib.frameworks.base import Framework
 from ftlib.frameworks.memory import MemoryHub
 from ftlib.ftlib import FTLib
 from ftlib.ranks import RankAssignScheme
@@ -25,7 +26,7 @@ class Worker:
         self.result: Any = None
         self.error: BaseException | None = None
         self.consensus = job.cluster.consensus(name)
-        self.framework = job.hub.framework(name)
+        self.framework = job.framework(name)
         settings = {"step_timeout": TIMEOUT, "join_timeout": TIMEOUT, **job.settings}
         self.ft = FTLib(resolve(settings, {}, {}), self.consensus, self.framework, RankAssignScheme())
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -48,9 +49,11 @@ class Worker:
 class Job:
     """A cluster with its workers; closes everything at the end."""
 
-    def __init__(self, initial_size: int, **settings: Any) -> None:
+    def __init__(self, initial_size: int, framework: Callable[[str], Framework] | None = None, **settings: Any) -> None:
+        """``framework``: makes a member's; by default those of one ``hub``."""
         self.cluster = FakeCluster(initial_size)
         self.hub = MemoryHub()
+        self.framework = framework or self.hub.framework
         self.settings = settings
         self.workers: dict[str, Worker] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.request
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from consensus import KeyRing
 from ftlib.launch.cli import main
 
 from .cluster import Cluster, Worker
@@ -27,7 +29,9 @@ def ftlib(*arguments: str) -> int:
 
 def scrape(worker: Worker) -> dict[str, float]:
     """Values by sample name and labels other than job and member."""
-    with urllib.request.urlopen(f"http://{worker.address}/metrics", timeout=10) as response:
+    token = KeyRing([os.environ["FTLIB_SECRET"]]).first.bearer("metrics")  # as Prometheus asks
+    request = urllib.request.Request(f"http://{worker.address}/metrics", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as response:
         text = response.read().decode()
     found = {}
     for family in text_string_to_metric_families(text):
@@ -37,8 +41,10 @@ def scrape(worker: Worker) -> dict[str, float]:
     return found
 
 
-def test_a_kill_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"bucket_mb": 0.08, "log_format": "json"}
+def test_a_kill_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "the secret of this test"
+    monkeypatch.setenv("FTLIB_SECRET", secret)
+    settings = {"bucket_mb": 0.08, "log_format": "json", "secret": secret}
     with Cluster(tmp_path, sizes=[20_000, 300], pause=0.01, settings=settings) as cluster:
         workers = cluster.found(3)
         cluster.training(3)

@@ -1,0 +1,172 @@
+"""The calls of ``FTLib``: from what a program passes to a ``Call``, one at a time, and what surrounds each."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from consensus import View
+
+from .call import Call, Kind
+from .caller import Caller
+from .errors import ConfigError
+from .logs import about
+from .plane import Phase, Plane
+from .status import Status
+from .targets import Layouts, Targets, check_writable, targets_of
+
+__all__ = ["Calls"]
+
+logger = logging.getLogger("ftlib")
+
+_OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
+LIGHTEST, HEAVIEST = 1e-12, 1e12
+"""What a weight may be, besides 0: tensors are multiplied by it in float32, which holds 1e-38 to 1e38."""
+
+
+class Calls(ABC):
+    """What a program calls in its training loop. Thread-safe: calls of several threads are carried out one by one."""
+
+    def __init__(self, plane: Plane, caller: Caller, layouts: Layouts, *, veto: bool) -> None:
+        """``veto``: whether an average with inf or nan is applied by nobody."""
+        self._plane = plane
+        self._caller = caller
+        self._layouts = layouts
+        self._veto = veto
+        self._callbacks: list[Callable[[View], None]] = []
+        self._told = False
+        """Whether the user was told that there is no gradient."""
+        caller.tell = self._call_back
+
+    def allreduce_average(self, target: Any, *, weight: float = 1.0) -> Status:
+        """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
+
+        ``target``: a module or parameters (their ``.grad``; None contributes zeros and receives the average; frozen ones are
+        left out), other tensors or numpy arrays (in place), one or several. ``weight``: 0, or 1e-12 to 1e12; e.g. this
+        worker's number of samples. FAIL, and nothing is touched, where all weights are 0 or any result is inf or nan.
+        """
+        share = _weight(weight)
+        targets = targets_of(target)
+        if not self._told and targets.owners and all(source is None for source in targets.sources):
+            self._told = True
+            logger.warning(
+                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
+                extra=about(self._plane, "no_gradient"),
+            )
+        layout = self._layouts.layout("average", targets, "SUM", mean=True)
+        call = Call(
+            Kind.AVERAGE,
+            layout,
+            targets.sources,
+            owners=targets.owners,
+            weight=share,
+            divide=True,
+            veto=self._veto,
+            name=targets.name,
+            remark=targets.remark,
+        )
+        return self._run(call)
+
+    def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
+        """``allreduce_average`` under its older name; ``params`` may be numpy arrays."""
+        if (model is None) == (params is None):
+            raise ConfigError("wait_gradients_ready takes either model= or params=")
+        return self.allreduce_average(params if model is None else model)
+
+    def allreduce(self, tensor: Any, op: str = "MEAN") -> Status:
+        """Reduce in place over all members: MEAN, SUM, MIN, MAX or PRODUCT. Inf and nan pass through.
+
+        Nan is both minimum and maximum. Sums and products of integers wrap around in their dtype; a bool has no SUM, and its
+        PRODUCT is its MIN.
+        """
+        if op not in _OPERATIONS:
+            raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(_OPERATIONS)}")
+        targets = targets_of(tensor)
+        mean = op == "MEAN"
+        layout = self._layouts.layout(f"allreduce {op}", targets, "SUM" if mean else op, mean=mean)
+        call = Call(
+            Kind.ALLREDUCE,
+            layout,
+            targets.sources,
+            owners=targets.owners,
+            divide=mean,
+            name=targets.name,
+            remark=targets.remark,
+        )
+        return self._run(call)
+
+    def broadcast(self, tensor: Any, root_rank: int) -> Status:
+        """Copy the tensor of ``root_rank`` (a rank of the current view) to all members. FAIL if that member is gone."""
+        targets = targets_of(tensor)
+        owners = [source for source in targets.sources if source is not None and source.layout is torch.strided]
+        if len(owners) != len(targets.sources):
+            raise ConfigError(
+                "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
+            )
+        check_writable(targets)
+        rows: list[torch.Tensor | None] = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in owners]
+        layout = self._layouts.layout(f"broadcast from {root_rank}", Targets(rows, list(owners)), "SUM")
+        status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root_rank, name=targets.name))
+        if status:
+            for owner, row in zip(owners, rows, strict=True):
+                if not owner.is_contiguous() and row is not None:
+                    owner.copy_(row.view(owner.dtype).view(owner.shape))
+        return status
+
+    def barrier(self) -> Status:
+        """Wait until all members are here."""
+        return self._run(Call(Kind.BARRIER, self._layouts.layout("barrier", Targets([], []), "SUM"), []))
+
+    def execute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``func`` as one step and return what it returns; its exceptions pass through."""
+        return func(*args, **kwargs)
+
+    def on_view_change(self, callback: Callable[[View], None]) -> None:
+        """Call ``callback(view)`` on the training thread, at the start of the next call after each view change.
+
+        It may look at everything here but not average: workers are told at different calls.
+        """
+        self._callbacks.append(callback)
+
+    @abstractmethod
+    def _drained(self) -> None:
+        """The last call was this worker's last: it was told to leave after it."""
+
+    def _run(self, call: Call) -> Status:
+        # Staging outlives the call: it must not become inference tensors, whatever mode the program is in.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            status = self._caller.run(call)
+        drained = self._caller.said_goodbye and status is not Status.ABORT
+        if drained or (self._caller.leaving and self._plane.phase is Phase.STOPPED and not self._caller.departed):
+            self._drained()
+        return status
+
+    def _call_back(self) -> None:
+        """Tell the program's callbacks of the views since the last call."""
+        if not self._plane.changes:
+            return
+        with self._plane.changed:
+            changes, self._plane.changes = self._plane.changes, []
+        with torch.enable_grad():
+            for view in changes:
+                for callback in self._callbacks:
+                    callback(view)
+
+
+def _weight(weight: Any) -> float:
+    try:
+        share = float(weight)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
+        share = float("nan")
+    if not 0.0 <= share < float("inf"):
+        raise ConfigError(f"weight={weight!r} must be a finite number of at least 0")
+    if share and not LIGHTEST <= share <= HEAVIEST:
+        raise ConfigError(
+            f"weight={weight!r} must be 0 or {LIGHTEST:g} to {HEAVIEST:g}, as products with it must fit float32: only the "
+            "ratios of the weights count, so multiply them all by one factor"
+        )
+    return share

@@ -1,0 +1,58 @@
+"""Workers that stay between the examples of a property: each does what it is told, all of them at once."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from ftlib.frameworks.base import Framework
+from ftlib.ftlib import FTLib
+from tests.ftlib.workers import TIMEOUT, Job, Worker
+
+Told = Callable[[FTLib], Any]
+
+
+class Crew:
+    """So many workers of one job, over the memory framework unless told otherwise."""
+
+    def __init__(self, size: int, framework: Callable[[str], Framework] | None = None, **settings: Any) -> None:
+        self.job = Job(size, framework, **settings)
+        self.names = [f"w{i}" for i in range(size)]
+        self._orders: dict[str, queue.SimpleQueue[Told | None]] = {name: queue.SimpleQueue() for name in self.names}
+        self._answers: dict[str, queue.SimpleQueue[tuple[Any, BaseException | None]]] = {
+            name: queue.SimpleQueue() for name in self.names
+        }
+
+    def each(self, told: Sequence[Told]) -> list[Any]:
+        """Worker i does ``told[i]``; what they return. The first exception is raised."""
+        for name, order in zip(self.names, told, strict=True):
+            self._orders[name].put(order)
+        answers = [self._answers[name].get(timeout=TIMEOUT) for name in self.names]
+        for _, error in answers:
+            if error is not None:
+                raise error
+        return [value for value, _ in answers]
+
+    def all(self, told: Callable[[FTLib, int], Any]) -> list[Any]:
+        """Every worker does the same; it is given its index."""
+        return self.each([lambda ft, i=i: told(ft, i) for i in range(len(self.names))])
+
+    def __enter__(self) -> Self:
+        for name in self.names:
+            self.job.start(name, self._serve)
+        self.all(lambda ft, _: ft.barrier())
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        for orders in self._orders.values():
+            orders.put(None)
+        self.job.__exit__(*args)
+
+    def _serve(self, worker: Worker) -> None:
+        orders, answers = self._orders[worker.name], self._answers[worker.name]
+        while (order := orders.get()) is not None:
+            try:
+                answers.put((order(worker.ft), None))
+            except BaseException as error:  # noqa: BLE001 - the test raises it
+                answers.put((None, error))

@@ -1,0 +1,90 @@
+"""Members with the real agents, over the memory framework, as threads of one process."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ftlib import FTLib
+from ftlib.frameworks.gloo import GlooFramework
+from ftlib.frameworks.memory import MemoryHub
+
+TIMEOUT = 15.0
+
+
+def eventually(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {TIMEOUT:g} s: {what}"
+        time.sleep(0.002)
+
+
+class Company:
+    """Those who were hired, in that order."""
+
+    def __init__(self, founders: int, backend: str = "memory", **settings: Any) -> None:
+        self.hub = MemoryHub()
+        self.backend = backend
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            self._first = f"127.0.0.1:{held.getsockname()[1]}"
+        self.settings = {
+            "job": f"company-{id(self)}",
+            "introducers": [self._first],
+            "initial_size": founders,
+            "step_timeout": TIMEOUT,
+            "join_timeout": TIMEOUT,
+            "agent": "thread",  # quicker to start, and the same but for that
+            "boundary_wait": 0.05,  # nobody calls while they close
+            **settings,
+        }
+        self.members: list[FTLib] = []
+        self._names = itertools.count()
+        hired = at_once(*[functools.partial(self.init, bind=self._first if not i else "127.0.0.1:0") for i in range(founders)])
+        self.members = sorted(hired, key=lambda ft: ft.rank)
+
+    def init(self, **settings: Any) -> FTLib:
+        """One more; returns as ``FTLib.init`` does."""
+        name = f"m{next(self._names)}"
+        framework = self.hub.framework(name) if self.backend == "memory" else GlooFramework()
+        ft = FTLib.init(framework=framework, config={}, **{**self.settings, **settings})
+        self.members.append(ft)
+        return ft
+
+
+def at_once(*bodies: Callable[[], Any]) -> list[Any]:
+    """Run them in threads of their own; the first exception is raised."""
+    results: list[Any] = [None] * len(bodies)
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        try:
+            results[index] = bodies[index]()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive(), "stuck"
+    if errors:
+        raise errors[0]
+    return results
+
+
+@contextmanager
+def company(count: int, backend: str = "memory", **settings: Any) -> Iterator[Company]:
+    """Founders that have met, in rank order."""
+    made = Company(count, backend, **settings)
+    try:
+        at_once(*[ft.barrier for ft in made.members])
+        yield made
+    finally:
+        at_once(*[ft.close for ft in made.members])

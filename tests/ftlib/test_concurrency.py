@@ -1,0 +1,377 @@
+"""Several threads, calls within calls, and closing in the middle of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ftlib.ftlib
+from ftlib import ConfigError, RebuildTimeout, Status, StepMismatch
+from ftlib.ftlib import FTLib
+from tests.ftlib.crew import Crew
+from tests.ftlib.real import at_once, company, eventually
+from tests.ftlib.workers import Job, Worker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def pair() -> Iterator[Crew]:
+    with Crew(2) as crew:
+        yield crew
+
+
+def in_thread(function: object) -> threading.Thread:
+    thread = threading.Thread(target=function, daemon=True)  # type: ignore[arg-type]
+    thread.start()
+    return thread
+
+
+def test_two_threads_in_the_same_order_everywhere() -> None:
+    """They take turns as the program lets them; each call is one call."""
+
+    def body(worker: Worker) -> None:
+        turn = [threading.Semaphore(1), threading.Semaphore(0)]
+        errors: list[BaseException] = []
+
+        def loop(index: int) -> None:
+            try:
+                for step in range(20):
+                    turn[index].acquire()
+                    tensor = torch.full((50 + index,), float(step + int(worker.name[1:])))
+                    assert worker.ft.allreduce_average(tensor)
+                    assert bool((tensor == step + 0.5).all())
+                    turn[1 - index].release()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+                turn[1 - index].release()
+
+        threads = [in_thread(lambda index=index: loop(index)) for index in range(2)]
+        for thread in threads:
+            thread.join(15)
+            assert not thread.is_alive()
+        if errors:
+            raise errors[0]
+        assert worker.ft.step == 40
+
+    with Job(2) as job:
+        job.run({"w0": body, "w1": body})
+
+
+def test_two_threads_at_once_do_not_mix_their_calls() -> None:
+    """Alone there is no order to agree on: whatever comes is carried out, one by one."""
+
+    def body(worker: Worker) -> None:
+        def loop(index: int) -> None:
+            for _ in range(100):
+                assert worker.ft.allreduce_average(torch.full((20 + index,), float(index))) is Status.NO_NEED
+
+        threads = [in_thread(lambda index=index: loop(index)) for index in range(4)]
+        for thread in threads:
+            thread.join(15)
+            assert not thread.is_alive()
+        assert worker.ft.step == 400
+
+    with Job(1) as job:
+        job.run({"w0": body})
+
+
+def test_threads_in_another_order_elsewhere_are_a_mismatch_not_a_hang() -> None:
+    def body(worker: Worker) -> None:
+        first, second = (30, 40) if worker.name == "w0" else (40, 30)
+        worker.ft.barrier()
+        outcome: list[object] = []
+
+        def other() -> None:
+            try:
+                outcome.append(worker.ft.allreduce_average(torch.ones(first)))
+            except StepMismatch as error:
+                outcome.append(error)
+
+        thread = in_thread(other)
+        thread.join(15)
+        assert not thread.is_alive()
+        assert isinstance(outcome[0], StepMismatch)
+        with pytest.raises(StepMismatch):
+            worker.ft.allreduce_average(torch.ones(second))
+
+    with Job(2) as job:
+        job.run({"w0": body, "w1": body})
+
+
+def test_a_thread_that_waits_too_long_for_another_says_for_which() -> None:
+    def body(worker: Worker) -> None:
+        if worker.name == "w1":
+            waited.wait(15)
+            assert worker.ft.barrier()
+            return
+        thread = threading.Thread(target=worker.ft.barrier, name="the-slow-one", daemon=True)
+        thread.start()
+        eventually(lambda: worker.ft._plane.current is not None, "it is inside")
+        worker.ft._caller._limits = type(worker.ft._caller._limits)(0.2)
+        with pytest.raises(RebuildTimeout, match=r"barrier\(\): thread the-slow-one was in a call for 0.2 s"):
+            worker.ft.barrier()
+        waited.set()
+        thread.join(15)
+        assert not thread.is_alive()
+
+    waited = threading.Event()
+    with Job(2) as job:
+        job.run({"w0": body, "w1": body})
+
+
+def test_callbacks_and_state_functions_cannot_call(pair: Crew) -> None:
+    def body(ft: FTLib, _: int) -> None:
+        ft.on_view_change(lambda _: ft.barrier())
+        ft._plane.changes.append(ft.view)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"^barrier\(\): a callback of on_view_change cannot average"):
+            ft.barrier()
+        assert ft.barrier(), "and the next call is as good as ever"
+
+    pair.all(body)
+
+
+def test_a_callback_of_one_thread_keeps_others_out(pair: Crew) -> None:
+    """The thread that tells is inside a call already, so another cannot overtake it."""
+
+    def body(ft: FTLib, _: int) -> None:
+        order: list[str] = []
+        inside = threading.Event()
+
+        def callback(_: object) -> None:
+            inside.set()
+            time.sleep(0.05)
+            order.append("callback")
+
+        ft.on_view_change(callback)
+        ft._plane.changes.append(ft.view)  # type: ignore[arg-type]
+        thread = in_thread(ft.barrier)
+        assert inside.wait(5)
+        assert ft.barrier()
+        order.append("second call")
+        thread.join(5)
+        assert order == ["callback", "second call"]
+
+    pair.all(body)
+
+
+def test_an_autograd_hook_may_call(pair: Crew) -> None:
+    def body(ft: FTLib, i: int) -> None:
+        parameter = nn.Parameter(torch.ones(3))
+        statuses: list[Status] = []
+
+        def hook(hooked: torch.Tensor) -> None:
+            statuses.append(ft.allreduce_average([hooked]))
+
+        parameter.register_post_accumulate_grad_hook(hook)
+        (parameter * float(i)).sum().backward()
+        assert statuses == [Status.SUCCESS]
+        assert torch.equal(parameter.grad, torch.full((3,), 0.5))  # type: ignore[arg-type]
+
+    pair.all(body)
+
+
+def test_a_state_function_that_calls_is_told_so() -> None:
+    def body(worker: Worker) -> None:
+        ft = worker.ft
+        if worker.name == "w2":
+            ft.register_state(state_dict=dict, load_state_dict=lambda _: ft.barrier())
+            with pytest.raises(ConfigError, match="within another call"):
+                ft.barrier()
+            ft.close()
+            return
+        ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+        while ft.epoch < 3:
+            assert ft.barrier()
+            if worker.name == "w0" and "w2" not in job.workers:
+                job.start("w2", body)
+
+    with Job(2) as job:
+        job.run({"w0": body, "w1": body})
+        job.workers["w2"].join()
+
+
+@pytest.mark.parametrize("backend", ["memory", "gloo"])
+@pytest.mark.parametrize("way", ["close", "leave"])
+def test_leaving_in_the_middle_of_a_call_ends_it(way: str, backend: str) -> None:
+    """From another thread, with the real agents. The others go on; nothing is left behind."""
+    agent = "thread" if backend == "memory" else "process"
+    with company(1, backend, agent=agent):
+        pass  # what the process keeps for good is there now
+    before = left_behind()
+    with company(3, backend, agent=agent) as crew:
+        first, second, third = crew.members
+        results: list[Status] = []
+        inside = in_thread(lambda: results.append(third.allreduce_average(torch.ones(1000))))
+        eventually(lambda: third._plane.running is not None, "it waits for the others")
+        began = time.monotonic()
+        getattr(third, way)()
+        inside.join(5)
+        assert not inside.is_alive()
+        assert time.monotonic() - began < 3.0
+        assert results == [Status.ABORT]
+        assert third.allreduce_average(torch.ones(3)) is Status.ABORT
+        tensors = [torch.full((1000,), 1.0), torch.full((1000,), 3.0)]
+        assert at_once(lambda: first.allreduce_average(tensors[0]), lambda: second.allreduce_average(tensors[1]))
+        assert all(bool((tensor == 2.0).all()) for tensor in tensors)
+        assert first.size == second.size == 2
+    eventually(
+        lambda: all(now <= then for now, then in zip(left_behind(), before, strict=True)),
+        f"{left_behind()}, before {before}: {threading.enumerate()}",
+    )
+
+
+def left_behind() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the others have not agreed yet: they count on that."""
+    monkeypatch.setattr(ftlib.ftlib, "LEAVE_TIMEOUT", 0.3)
+
+    def body(worker: Worker) -> None:
+        worker.ft.barrier()
+        monkeypatch.setattr(worker.consensus, "leave", lambda: None)
+        thread = in_thread(worker.ft.leave)
+        eventually(lambda: worker.ft._caller.departed, "it leaves")
+        assert worker.ft._plane.phase.value == "active"
+        assert worker.ft.barrier() is Status.ABORT
+        assert worker.ft._plane.finished == 1
+        thread.join(5)
+
+    with Job(1) as job:
+        job.run({"w0": body})
+
+
+def test_closing_twice_and_from_many_threads() -> None:
+    with company(2) as crew:
+        ft = crew.members[1]
+        at_once(*[ft.close for _ in range(4)])
+        ft.close()
+        ft.leave()
+        assert ft.barrier() is Status.ABORT
+
+
+PROGRAM = """
+import os, signal, sys, threading, time
+import torch
+from ftlib import FTLib, Status
+ft = FTLib.init(config={}, job=f"alone-{os.getpid()}", framework="memory")
+ft.on_view_change(lambda view: None)
+ft.barrier()
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    arguments = [sys.executable, "-X", "faulthandler", "-c", PROGRAM + program]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environment, check=False)
+
+
+@pytest.mark.process
+def test_a_signal_handler_may_close_in_the_middle_of_a_call() -> None:
+    found = run("""
+ft._consensus.leave = lambda: None  # nobody answers: closing has to wait
+def handler(number, frame):
+    began = time.monotonic()
+    ft.close()
+    ft.close()
+    print("closed in", time.monotonic() - began < 0.2, flush=True)
+signal.signal(signal.SIGUSR1, handler)
+from ftlib.caller import Caller
+original = Caller._finish
+def slow(self, *arguments):
+    with self._plane.changed:  # the very lock that closing needs
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.05)
+    return original(self, *arguments)
+Caller._finish = slow
+status = ft.barrier()
+Caller._finish = original
+print(status in (Status.ABORT, Status.NO_NEED), ft.barrier() is Status.ABORT)
+""")
+    assert (found.returncode, found.stdout.splitlines()) == (0, ["closed in True", "True True"]), found.stderr
+
+
+@pytest.mark.process
+def test_the_interpreter_ends_in_the_middle_of_a_call() -> None:
+    found = run("""
+import consensus
+from ftlib.frameworks.base import Work
+ft._caller.load_state = lambda call, session: time.sleep(60)  # a call that does not end
+thread = threading.Thread(target=ft.barrier, daemon=True)
+thread.start()
+while ft._plane.current is None:
+    time.sleep(0.001)
+print("end", flush=True)
+""")
+    assert (found.returncode, found.stdout, found.stderr) == (0, "end\n", "")
+
+
+@pytest.mark.process
+def test_a_child_forked_in_the_middle_of_a_call_is_no_worker() -> None:
+    """Locks are held at that moment by a thread that the child does not have."""
+    found = run("""
+from ftlib import ConfigError
+from torch.utils.data import DataLoader
+hold, held = threading.Event(), threading.Event()
+def load_state(call, session):
+    with ft._plane.changed:
+        held.set()
+        hold.wait(30)
+    return False
+ft._caller.load_state = load_state
+results = []
+thread = threading.Thread(target=lambda: results.append(ft.barrier()))
+thread.start()
+held.wait(5)
+print(sorted(int(item) for item in DataLoader([1, 2, 3], num_workers=2)), flush=True)
+child = os.fork()
+if child == 0:
+    try:
+        ft.barrier()
+    except ConfigError as error:
+        print("forked from a worker" in str(error), flush=True)
+    ft.leave()
+    ft.close()
+    sys.exit(7)  # with the handlers of atexit
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+hold.set()
+thread.join(10)
+print(results, ft.barrier() is Status.NO_NEED)
+ft.close()
+""")
+    expected = ["[1, 2, 3]", "True", "7", "[<Status.NO_NEED: 'no_need'>] True"]
+    assert (found.returncode, found.stdout.splitlines()) == (0, expected), found.stderr
+
+
+def test_a_signal_that_interrupts_a_call_finds_it_busy() -> None:
+    """In this process's main thread, as handlers are."""
+    with company(1) as crew:
+        ft = crew.members[0]
+        caught: list[Exception] = []
+
+        def handler(number: int, frame: object) -> None:
+            try:
+                ft.barrier()
+            except ConfigError as error:
+                caught.append(error)
+
+        previous = signal.signal(signal.SIGUSR2, handler)
+        ft._caller.load_state = lambda call, session: os.kill(os.getpid(), signal.SIGUSR2) or False  # type: ignore[func-returns-value]
+        try:
+            assert ft.barrier() is Status.NO_NEED
+        finally:
+            signal.signal(signal.SIGUSR2, previous)
+        assert "within another call" in str(caught[0])

@@ -1,0 +1,239 @@
+"""Active mode asks for what is known here; passive mode is told. What resets ``initialized()``."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from consensus import Mode
+from ftlib.ftlib import FTLib
+from tests.ftlib.real import at_once, company, eventually
+from tests.ftlib.workers import Job, Worker
+
+
+class Asked:
+    """Counts what a worker asks of its consensus."""
+
+    def __init__(self, worker: Worker, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.confirms = 0
+        self.answer: bool | None = None
+        real = worker.consensus.confirm
+
+        def confirm() -> bool:
+            self.confirms += 1
+            return real() if self.answer is None else self.answer
+
+        monkeypatch.setattr(worker.consensus, "confirm", confirm)
+        monkeypatch.setattr(worker.consensus, "passive_or_active", lambda: mode)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_active_mode_confirms(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    def body(worker: Worker) -> None:
+        asked = Asked(worker, Mode.ACTIVE, monkeypatch)
+        worker.ft.barrier()
+        assert worker.ft.initialized()
+        assert asked.confirms == 1
+        assert worker.ft.skip_allreduce() is (size == 1)
+        assert asked.confirms == (2 if size == 1 else 1)
+        asked.answer = False  # a change is under way, though nobody has told the data plane yet
+        assert not worker.ft.initialized()
+        assert not worker.ft.skip_allreduce()
+
+    with Job(size) as job:
+        job.run({f"w{i}": body for i in range(size)})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_passive_mode_is_told(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    def body(worker: Worker) -> None:
+        asked = Asked(worker, Mode.PASSIVE, monkeypatch)
+        asked.answer = False
+        worker.ft.barrier()
+        assert worker.ft.initialized()
+        assert worker.ft.skip_allreduce() is (size == 1)
+        if worker.name == "w0":
+            worker.consensus.plane.freeze(2, None)  # type: ignore[union-attr]
+            eventually(lambda: not worker.ft.initialized(), "told of a change")
+            assert not worker.ft.skip_allreduce()
+        assert asked.confirms == 0
+
+    with Job(size) as job:
+        job.run({f"w{i}": body for i in range(size)})
+
+
+def test_a_change_that_waits_for_the_call_is_not_seen_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consensus has begun it, and says so when asked; the flag stays until the operations have ended."""
+
+    def body(worker: Worker) -> None:
+        ft = worker.ft
+        asked = Asked(worker, Mode.ACTIVE, monkeypatch)
+        ft.barrier()
+        if worker.name == "w1":
+            assert seen.wait(10)
+            assert ft.barrier()
+            return
+        thread = threading.Thread(target=ft.barrier, daemon=True)
+        thread.start()
+        eventually(lambda: ft._plane.running is not None, "inside")
+        asked.answer = False
+        worker.consensus.plane.freeze(2, 2)  # type: ignore[union-attr]
+        eventually(lambda: ft._plane._order is not None, "it was told to freeze after this call")
+        assert ft.initialized()
+        seen.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert not ft.initialized()
+
+    seen = threading.Event()
+    with Job(2) as job:
+        job.run({"w0": body, "w1": body})
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_asking_sends_nothing(mode: str) -> None:
+    """Thousands of questions within a moment: what is sent meanwhile is what is sent anyway."""
+    with company(2, mode=mode) as crew:
+        ft = crew.members[0]
+
+        def sent() -> int:
+            return sum(count for kind in ft._consensus.status()["messages"].values() for count in _numbers(kind))
+
+        before = sent()
+        for _ in range(5000):
+            assert ft.initialized()
+            assert not ft.skip_allreduce()
+        assert sent() - before < 500
+
+
+def _numbers(tree: object) -> list[int]:
+    if isinstance(tree, dict):
+        return [number for value in tree.values() for number in _numbers(value)]
+    return [tree] if isinstance(tree, int) else []
+
+
+@pytest.mark.parametrize("mode", ["active", "passive"])
+def test_a_joiner_waits_for_the_end_of_a_long_call(mode: str) -> None:
+    """The joiner knocks while two members are inside a call: nothing changes for them before it has ended."""
+    with company(2, mode=mode, boundary_wait=5.0) as crew:
+        first, second = crew.members
+        entered, finish = threading.Event(), threading.Event()
+        hold(first, entered, finish)
+
+        def member(ft: FTLib) -> None:
+            tensor = torch.ones(4)
+            assert ft.allreduce_average(tensor)
+            assert ft.size == 2, "this call was finished with those who began it"
+            assert ft.initialized()
+            assert ft.barrier()  # its trailer says that all freeze after it
+            assert ft.barrier()
+            assert ft.size == 3
+
+        def joiner() -> None:
+            assert entered.wait(10)
+            ft = crew.init()
+            assert ft.barrier()
+
+        def watch() -> None:
+            assert entered.wait(10)
+            eventually(first._consensus.new_member_join, "the joiner has knocked")
+            for _ in range(30):
+                assert first.initialized()
+                assert second.initialized()
+                assert (first.size, second.size) == (2, 2)
+                time.sleep(0.01)  # time in which it must not happen
+            finish.set()
+
+        at_once(lambda: member(first), lambda: member(second), joiner, watch)
+        assert first.metrics()["redone"] == second.metrics()["redone"] == 0
+
+
+def hold(ft: FTLib, entered: threading.Event, finish: threading.Event) -> None:
+    """Keep the next operation of this member under way until told."""
+    group = ft.group
+    assert group is not None
+    real = group.allreduce
+
+    def allreduce(tensor: torch.Tensor, op: str = "SUM") -> object:
+        entered.set()
+        assert finish.wait(10)
+        group.allreduce = real  # type: ignore[method-assign]
+        return real(tensor, op)
+
+    group.allreduce = allreduce  # type: ignore[method-assign,assignment]
+
+
+def look_at_freezes(ft: FTLib, seen: list[bool]) -> None:
+    """Note what ``initialized()`` says right after each freeze: polling would miss it."""
+    original = ft._plane._freeze
+
+    def freeze() -> None:
+        original()
+        seen.append(ft.initialized())
+
+    ft._plane._freeze = freeze  # type: ignore[method-assign]
+
+
+def test_a_joiner_that_is_admitted_resets_initialized() -> None:
+    seen: list[bool] = []
+
+    def body(worker: Worker) -> None:
+        ft = worker.ft
+        ft.barrier()
+        if worker.name == "w0":
+            look_at_freezes(ft, seen)
+            job.start("w2", lambda late: late.ft.barrier())
+        while ft.size < 3:
+            assert ft.barrier()
+        assert ft.initialized()
+
+    with Job(2) as job:
+        job.run({f"w{i}": body for i in range(2)})
+        job.workers["w2"].join()
+    assert seen
+    assert not any(seen)
+
+
+def test_a_failed_collective_resets_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(worker: Worker) -> None:
+        ft = worker.ft
+        ft.barrier()
+        if worker.name == "w0":
+            original = worker.consensus.average_failure
+
+            def average_failure(call: int, suspects: object) -> None:
+                seen.append(ft.initialized())
+                original(call, suspects)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(worker.consensus, "average_failure", average_failure)
+            job.hub.fail_next(0)
+        assert ft.barrier()
+        assert ft.initialized()
+        assert ft.epoch == 2
+
+    seen: list[bool] = []
+    with Job(2) as job:
+        job.run({f"w{i}": body for i in range(2)})
+    assert seen == [False]
+
+
+def test_a_member_found_dead_resets_initialized() -> None:
+    """Outside of any call, so that no collective tells: the detector does, and it takes a call to go on."""
+    with company(3, exclude_after=0.3) as crew:
+        first, second, third = crew.members
+        assert first.initialized()
+        seen: list[bool] = []
+        look_at_freezes(first, seen)
+        crew.hub.kill(third._framework.member, silent=True)  # type: ignore[attr-defined]
+        third._consensus.stop()  # its sockets close: as good as dead
+
+        def watch(ft: FTLib) -> None:
+            eventually(lambda: ft.initialized() and ft.size == 2, "rebuilt")
+            assert ft.barrier()
+
+        at_once(lambda: watch(first), lambda: watch(second))
+        assert seen
+        assert not any(seen)
