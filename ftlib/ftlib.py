@@ -6,19 +6,17 @@ import atexit
 import contextlib
 import functools
 import hashlib
-import ipaddress
 import logging
 import os
 import secrets
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from consensus import ConfigError as ConsensusConfigError
 from consensus import (
-    Bound,
     Consensus,
     ConsensusError,
     Gossip,
@@ -28,10 +26,9 @@ from consensus import (
     Mode,
     View,
     format_address,
-    parse_address,
 )
-from consensus import ConfigError as ConsensusConfigError
 
+from .binding import bind
 from .caller import Caller, Limits
 from .calls import Calls
 from .config import VETO, Settings, resolve
@@ -42,7 +39,7 @@ from .frameworks import framework_by_name
 from .frameworks.base import Framework, Group, GroupSpec
 from .launch.announce import announce
 from .logs import about, configure
-from .meeting import introduced, publish
+from .meeting import introduced
 from .plane import Phase, Plane
 from .ranks import RankAssignScheme
 from .rebuild import Rebuilder, RebuildError
@@ -168,6 +165,8 @@ class FTLib(Calls):
             return self._consensus.report_join([addresses] if isinstance(addresses, str) else list(addresses))
         except (ConsensusConfigError, ValueError) as error:
             raise ConfigError(str(error)) from None
+        except ConsensusError as error:
+            raise FTLibError(f"{error}: this worker's part is over") from None
 
     def leave(self) -> None:
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
@@ -258,7 +257,7 @@ class FTLib(Calls):
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        meta = dict(self._framework.start(self._bind()))
+        meta = dict(self._framework.start(bind(self._consensus, self.settings)))
         meta["room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
         if self.settings.name:
             meta["name"] = self.settings.name
@@ -276,23 +275,6 @@ class FTLib(Calls):
             raise JoinError(str(error)) from error
         self._meet()
         self._drain.install()
-
-    def _bind(self) -> str:
-        """Bind the control address; the host that the framework listens on. ConfigError where it must not be that one."""
-        settings = self.settings
-        _check_bind(settings)
-        try:
-            bound = self._consensus.bind()
-        except ConsensusConfigError as error:
-            launch = settings.launched
-            derived = launch is not None and launch.settings.get("bind") == settings.consensus.bind and launch.store is None
-            hint = f"; under {launch.by} that is FTLIB_PORT, the same for all workers" if launch is not None and derived else ""
-            raise ConfigError(f"{error}{hint}") from None
-        if bound is None:
-            return parse_address(settings.consensus.bind)[0]
-        _check_bound(settings, bound)
-        publish(settings, bound)
-        return bound.interface
 
     def _meet(self) -> None:
         timeout = self.settings.consensus.join_timeout
@@ -418,46 +400,6 @@ def _ring_of(settings: Settings) -> KeyRing | None:
 def _room(view: View, host: Member) -> str:
     """What a view's group is called in the store of ``host``: nothing that a stranger could guess."""
     return hashlib.blake2b(f"{host.fact('room')}|{view.view_id}".encode(), digest_size=16).hexdigest()
-
-
-def _trust(settings: Settings, where: str) -> None:
-    """ConfigError unless members know each other, or the user said that everybody can be believed."""
-    if not (settings.consensus.secured or settings.consensus.insecure):
-        raise ConfigError(
-            f"bind={where} is reachable from other hosts: give all workers the same secret or secret_file (ftlib keys new "
-            "makes one), or insecure=True where you trust everybody in that network"
-        )
-
-
-def _check_bind(settings: Settings) -> None:
-    """Before anything listens. ConfigError unless it is this machine only, or strangers are kept out."""
-    bind = settings.consensus.bind
-    if not bind or bind.startswith(":"):
-        return  # known once it is bound
-    host = parse_address(bind)[0]
-    try:
-        found = {ipaddress.ip_address(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError):
-        raise ConfigError(f"bind={bind}: cannot resolve {host!r}; give an address of this host") from None
-    if not all(address.is_loopback for address in found):
-        _trust(settings, bind)
-
-
-def _check_bound(settings: Settings, bound: Bound) -> None:
-    """The same for an address that was derived; and a loopback address is of no use to other hosts."""
-    host, where = bound.interface, format_address(bound.address)
-    loopback = ipaddress.ip_address(host).is_loopback
-    if not loopback:
-        _trust(settings, where)
-    launch = settings.launched
-    if loopback and launch is not None and launch.several_hosts:
-        way_out = (
-            "FTLIB_BIND=ADDRESS:0 here" if launch.store else "FTLIB_INTRODUCERS=ADDRESS:PORT and FTLIB_INITIAL_SIZE everywhere"
-        )
-        raise ConfigError(
-            f"{launch.by} runs workers on several hosts, but here {where} is what leads to the first of them, which "
-            f"is loopback: correct /etc/hosts, or set {way_out}, with an address that the others reach"
-        )
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 from consensus import KeyRing, Member, SecretError, get
 
 from .call import Call
-from .errors import ConfigError, RebuildTimeout, StateLost
+from .errors import ConfigError, FTLibError, RebuildTimeout
 from .logs import about
 from .plane import Phase, Plane
 from .registry import Registered
@@ -137,7 +137,9 @@ class Transfer:
         with plane.changed:
             plane.changed.wait_for(lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), max(0.0, deadline - time.monotonic()))
             if plane.phase is Phase.STOPPED:
-                raise plane.error or StateLost("this worker's part is over")
+                if isinstance(plane.error, FTLibError):
+                    raise plane.error
+                raise FTLibError("this worker has left the job, or was closed: register its state before that")
             if plane.phase is not Phase.ACTIVE or plane.session is None:
                 raise RebuildTimeout(
                     f"no view became active within {self._join_timeout:g} s while waiting for the initial state"
