@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import ftlib.ftlib
-from ftlib import ConfigError, RebuildTimeout, Status, StepMismatch
+from ftlib import ConfigError, FTLibError, RebuildTimeout, Status, StepMismatch
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
 from tests.ftlib.real import at_once, company, eventually
@@ -375,3 +375,14 @@ def test_a_signal_that_interrupts_a_call_finds_it_busy() -> None:
         finally:
             signal.signal(signal.SIGUSR2, previous)
         assert "within another call" in str(caught[0])
+
+
+def test_after_a_close_everything_says_so_in_this_packages_own_words() -> None:
+    with company(1) as one:
+        [ft] = one.members
+        ft.close()
+        with pytest.raises(FTLibError, match="closed"):
+            ft.register_state(model=nn.Linear(2, 2))
+        with pytest.raises(FTLibError, match="part is over"):
+            ft.manual_join("127.0.0.1:1")
+        assert ft.allreduce_average(torch.ones(1)) is Status.ABORT
