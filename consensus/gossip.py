@@ -185,10 +185,10 @@ class Gossip(Consensus):
         """This member is ready to take part."""
         self._perform("seek_admission")
 
-    def progress(self, finished: int, current: int) -> None:
+    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
         """Where the data plane is."""
         if self._host is not None:
-            self._host.progress(Progress(finished, current, now()))
+            self._host.progress(Progress(finished, current, now(), busy))
 
     def average_success(self, call: int) -> None:
         """Remember that ``call`` is finished. Sends nothing."""

@@ -130,8 +130,9 @@ class Consensus(ABC):
         """Whether a joiner waits to be admitted at the next boundary."""
 
     @abstractmethod
-    def progress(self, finished: int, current: int) -> None:
-        """Where the data plane is: the last call that ended, and the one in progress (0 for none).
+    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
+        """Where the data plane is: the last call that ended, the one in progress (0 for none), and whether operations of it
+        are under way: joiners wait until those have ended.
 
         Local and cheap: it rides on the pings that are sent anyway, so that peers know whom they wait for.
         """

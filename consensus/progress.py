@@ -12,7 +12,8 @@ _WIRE = struct.Struct("<QQd")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``finished``: the last call that ended; ``current``: the call in progress, 0 for none.
+    """``finished``: the last call that ended; ``current``: the call in progress, 0 for none; ``busy``: whether operations of
+    it are under way (for the own agent alone, it does not travel).
 
     ``since``: when ``current`` was entered, on this host's boot-time clock. Clocks of different hosts have nothing in
     common, so what travels is how long that has been.
@@ -21,6 +22,7 @@ class Progress:
     finished: int
     current: int
     since: float = 0.0
+    busy: bool = False
 
     def pack(self, now: float) -> bytes:
         """For a ping sent at ``now``; nothing where there is nothing to tell."""

@@ -88,9 +88,7 @@ class Counters:
 class Plane:
     """The state. Methods named after transitions take the lock themselves; attributes are read under ``changed``."""
 
-    def __init__(
-        self, identify: Callable[[], str], tell: Callable[[int, int], None] = lambda _finished, _current: None
-    ) -> None:
+    def __init__(self, identify: Callable[[], str], tell: Callable[..., None] = lambda *_place, **_more: None) -> None:
         """``identify``: this member's id (known once the consensus has started). ``tell``: takes where this member is
         (finished, current call) whenever that changes; it must be quick.
         """
@@ -167,6 +165,7 @@ class Plane:
             if not self._acting_in(session):
                 return False
             self.running = session
+            self._told()
             return True
 
     def entered(self) -> None:
@@ -181,6 +180,7 @@ class Plane:
             order, self._order = self._order, None
             if not self._acting_in(session):
                 self._order = order
+                self._told()
                 return None
             self._finished(call, results)
             if trailer.freeze or order is not None:
@@ -192,6 +192,7 @@ class Plane:
         with self.changed:
             self.running = None
             if not self._acting_in(session):
+                self._told()
                 return False
             self._finished(call, results)
             self.counters.adopted += 1
@@ -201,6 +202,7 @@ class Plane:
         """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet)."""
         with self.changed:
             self.running = None
+            self._told()
             order, self._order = self._order, None
             first = self._acting_in(session)
             if first:
@@ -330,7 +332,7 @@ class Plane:
     # --- within the lock -----------------------------------------------------------------------------------------------
 
     def _told(self) -> None:
-        self._tell(self.finished, self.current.number if self.current else 0)
+        self._tell(self.finished, self.current.number if self.current else 0, busy=self.running is not None)
 
     def _acting_in(self, session: Session) -> bool:
         return self.phase is Phase.ACTIVE and self.session is session

@@ -70,7 +70,8 @@ class Proposer:
         if self._boundary is not None:
             return -inf
         if self._wish_since is not None:
-            return self._wish_since + self._core.config.boundary_wait
+            # Not in the middle of a call: it ends by itself, and the next packet or round looks again.
+            return inf if self._core.progress.busy else self._wish_since + self._core.config.boundary_wait
         return inf
 
     def consider(self, now: float) -> None:
@@ -116,7 +117,7 @@ class Proposer:
             self._wish_since = now
             core.history.mark(Moment.WISHED, core.epoch + 1, now)
             core.outbox.emit(Wish(True))
-        elif now >= self._wish_since + self._core.config.boundary_wait:
+        elif now >= self._wish_since + self._core.config.boundary_wait and not core.progress.busy:
             self._begin(now)
 
     def _drop_wish(self) -> None:

@@ -13,7 +13,7 @@ from ..progress import NOWHERE, Progress
 
 __all__ = ["ProgressCell"]
 
-_CELL = struct.Struct("<QQQd")
+_CELL = struct.Struct("<QQQd?")
 
 
 class ProgressCell:
@@ -43,14 +43,14 @@ class ProgressCell:
     def write(self, progress: Progress) -> None:
         """Replace the value."""
         memory, sequence = self._memory, self._sequence
-        _CELL.pack_into(memory, 0, sequence + 1, 0, 0, 0.0)
-        _CELL.pack_into(memory, 0, sequence + 1, progress.finished, progress.current, progress.since)
+        _CELL.pack_into(memory, 0, sequence + 1, 0, 0, 0.0, False)
+        _CELL.pack_into(memory, 0, sequence + 1, progress.finished, progress.current, progress.since, progress.busy)
         self._sequence = sequence + 2
         memory[:8] = (sequence + 2).to_bytes(8, "little")
 
     def read(self) -> Progress:
         """The value, or the one before where it is just being written."""
-        sequence, finished, current, since = _CELL.unpack_from(self._memory)
+        sequence, finished, current, since, busy = _CELL.unpack_from(self._memory)
         if sequence % 2 == 0 and self._memory[:8] == sequence.to_bytes(8, "little"):
-            self._latest = Progress(finished, current, since)
+            self._latest = Progress(finished, current, since, busy)
         return self._latest

@@ -63,7 +63,7 @@ class FakeConsensus(Consensus):
     def new_member_join(self) -> bool:
         return bool(self.cluster.waiting)
 
-    def progress(self, finished: int, current: int) -> None:
+    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
         self.where = (finished, current)
 
     def average_success(self, call: int) -> None:
