@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ class Crew:
         self._directory = directory
         self._job = job
         self._seed = seed
+        self._secret = secrets.token_hex(32)
         self._launcher: subprocess.Popen[bytes] | None = None
         self.added: subprocess.Popen[bytes] | None = None
         """The worker that was added."""
@@ -101,6 +103,7 @@ class Crew:
     def _spawn(self, command: list[str], facts: dict[str, str], log: str) -> subprocess.Popen[bytes]:
         # Nothing of the user's own settings: the demo is the same everywhere.
         env = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
+        env["FTLIB_SECRET"] = self._secret  # else the launcher would draw one that the added worker does not know
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_PACKAGE), env.get("PYTHONPATH"))))
         parent = os.getpid()
         (self._directory / "logs").mkdir(exist_ok=True)

@@ -122,7 +122,7 @@ def test_loopback_is_of_no_use_to_several_hosts(monkeypatch: pytest.MonkeyPatch)
 @needs_network
 def test_an_interface_that_was_derived_must_be_trusted_too() -> None:
     with Network(1) as [host], host.inside():
-        with pytest.raises(ConfigError, match=r"bind=10.77.0.1:\d+: members do not authenticate each other"):
+        with pytest.raises(ConfigError, match=r"bind=10.77.0.1:\d+ is reachable from other hosts"):
             FTLib.init(introducers=["10.77.0.9:7000"])
         with pytest.raises(ConfigError, match=r"no route leads to 10\.99\.0\.1:7000"):
             FTLib.init(introducers=["10.99.0.1:7000"])
