@@ -182,7 +182,6 @@ def other_version(actor: Actor) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("consensus") and hasattr(module, "PROTOCOL_VERSION"):
             module.__dict__["PROTOCOL_VERSION"] = 77
-    actor.settings["agent"] = "thread"  # one in a process of its own would speak the version that is installed
     with actor.init() as ft:
         actor.together(ft, 1)
 

@@ -135,7 +135,8 @@ class Stage:
         if self._process.poll() is None:
             self.until("all have ended", lambda: all(player.code is not None for player in self.players))
         self.players = []
-        self._settings = {"job": f"test-{secrets.token_hex(6)}", **settings}
+        # Agents as threads are quicker to start; those in processes are for the tests that are about them.
+        self._settings = {"job": f"test-{secrets.token_hex(6)}", "agent": "thread", **settings}
 
     # Starting
 
