@@ -126,7 +126,7 @@ class _Child:
         if self._agent is not None:
             driver = self._agent.driver
             error = StoppedError("its training process ended")
-            driver.perform(lambda _now: driver.core.die(str(error), error))
+            driver.perform(lambda _now: driver.core.die(str(error), error), even_held=True)
         os._exit(0)
 
     # Orders

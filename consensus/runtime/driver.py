@@ -194,6 +194,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
+        self._release: asyncio.TimerHandle | None = None
         self._arming = False
         self._notes: deque[dict[str, Any]] = deque(maxlen=_NOTES)
         self._latest_tick = 0.0
@@ -205,12 +206,30 @@ class Driver:
         """The protocol core (for tests)."""
         return self._core
 
-    def perform(self, action: Callable[[float], object]) -> None:
-        """Run ``action(now)`` against the core, then its effects; from within an effect: after those before it."""
+    def perform(self, action: Callable[[float], object], *, even_held: bool = False) -> None:
+        """Run ``action(now)`` against the core, then its effects; from within an effect: after those before it.
+
+        While held it waits, as everything in a stopped process does, unless ``even_held``.
+        """
         if self._crashed:
             return
         self._inbox.append(action)
+        if self._busy or self._release is not None:
+            if not even_held:
+                return
+        elif not even_held and self._held():
+            self._release = self._loop.call_later(_HELD_POLL, self._released)
+            return
         if not self._busy:
+            self._pump()
+
+    def _released(self) -> None:
+        self._release = None
+        if self._crashed or not self._inbox:
+            return
+        if self._held():
+            self._release = self._loop.call_later(_HELD_POLL, self._released)
+        else:
             self._pump()
 
     def receive(self, envelope: Envelope) -> None:

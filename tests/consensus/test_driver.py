@@ -12,6 +12,7 @@ import pytest
 
 from consensus.errors import ConsensusError, JoinError, LeftError, StoppedError
 from consensus.member import Member
+from consensus.messages import Envelope, Nack
 from consensus.protocol.effects import Activated, Freeze, Installed, Note, PeerProgress, Stopped, Wish
 from consensus.runtime.background import Background
 from consensus.runtime.clock import now
@@ -219,3 +220,24 @@ class TestBackground:
         while background.running and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not background.running
+
+
+def test_held_it_plays_stopped() -> None:
+    async def main() -> None:
+        async with rig() as a:
+            before = len(a.core.calls)
+            a.held = True
+            driver = a.agent.driver
+            driver.perform(lambda _at: a.core.calls.append(("checked",)))
+            driver.receive(Envelope("default", "b" * 16, ("127.0.0.1", 9), Nack(1)))
+            driver.perform(lambda _at: setattr(a.core, "deadline", now()))
+            await asyncio.sleep(0.1)
+            assert len(a.core.calls) == before
+            driver.perform(lambda _at: a.core.calls.append(("died",)), even_held=True)
+            assert a.core.calls[before:] == [("checked",), ("died",)]  # in order, and at once
+            driver.perform(lambda _at: a.core.calls.append(("later",)))
+            a.held = False
+            await until(lambda: ("later",) in a.core.calls)
+            assert not a.core.named("receive")  # lost, as in a socket that nobody reads from
+
+    run(main)

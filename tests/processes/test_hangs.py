@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
 
 def test_a_hung_worker_steps_aside_and_says_where_it_hangs(stage: Stage) -> None:
-    players = stage.found("train", "absent", "train", given=[{}, {"calls": 5, "seconds": 4}, {}], agent="process", stall_timeout=1.0)
+    players = stage.found(
+        "train", "absent", "train", given=[{}, {"calls": 5, "seconds": 4}, {}], agent="process", stall_timeout=1.0
+    )
     away = players.pop(1)
     left = stage.event(away, "away")["t"]
     stage.until("the others go on", lambda: all(player.size == 2 for player in players))
@@ -31,7 +33,9 @@ def test_a_hung_worker_steps_aside_and_says_where_it_hangs(stage: Stage) -> None
 
 def test_a_held_interpreter_is_waited_for(stage: Stage) -> None:
     """1.5 s with T_excl at 1 s: a thread would be taken for dead."""
-    players = stage.found("train", "holder", "train", given=[{}, {"calls": 5, "seconds": 1.5}, {}], agent="process", exclude_after=1.0)
+    players = stage.found(
+        "train", "holder", "train", given=[{}, {"calls": 5, "seconds": 1.5}, {}], agent="process", exclude_after=1.0
+    )
     stage.event(players[1], "released")
     stage.going(*players, size=3)
     assert all(call["size"] == 3 for player in players for call in player.calls)
