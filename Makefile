@@ -26,8 +26,10 @@ $(STAMP): setup.cfg setup.py pyproject.toml requirements-ci.txt
 demo: setup
 	$(BIN)/ftlib demo
 
+# What starts processes and measures time runs alone, the rest two files at a time.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not soak"
+	$(BIN)/python -m pytest -m "process and not soak"
 
 lint: setup
 	$(BIN)/ruff check .
