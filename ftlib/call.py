@@ -123,6 +123,15 @@ class Call:
             return []
         return [index for index, source in enumerate(self.sources) if source is not None and not finite(source)]
 
+    def reloaded(self) -> None:
+        """Registered state was loaded within this call: its gradients were computed on other weights, and do not count.
+
+        The state may hold this call's very tensors (buffers that are broadcast): what was loaded is now their input.
+        """
+        self.weight = 0.0
+        self._versions = [_version(source) for source in self.sources]
+        self._flat.clear()
+
     def check_untouched(self) -> None:
         """Before a redo: the inputs must be what they were."""
         for index, (source, version) in enumerate(zip(self.sources, self._versions, strict=True)):

@@ -19,7 +19,7 @@ from consensus import Consensus, LeftError
 from .average import Attempt, Disagreement
 from .call import Call, Results
 from .donation import Adoption
-from .errors import ConfigError, Excluded, GroupError, RebuildTimeout, StateLost, StepMismatch
+from .errors import ConfigError, Excluded, GroupError, JoinError, RebuildTimeout, StateLost, StepMismatch
 from .logs import about
 from .plane import Phase, Plane
 from .rebuild import Rebuilder
@@ -103,6 +103,11 @@ class Caller:
         self.load_state: Callable[[Call, Session], bool] = lambda _call, _session: False
         """Loads registered state where this member lacks it (set by ``FTLib``); whether it did."""
 
+    @property
+    def over(self) -> bool:
+        """Whether no call will ever do anything again."""
+        return self.departed or self._plane.phase is Phase.STOPPED
+
     def inside(self) -> bool:
         """Whether this thread is within a call: in a callback, a state function or a signal handler."""
         return bool(self._busy) and self._holder is threading.current_thread()
@@ -140,6 +145,12 @@ class Caller:
             if not self.leaving:
                 raise
             return Status.ABORT  # it leaves anyway: the others were quicker
+        except BaseException as error:
+            if self._plane.current is not call and self._plane.finished == call.number:
+                # Finished by all, and not delivered here (Ctrl-C, no memory): this member differs from the others from now on.
+                text = f"{call} was finished, but its result could not be delivered here ({type(error).__name__})"
+                self._stop(Excluded(f"{text}: start this worker anew, as a joiner"))
+            raise
         finally:
             if self._plane.current is call:
                 self._abandon()
@@ -157,7 +168,7 @@ class Caller:
                 results = self._adopt(call, session)
             else:
                 if self.load_state(call, session):
-                    call.weight = 0.0  # these gradients were computed on other weights
+                    call.reloaded()
                 results = self._attempt(call, session)
             if results is not None:
                 break
@@ -179,6 +190,8 @@ class Caller:
                 session = plane.session
                 if plane.phase is Phase.STOPPED:
                     assert plane.error is not None
+                    if isinstance(plane.error, JoinError):  # the job it had met is gone, or refuses it
+                        raise Excluded(str(plane.error))
                     raise plane.error.with_traceback(None)  # or the frames of every earlier call would pile up in it
                 active = plane.phase is Phase.ACTIVE and session is not None
                 if active and session is not None and session.size >= self._limits.min_size:

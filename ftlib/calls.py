@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -38,6 +39,8 @@ class Calls(ABC):
         self._layouts = layouts
         self._veto = veto
         self._callbacks: list[Callable[[View], None]] = []
+        self._untold: list[Callable[[], None]] = []
+        """Callbacks with their views that are still to be run."""
         self._told = False
         """Whether the user was told that there is no gradient."""
         caller.tell = self._call_back
@@ -147,14 +150,14 @@ class Calls(ABC):
 
     def _call_back(self) -> None:
         """Tell the program's callbacks of the views since the last call."""
-        if not self._plane.changes:
-            return
-        with self._plane.changed:
-            changes, self._plane.changes = self._plane.changes, []
-        with torch.enable_grad():
-            for view in changes:
-                for callback in self._callbacks:
-                    callback(view)
+        while self._untold or self._plane.changes:
+            if not self._untold:
+                with self._plane.changed:
+                    view = self._plane.changes.pop(0)
+                self._untold = [functools.partial(callback, view) for callback in self._callbacks]
+            else:
+                with torch.enable_grad():
+                    self._untold.pop(0)()  # where it raises, the next call goes on with the others
 
 
 def _weight(weight: Any) -> float:

@@ -37,7 +37,8 @@ class Drain:
             self._installed = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is given
-        if os.getpid() != self._pid:  # a forked child inherits the handler, but has nothing to drain
+        # A forked child inherits the handler, but has nothing to drain; and a worker whose part is over finishes nothing more.
+        if os.getpid() != self._pid or self._caller.over:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._caller.leaving:

@@ -158,7 +158,7 @@ class Rebuilder:
                 self._handle(item)
         except Exception as error:
             logger.exception("the rebuild thread failed", extra=about(self._plane, "crash"))
-            crash = FTLibError(f"the rebuild thread failed: {error!r}")
+            crash = errors.Excluded(f"this worker's rebuild thread failed: {error!r}")
             crash.__cause__ = error
             self._stop(crash)
         finally:
@@ -303,9 +303,9 @@ class Rebuilder:
 
 
 def translated(error: StoppedError) -> Exception:
-    """The consensus's reason to stop as an error of this package."""
+    """The consensus's reason to stop as an error of this package; whatever else it is, the others go on without this worker."""
     names = {"ExcludedError": errors.Excluded, "QuorumLostError": errors.QuorumLost, "JoinError": errors.JoinError}
     kind = names.get(type(error).__name__)
     if kind is None and not isinstance(error, LeftError):
-        kind = FTLibError
+        kind = errors.Excluded
     return kind(str(error)) if kind is not None else error

@@ -134,7 +134,9 @@ class Layouts:
         layout = self._known.get(key)
         if layout is None:
             for index, tensor in enumerate(found):
-                self._check(targets.name(index), tensor, op, mean=mean)
+                reason = self._reason(tensor, op, mean=mean)
+                if reason:  # the name is looked up only now: among all names of a module
+                    raise ConfigError(f"{targets.name(index)} of {list(tensor.shape)}{reason}")
             layout = lay_out(kind, [(t.dtype, tuple(t.shape)) for t in found], op, self._bucket_bytes)
             self._known[key] = layout
             while len(self._known) > _LAYOUTS_KEPT:
@@ -142,20 +144,18 @@ class Layouts:
         check_writable(targets)
         return layout
 
-    def _check(self, name: str, tensor: torch.Tensor, op: str, *, mean: bool) -> None:
+    def _reason(self, tensor: torch.Tensor, op: str, *, mean: bool) -> str:
+        """Why a tensor cannot take part, as the end of a sentence; empty where it can."""
         if tensor.layout is not torch.strided:
-            raise ConfigError(
-                f"{name} of {list(tensor.shape)} is {tensor.layout}: only dense tensors can be reduced; use dense gradients "
-                "(sparse=False) or to_dense()"
-            )
-        name = f"{name} of {list(tensor.shape)}"
+            return f" is {tensor.layout}: only dense tensors can be reduced; use dense gradients (sparse=False) or to_dense()"
         reason = reason_against(tensor.dtype, op, mean=mean)
         if reason:
-            raise ConfigError(f"{name} is {tensor.dtype}: {reason}")
+            return f" is {tensor.dtype}: {reason}"
         try:
             self._framework.check(torch.empty(0, dtype=wire_dtype(tensor.dtype, op), device=tensor.device))
         except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from None
+            return f": {error}"
+        return ""
 
 
 def check_writable(targets: Targets) -> None:

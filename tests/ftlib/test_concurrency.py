@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import ftlib.ftlib
-from ftlib import ConfigError, FTLibError, RebuildTimeout, Status, StepMismatch
+from ftlib import ConfigError, Excluded, FTLibError, RebuildTimeout, Status, StepMismatch
+from ftlib.call import Call
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
 from tests.ftlib.real import at_once, company, eventually
@@ -386,3 +387,63 @@ def test_after_a_close_everything_says_so_in_this_packages_own_words() -> None:
         with pytest.raises(FTLibError, match="part is over"):
             ft.manual_join("127.0.0.1:1")
         assert ft.allreduce_average(torch.ones(1)) is Status.ABORT
+
+
+@pytest.mark.parametrize("moment", ["deliver", "average_success"])
+def test_who_cannot_take_a_finished_result_acts_no_more(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between the end of a call and the last tensor: the others have applied that step, this one has not."""
+    with company(3) as three:
+        victim = three.members[1]
+        owner: object = victim._consensus if moment == "average_success" else None
+
+        def body(ft: FTLib) -> Status | None:
+            tensors = [torch.full((3,), float(ft.rank)), torch.ones(2)]
+            if ft is not victim:
+                assert ft.allreduce_average(tensors)
+                assert float(tensors[0][0]) == 1.0
+                while ft.size == 3:
+                    assert ft.allreduce_average(torch.ones(1))
+                return None
+            with monkeypatch.context() as patch:
+                if owner is not None:
+                    patch.setattr(owner, moment, interrupt)
+                else:
+                    patch.setattr(Call, "_write", only_in(threading.current_thread(), interrupt, Call._write))
+                with pytest.raises(KeyboardInterrupt):
+                    ft.allreduce_average(tensors)
+            with pytest.raises(Excluded, match="could not be delivered"):
+                ft.allreduce_average(tensors)
+            return None
+
+        at_once(*[lambda ft=ft: body(ft) for ft in three.members])
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def only_in(thread: threading.Thread, here: object, elsewhere: object) -> object:
+    def chosen(*args: object) -> object:
+        return (here if threading.current_thread() is thread else elsewhere)(*args)  # type: ignore[operator]
+
+    return chosen
+
+
+def test_callbacks_after_one_that_raises_are_told_by_the_next_call() -> None:
+    with company(1) as one:
+        [ft] = one.members
+        told: list[str] = []
+
+        def fails(_: object) -> None:
+            told.append("fails")
+            raise ValueError("rescaling failed")
+
+        ft.on_view_change(fails)
+        ft.on_view_change(lambda view: told.append(f"epoch {view.epoch}"))
+        ft._plane.changes += [ft.view, ft.view]  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="rescaling"):
+            ft.barrier()
+        with pytest.raises(ValueError, match="rescaling"):
+            ft.barrier()
+        assert ft.barrier()
+        assert told == ["fails", "epoch 1", "fails", "epoch 1"]
