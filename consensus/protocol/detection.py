@@ -70,13 +70,14 @@ class Detection:
                     times.append(self._fence_time(peer))
         return min(times, default=inf)
 
-    def overslept(self, late: float) -> None:
+    def overslept(self, late: float, now: float) -> None:
         """This member itself did nothing for ``late`` seconds (a busy host, a stop, a laptop that slept).
 
         What it did not hear meanwhile says nothing about the others, and what they did not get from it much about itself.
         """
         core = self._core
         core.awareness.worse()
+        self.stall.awake = now
         self._prober.postpone(late)
         for peer in core.table:
             peer.since = peer.last_sign + late

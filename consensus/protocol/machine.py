@@ -104,6 +104,7 @@ class Machine:
     def receive(self, sender: str, address: Address, message: Message, now: float) -> None:
         """A message from ``sender``, whose mail goes to ``address``. Nonsense changes nothing and raises nothing."""
         if self._core.stopped is None and sender != self._core.member.id:
+            self._notice_lateness(now)
             self._dispatch(sender, address, message, now)
             self._settle(now)
 
@@ -111,6 +112,7 @@ class Machine:
         """Do what is due."""
         if self._core.stopped is None:
             self._notice_lateness(now)
+            self._awaited = None
             self._admission.tick(now)
             if self._core.view is not None:
                 self._judge_stall(now)
@@ -201,6 +203,7 @@ class Machine:
                     core.outbox.send(member, farewell)
         core.stop(error)
         core.outbox.emit(Quit())
+        core.outbox.close()
 
     # Out
 
@@ -307,13 +310,12 @@ class Machine:
 
     def _notice_lateness(self, now: float) -> None:
         """Whoever is woken late was not there to hear the others (Lifeguard: suspect yourself first)."""
-        awaited, self._awaited = self._awaited, None
-        late = 0.0 if awaited is None else now - awaited
+        late = 0.0 if self._awaited is None else now - self._awaited
         if late > self._core.config.ping_timeout and self._core.view is not None:
-            self._detection.overslept(late)
-            self._core.outbox.note(
-                logging.WARNING, "late", f"this agent was held up for {late:.2f} s: nobody is blamed for that time"
-            )
+            self._awaited = None  # once
+            self._detection.overslept(late, now)
+            text = f"this agent was held up for {late:.2f} s: nobody is blamed for that time"
+            self._core.outbox.note(logging.WARNING, "late", text)
 
     def _judge_stall(self, now: float) -> None:
         """The others have waited for this member's data plane too long: it hangs, and steps aside."""

@@ -18,25 +18,32 @@ class Outbox:
         self._member = member
         self._effects: list[Effect] = []
         self._own: deque[Message] = deque()
+        self._closed = False
+
+    def close(self) -> None:
+        """Take nothing more: the last word has been said."""
+        self._closed = True
+        self._own.clear()
 
     def send(self, to: Member, message: Message) -> None:
         """Send to a member, oneself included."""
-        if to.id == self._member.id:
+        if to.id != self._member.id:
+            self.emit(Send(to.address, message))
+        elif not self._closed:
             self._own.append(message)
-        else:
-            self._effects.append(Send(to.address, message))
 
     def send_to(self, address: Address, message: Message) -> None:
         """Send to whoever lives at ``address``."""
-        self._effects.append(Send(address, message))
+        self.emit(Send(address, message))
 
     def emit(self, effect: Effect) -> None:
         """Ask the driver for something."""
-        self._effects.append(effect)
+        if not self._closed:
+            self._effects.append(effect)
 
     def note(self, level: int, kind: str, text: str) -> None:
         """Leave a remark for the log."""
-        self._effects.append(Note(level, kind, text))
+        self.emit(Note(level, kind, text))
 
     def take_own(self) -> Message | None:
         """The oldest message to oneself, None when there is none."""

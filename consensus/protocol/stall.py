@@ -21,6 +21,9 @@ class Stall:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._waiting: dict[str, tuple[int, float]] = {}
+        """Members of the view: the call that each is in, and since when."""
+        self.awake = -inf
+        """Nobody has waited for this member since before then: it was held up itself, and perhaps the others with it."""
 
     def heard(self, member_id: str, progress: Progress) -> None:
         """Where a peer is."""
@@ -44,9 +47,9 @@ class Stall:
             return None
         if not own.finished and not own.current:  # before its first call a worker loads data and state: as long as that takes
             return None
-        began = sorted(since for member_id, (call, since) in self._waiting.items() if call >= wanted and member_id in core.view)
+        began = sorted(since for call, since in self._waiting.values() if call >= wanted)
         needed = (len(core.view) + 1) // 2
-        return began[needed - 1] if len(began) >= needed else None
+        return max(began[needed - 1], self.awake) if len(began) >= needed else None
 
     def deadline(self) -> float:
         """When the wait becomes a stall."""

@@ -241,7 +241,7 @@ class Agent:
 
     def _arrived(self, data: bytes, source: str, limit: int) -> bytes | None:
         """Take a packet in; what to answer to where it came from."""
-        if self._closed or not self._started:
+        if self._closed or not self._started or self._outside.held():
             return None
         try:
             opened = self._sealer.unseal(data, source)

@@ -354,6 +354,7 @@ class Driver:
             case Fence(member, reason):
                 carrier.fence(member, reason)
             case Quit():
+                self.close()
                 carrier.let_go()
             case Note(level, kind, text):
                 self.note(level, kind, text)

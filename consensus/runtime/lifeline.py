@@ -22,8 +22,12 @@ class Lifeline:
     def __init__(self, pid: int) -> None:
         """``pid`` must still be the process that is meant."""
         self._pidfd = self._stat = -1
-        with contextlib.suppress(AttributeError, PermissionError):  # an old kernel, or a sandbox
+        try:
             self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise
+        except (AttributeError, OSError):  # an old kernel, or a sandbox: the pipe tells, too
+            pass
         with contextlib.suppress(OSError):
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._held = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.errors import ExcludedError
+from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
     Accept,
     Accepted,
@@ -25,7 +25,7 @@ from consensus.messages import (
     Ready,
     Stranger,
 )
-from consensus.protocol.effects import Check, Effect, Freeze, Installed, Stopped
+from consensus.protocol.effects import Check, Effect, Freeze, Installed, Quit, Stopped
 from consensus.protocol.machine import Machine
 from consensus.view import Cause, Proposal, Removal
 
@@ -100,6 +100,23 @@ def test_a_suspicion_runs_only_while_its_owner_is_awake(asleep: float) -> None:
         now = deadline
         machine.tick(now)
     assert T_EXCL - 0.1 <= now - asleep - 100.0 <= T_EXCL + 1.0
+
+
+def test_nothing_follows_the_word_of_ones_own_death() -> None:
+    machine = machine_in("abc", "b")
+    give(machine, "a", accept_without("abc", "c", Cause.PROOF, (0, "a")), 100.1)  # a vote is due, once the report is there
+    machine.die("stalled", StoppedError("stalled"))
+    effects = machine.drain()
+    assert {send.message for send in sends(effects, Evidence)} == {
+        Evidence(view_of("abc").view_id, "b", EvidenceKind.PROOF, "stalled")
+    }
+    assert isinstance(effects[-1], Quit)
+    machine.flushed(2, b"R", 100.2)
+    machine.tick(101.0)
+    give(machine, "a", Ping(7, "b", 1, ""), 101.1)
+    machine.leave(3, 101.2)
+    machine.hint(("a",), 101.3)
+    assert machine.drain() == []
 
 
 def test_a_lower_ballot_is_told_the_higher() -> None:

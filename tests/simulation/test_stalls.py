@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from consensus.config import Config
 from consensus.errors import ExcludedError
 from consensus.progress import Progress
@@ -90,14 +92,19 @@ def test_work_between_calls_is_no_stall() -> None:
     assert all(size(host) == 3 for host in hosts)
 
 
-def test_several_hosts_that_sleep_together_wake_up_together() -> None:
-    """A laptop: nobody has heard anybody for an hour, and nobody is blamed for it."""
+@pytest.mark.parametrize("in_call", [0, 2])
+def test_several_hosts_that_sleep_together_wake_up_together(in_call: int) -> None:
+    """A laptop: nobody has heard anybody for an hour, and nobody is blamed for it, or for a call not entered."""
     world, hosts = job(3)
+    enter(world, *hosts[:in_call])
+    world.run(0.6)  # a ping tells the third that it is waited for
     for host in hosts:
         world.pause(host)
     world.run(3600.0)
     for host in hosts:
         world.resume(host)
+    world.run(2.5)
+    enter(world, *hosts[in_call:])
     world.run(10.0)
     assert all(size(host) == 3 and host.stopped is None for host in hosts)
     assert all(any(kind == "late" for _, kind, _ in host.notes) for host in hosts)
