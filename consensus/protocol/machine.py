@@ -314,8 +314,9 @@ class Machine:
         if late > self._core.config.ping_timeout and self._core.view is not None:
             self._awaited = None  # once
             self._detection.overslept(late, now)
-            text = f"this agent was held up for {late:.2f} s: nobody is blamed for that time"
-            self._core.outbox.note(logging.WARNING, "late", text)
+            # Usual on a busy host, and harmless; half the way to being excluded is worth a word.
+            level = logging.WARNING if late >= self._core.config.exclude_after / 2 else logging.DEBUG
+            self._core.outbox.note(level, "late", f"this agent was held up for {late:.2f} s: nobody is blamed for that time")
 
     def _judge_stall(self, now: float) -> None:
         """The others have waited for this member's data plane too long: it hangs, and steps aside."""
