@@ -28,6 +28,7 @@ FULL = (
     ("busy",),
     ("churn",),
     ("holds",),
+    ("hostile",),
 )
 QUICK = (
     ("recovery", "--repetitions", "5"),

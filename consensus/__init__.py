@@ -24,12 +24,13 @@ from .errors import (
 )
 from .gossip import Gossip
 from .interface import Bound, Consensus, DataPlane, Mode, Source
-from .keys import Key, KeyRing
+from .keys import MOST_KEYS, Key, KeyRing, read_secrets
 from .member import Address, Member, format_address, parse_address
 from .null_plane import NullPlane
 from .view import Cause, Reason, View
 
 __all__ = [
+    "MOST_KEYS",
     "Address",
     "Answer",
     "Bound",
@@ -61,4 +62,5 @@ __all__ = [
     "format_address",
     "get",
     "parse_address",
+    "read_secrets",
 ]

@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from .config import Config, check_secret
 from .errors import ConfigError
 
-__all__ = ["KEY_ID", "Key", "KeyRing", "read_secrets"]
+__all__ = ["KEY_ID", "MOST_KEYS", "Key", "KeyRing", "read_secrets"]
 
 KEY_ID = 4
 """Bytes of a key's id."""
 
-_MOST = 16
+MOST_KEYS = 16
 """Keys in a ring."""
 _MAX_FILE = 1 << 16
 _LABEL = b"ftlib 1 "
@@ -107,14 +107,14 @@ class KeyRing:
             if _stamp(self._path.stat()) == self._stamp:
                 return None
             secrets, stamp = read_secrets(self._path)
+            before = [key.id for key in self.keys]
+            self._fill(secrets)
         except OSError as error:
             return self._complain(f"{self._path} cannot be read: {error.strerror}")
         except ConfigError as error:
             return self._complain(str(error))
         self._complained = None
         self._stamp = stamp
-        before = [key.id for key in self.keys]
-        self._fill(secrets)
         if [key.id for key in self.keys] == before:
             return None
         return f"the key ring has changed: seals with {self.first.id.hex()}, accepts {len(self.keys)}"
@@ -126,8 +126,8 @@ class KeyRing:
         return f"{text}; the keys stay as they were"
 
     def _fill(self, secrets: Sequence[str]) -> None:
-        if not 1 <= len(secrets) <= _MOST:
-            raise ConfigError(f"a key ring takes 1 to {_MOST} secrets, not {len(secrets)}")
+        if not 1 <= len(secrets) <= MOST_KEYS:
+            raise ConfigError(f"a key ring takes 1 to {MOST_KEYS} secrets, not {len(secrets)}")
         self.keys = tuple(Key(secret) for secret in dict.fromkeys(secrets))
         self._by_id = {key.id: key for key in self.keys}
 
@@ -135,15 +135,18 @@ class KeyRing:
         return f"KeyRing({', '.join(key.id.hex() for key in self.keys)})"
 
 
-def read_secrets(path: Path) -> tuple[list[str], _Stamp]:
-    """The secrets in a file (one a line; # starts a comment) and the file's state; ConfigError with the remedy."""
+def read_secrets(path: Path, most: int | None = MOST_KEYS) -> tuple[list[str], _Stamp]:
+    """The secrets in a file (one a line; # starts a comment) and the file's state; ConfigError with the remedy.
+
+    Its group may read it (as Kubernetes mounts secrets with ``fsGroup``), others may do nothing. ``most``: None for any number.
+    """
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
             data = file.read(_MAX_FILE + 1)
     except OSError as error:
         raise ConfigError(f"secret_file={path} cannot be read: {error.strerror}") from None
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(found.st_mode) & 0o027:
         raise ConfigError(f"secret_file={path} is open to other users (mode {stat.S_IMODE(found.st_mode):o}): chmod 600 {path}")
     try:
         lines = [line.strip() for line in data.decode().splitlines()]
@@ -151,9 +154,11 @@ def read_secrets(path: Path) -> tuple[list[str], _Stamp]:
         raise ConfigError(f"secret_file={path} is no text: write one secret a line, as ftlib keys new prints it") from None
     secrets = [line for line in lines if line and not line.startswith("#")]
     if not secrets or len(data) > _MAX_FILE:
-        raise ConfigError(f"secret_file={path} must hold 1 to {_MOST} secrets, one a line: ftlib keys new > {path}")
+        raise ConfigError(f"secret_file={path} must hold 1 to {MOST_KEYS} secrets, one a line: ftlib keys new > {path}")
     for secret in secrets:
         check_secret(f"secret_file={path}", secret)
+    if most is not None and len(secrets) > most:
+        raise ConfigError(f"secret_file={path} holds {len(secrets)} secrets, {most} are the most: ftlib keys drop {path}")
     return secrets, _stamp(found)
 
 

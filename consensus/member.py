@@ -17,7 +17,8 @@ class Member:
     """A member's identity and where to reach it.
 
     ``id``: drawn at random once a lifetime (16 hex digits). ``host``, ``port``: the advertised control address (one port
-    number for UDP and HTTP). ``meta``: small facts for the layers above, opaque to the protocol (sorted pairs).
+    number for UDP and HTTP). ``meta``: small facts for the layers above, opaque to the protocol (sorted pairs); those whose
+    name begins with ``_`` are for members only.
     """
 
     id: str
@@ -33,6 +34,10 @@ class Member:
     def fact(self, key: str) -> str | None:
         """The value that this member advertises under ``key``, or None."""
         return dict(self.meta).get(key)
+
+    def shown(self) -> dict[str, str]:
+        """The facts that people may see."""
+        return {key: value for key, value in self.meta if not key.startswith("_")}
 
     def __str__(self) -> str:
         return f"{self.id[:6]}@{format_address(self.address)}"

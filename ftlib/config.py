@@ -242,7 +242,13 @@ def _secrets(value: Any) -> tuple[str, ...]:
     parts = value.splitlines() if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise TypeError("expected a secret, or a list of them")
-    return tuple(part.strip() for part in parts if part.strip())
+    found = tuple(part.strip() for part in parts if part.strip())
+    if not isinstance(value, str):
+        return found
+    kept = tuple(part for part in found if not part.startswith("#"))  # the text may be that of a secret_file
+    if found and not kept:
+        raise ValueError("there are only comments in it: lines that begin with # are no secrets")
+    return kept
 
 
 def _policy(value: Any) -> consensus.Policy:

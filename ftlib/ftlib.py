@@ -258,7 +258,7 @@ class FTLib(Calls):
 
     def _start(self) -> None:
         meta = dict(self._framework.start(bind(self._consensus, self.settings)))
-        meta["room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
+        meta["_room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
         if self.settings.name:
             meta["name"] = self.settings.name
         if self.settings.supervisor:
@@ -325,19 +325,21 @@ class FTLib(Calls):
 
     def _activated(self, view: View) -> None:
         """On the rebuild thread, after a view was activated: tell the launcher, on a thread of its own."""
-        if not self.settings.supervisor:
-            return
+        if self.settings.supervisor:
+            threading.Thread(target=self._announce, args=(view,), name="ftlib-announce", daemon=True).start()
+
+    def _announce(self, view: View) -> None:
+        if self._ring is not None and (line := self._ring.renew()) is not None:
+            logger.info("%s", line)
         member = self._consensus.member
-        arguments = {
-            "vouch": None if self._ring is None else self._ring.first.vouch,
-            "job": self.settings.consensus.job,
-            "member": member.id,
-            "address": format_address(member.address),
-            "epoch": view.epoch,
-        }
-        threading.Thread(
-            target=announce, args=(self.settings.supervisor,), kwargs=arguments, name="ftlib-announce", daemon=True
-        ).start()
+        announce(
+            self.settings.supervisor,
+            None if self._ring is None else self._ring.first.vouch,
+            job=self.settings.consensus.job,
+            member=member.id,
+            address=format_address(member.address),
+            epoch=view.epoch,
+        )
 
     def _confirmed(self) -> bool:
         """In passive mode the consensus tells by freezing; in active mode it is asked for what it knows."""
@@ -399,7 +401,7 @@ def _ring_of(settings: Settings) -> KeyRing | None:
 
 def _room(view: View, host: Member) -> str:
     """What a view's group is called in the store of ``host``: nothing that a stranger could guess."""
-    return hashlib.blake2b(f"{host.fact('room')}|{view.view_id}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{host.fact('_room')}|{view.view_id}".encode(), digest_size=16).hexdigest()
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:

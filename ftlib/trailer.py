@@ -22,16 +22,13 @@ SLOT_BYTES = _SLOT.size
 CARRIERS = frozenset(
     {
         torch.uint8,
-        torch.int16,
         torch.int32,
         torch.int64,
-        torch.bfloat16,
-        torch.float16,
         torch.float32,
         torch.float64,
     }
 )
-"""Dtypes that hold 0..255 exactly."""
+"""Those dtypes of the wire (see ``wire``) that hold 0..255 exactly."""
 
 NEUTRAL = {"SUM": 0, "MAX": 0, "MIN": 255, "PRODUCT": 1}
 """What leaves the other ranks' bytes as they are, by operation."""

@@ -300,7 +300,7 @@ class Machine:
         return {
             "id": member.id,
             "address": format_address(member.address),
-            "meta": dict(member.meta),
+            "meta": member.shown(),
             "status": peer.status.value if peer else "alive",
             "incarnation": peer.incarnation if peer else self._core.table.incarnation,
             "evidence": cause.value if cause else None,

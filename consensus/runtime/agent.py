@@ -159,7 +159,7 @@ class Agent:
             "job": self._config.job,
             "member": self._member.id,
             "address": format_address(self._member.address),
-            "meta": dict(self._member.meta),
+            "meta": self._member.shown(),
             "protocol_version": PROTOCOL_VERSION,
             "messages": self.traffic.as_dict(),
             **self.driver.status(),
@@ -299,9 +299,9 @@ class Agent:
         """Follow the file with the secrets."""
         if self._ring is None or self._closed:
             return
+        self._renewal = asyncio.get_running_loop().call_later(_RENEW_KEYS, self._renew_keys)
         if (line := self._ring.renew()) is not None:
             self.driver.note(logging.WARNING, "keys", line)
-        self._renewal = asyncio.get_running_loop().call_later(_RENEW_KEYS, self._renew_keys)
 
     def _sealed(self, message: Message, address: Address) -> bytes | None:
         """The bytes for ``message``, None before an introduction; the same object sent to many is encoded once."""

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 from collections.abc import Callable
 
 __all__ = ["announce"]
+
+_refused: set[str] = set()
+"""Launchers whose refusal was logged: each activated view would bring another one."""
 
 
 def announce(
@@ -28,14 +32,33 @@ def announce(
 
     Call it whenever a view was activated (``epoch``: its number), off the training thread. Blocks at most about
     ``timeout`` seconds; whether the launcher took note. ``vouch``: ``Key.vouch`` of the job's key.
+    A refusal is logged once.
     """
     facts = {"job": job, "pid": os.getpid(), "member": member, "address": address, "epoch": epoch}
     body = json.dumps(facts if vouch is None else {**facts, "mac": vouch("announce", *facts.values())})
     connection = http.client.HTTPConnection(supervisor, timeout=timeout)
     try:
         connection.request("POST", "/announce", body, {"Content-Type": "application/json"})
-        return connection.getresponse().status == 200
+        answer = connection.getresponse()
+        status, said = answer.status, answer.read(1000)
     except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()
+    if status == http.client.FORBIDDEN and supervisor not in _refused:
+        _refused.add(supervisor)
+        logging.getLogger("ftlib").warning(
+            "the launcher at %s does not believe this worker, and will introduce nobody to it (%s): "
+            "give the launcher the job's secret in its environment, FTLIB_SECRET or FTLIB_SECRET_FILE",
+            supervisor,
+            _reason(said),
+            extra={"ftlib_event": "announce_refused", "job": job, "member": member, "epoch": epoch},
+        )
+    return status == http.client.OK
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, TypeError, KeyError):
+        return "403"

@@ -1,14 +1,18 @@
 """The secret of one run: what the user's settings say, else one drawn for the run and kept where only this user can read it.
 
 So workers of ``ftlib run`` authenticate each other by default, and ``ftlib status`` still finds what it must show them: a
-drawn secret lies in ``<runtime directory>/ftlib/<job>-<pid>`` (mode 600) until the launcher ends.
+drawn secret lies in ``<runtime directory>/ftlib/<job>-<pid>-<place>`` (mode 600) until the launcher ends. The directory may be
+shared with other hosts and containers, where the pid is another process's or nobody's: ``place`` says whose it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import secrets
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +22,7 @@ from consensus import KeyRing
 from ..config import resolve
 from ..errors import ConfigError
 
-__all__ = ["Credentials", "drawn_rings", "new_secret", "ring_of_user"]
+__all__ = ["Credentials", "drawn_files", "drawn_rings", "new_secret", "remove_lost", "ring_of_user"]
 
 _MOST = 64
 """Drawn secrets that are tried."""
@@ -79,38 +83,59 @@ class Credentials:
 def drawn_rings() -> list[KeyRing]:
     """The rings of this user's runs on this host, the latest first."""
     rings = []
-    with contextlib.suppress(OSError):
-        paths = [path for path in _directory().iterdir() if not _stale(path)]
-        for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST]:
-            with contextlib.suppress(ConsensusConfigError):
-                rings.append(KeyRing((), path))
+    for path in drawn_files():
+        with contextlib.suppress(ConsensusConfigError):
+            rings.append(KeyRing((), path))
     return rings
+
+
+def drawn_files() -> list[Path]:
+    """Where the secrets of those runs lie, the latest first."""
+    with contextlib.suppress(OSError):
+        return sorted(_drawn(alive=True), key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST]
+    return []
+
+
+def remove_lost() -> None:
+    """Remove the drawn secrets of launchers here that were killed before they could tidy up."""
+    with contextlib.suppress(OSError):
+        for path in _drawn(alive=False):
+            path.unlink(missing_ok=True)
 
 
 def _write(job: str, secret: str) -> Path:
     directory = _directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for old in directory.iterdir():
-        if _stale(old):
-            old.unlink(missing_ok=True)
-    path = directory / f"{job}-{os.getpid()}"
+    remove_lost()
+    path = directory / f"{job}-{os.getpid()}-{_place()}"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
         file.write(f"{secret}\n")
     return path
 
 
-def _stale(path: Path) -> bool:
-    """Whether the launcher that wrote ``path`` is gone, killed before it could tidy up."""
-    pid = path.name.rpartition("-")[2]
-    if not pid.isdecimal():
-        return False
+def _drawn(*, alive: bool) -> list[Path]:
+    """The files of launchers of this place that live, or do not. Of others' nobody here can tell."""
+    pattern = re.compile(rf".+-([0-9]+)-{_place()}")
+    found = [(path, match) for path in _directory().iterdir() if (match := pattern.fullmatch(path.name))]
+    return [path for path, match in found if _lives(int(match[1])) is alive]
+
+
+def _lives(pid: int) -> bool:
     try:
-        os.kill(int(pid), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
-        return True
-    except OSError:
         return False
-    return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _place() -> str:
+    """Where a pid means the same process: this boot of this host, this pid namespace."""
+    facts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").stat().st_ino)]
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=6).hexdigest()
 
 
 def _directory() -> Path:

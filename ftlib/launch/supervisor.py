@@ -24,7 +24,7 @@ from consensus import KeyRing
 from ..errors import ConfigError
 from . import guard
 from .console import Console
-from .credentials import Credentials
+from .credentials import Credentials, remove_lost
 from .environment import Start, worker_environment
 from .ledger import Entry, Ledger, Manner, Next, Phase
 from .office import Fate
@@ -56,7 +56,9 @@ def launch(plan: Plan) -> int:
             sys.stderr.write(f"ftlib: error: the run could not be started: {error}\n")
             return 1
 
-    return guard.guarded(supervise)
+    code = guard.guarded(supervise)
+    remove_lost()  # a supervisor that was killed could not
+    return code
 
 
 class Stage(Enum):

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp.web
 import pytest
 
-from consensus import ConfigError, Gossip, JoinError, KeyRing, SecretError, format_address, get
+from consensus import Config, ConfigError, Gossip, Home, JoinError, KeyRing, SecretError, format_address, get
 from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member
 from consensus.messages import Accepted, Nack
@@ -512,9 +512,11 @@ class TestFiles:
         ("text", "mode", "complaint"),
         [
             (SECRET, 0o644, "chmod 600"),
-            (SECRET, 0o640, "chmod 600"),
+            (SECRET, 0o660, "chmod 600"),
+            (SECRET, 0o601, "chmod 600"),
             ("# nothing\n", 0o600, "ftlib keys new"),
             ("short\n", 0o600, "5 bytes is too short"),
+            ("".join(f"{SECRET} {number}\n" for number in range(17)), 0o600, "17 secrets, 16 are the most: ftlib keys drop"),
             (None, 0, "cannot be read"),
         ],
     )
@@ -545,3 +547,37 @@ class TestFiles:
         assert line is not None
         assert OTHER not in line
         assert ring.first.id != first
+
+    @pytest.mark.parametrize("mode", [0o400, 0o440, 0o640])
+    def test_its_group_may_read_it(self, tmp_path: Path, mode: int) -> None:
+        """Kubernetes mounts a secret so where the pod has an ``fsGroup``."""
+        path = Path(secret_file(tmp_path / "secret", SECRET))
+        path.chmod(mode)
+        assert KeyRing((), path).first.id == RING.first.id
+
+    def test_too_many_secrets_do_not_end_the_following(self, tmp_path: Path) -> None:
+        path = tmp_path / "secret"
+
+        async def main() -> None:
+            async with rig(secret_file=secret_file(path, SECRET)) as member:
+                secret_file(path, *(f"{SECRET} {number}" for number in range(17)))
+                await until(lambda: any("the keys stay as they were" in note for note in member.notes))
+                secret_file(path, OTHER)
+                await until(lambda: any(f"seals with {KeyRing([OTHER]).first.id.hex()}" in note for note in member.notes))
+
+        asyncio.run(main())
+
+
+def test_what_only_members_may_know_is_not_shown() -> None:
+    meta = {"name": "worker 0", "_room": "what nobody may guess"}
+    gossip = Gossip(Config(agent=Home.THREAD, secret=SECRET))
+    gossip.start(meta=meta)
+    try:
+        eventually(gossip.get_member_list, "it has founded")
+        assert gossip.member.fact("_room") == meta["_room"]
+        with get(gossip.member.address, "/status", RING) as answer:
+            status = json.loads(answer.read())
+    finally:
+        gossip.stop()
+    assert status["meta"]["name"] == status["members"][0]["meta"]["name"] == "worker 0"
+    assert meta["_room"] not in json.dumps(status)

@@ -33,6 +33,7 @@ def test_values_are_read_from_text() -> None:
         "FTLIB_MAX_SIZE": "",
         "FTLIB_POLICY": "majority",
         "FTLIB_BUCKET_MB": "1.5",
+        "FTLIB_SECRET": "# ftlib: the first secret seals\nsixteen bytes or more\n",
         "FTLIB_SOMEBODY_ELSES": "1",
     }
     found = resolve({}, {}, variables)
@@ -40,6 +41,7 @@ def test_values_are_read_from_text() -> None:
     assert found.consensus.socket_fds == (5, 6)
     assert (found.consensus.quorum_timeout, found.consensus.max_size, found.consensus.policy) == (600.0, None, Policy.MAJORITY)
     assert found.bucket_mb == 1.5
+    assert found.consensus.secrets == ("sixteen bytes or more",)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,7 @@ def test_values_are_read_from_text() -> None:
         ({"introducers": 5}, "list of host:port"),
         ({"bind": "127.0.0.1:99999"}, "bind: "),
         ({"exclude_after": 0.001}, "exclude_after"),
+        ({"secret": "# the first secret seals"}, "only comments in it"),
         ({"secret": "x"}, "1 bytes is too short.*ftlib keys new"),
         ({"job": ""}, "job="),
     ],

@@ -63,6 +63,18 @@ def test_a_kill_is_a_pause() -> None:
     assert 0 < pauses["last"] == found["last_pause"] <= pauses["max"] <= pauses["sum"]
 
 
+def test_the_name_of_the_room_is_for_members_only() -> None:
+    """Who knows it can enter the group's store: ``/status`` shows what ``Member.shown`` does."""
+
+    def body(worker: Worker) -> None:
+        member = worker.ft.member_list[0]
+        assert set(dict(member.meta)) - set(member.shown()) == {"_room"}
+        assert len(member.fact("_room") or "") == 16
+
+    with Job(1) as job:
+        job.run({"w0": body})
+
+
 def test_every_key_is_documented() -> None:
     rows = [line.split("|")[1] for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
     known = {name for row in rows for name in re.findall(r"`(\w+)`", row)}

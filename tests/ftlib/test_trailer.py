@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib.trailer import CARRIERS, NEUTRAL, SLOT_BYTES, Flag, Slot, Trailer, TrailerCodec
+from ftlib.wire import _AS_THEY_ARE, _WIDER, wire_dtype
 
 REDUCE = {"SUM": torch.add, "MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul}
 slots = st.builds(
@@ -28,6 +29,12 @@ def test_every_byte_survives_every_dtype_and_operation(dtype: torch.dtype, op: s
     codec = TrailerCodec(0, len(said))
     assert codec.read(total).slots == tuple(said)
     assert codec.read(total) is codec.read(total)
+
+
+def test_it_may_ride_on_whatever_travels() -> None:
+    """int8 is the only dtype of the wire that cannot hold a byte."""
+    travels = {wire_dtype(dtype, op) for dtype in (*_WIDER, *_AS_THEY_ARE) for op in NEUTRAL}
+    assert travels - {torch.int8} == CARRIERS
 
 
 def test_sums_and_flags_are_those_of_all_ranks() -> None:

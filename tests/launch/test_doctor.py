@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -23,6 +24,7 @@ import pytest
 from consensus import Config, Gossip, Home, format_address
 from consensus.diagnosis import Diagnosis, Grade
 from ftlib.launch.cli import main
+from ftlib.launch.credentials import Credentials
 from ftlib.launch.doctor import examine
 from tests.consensus.peer import ROOT, spawn
 from tests.network import Host, Network, needs_filter, needs_network
@@ -226,6 +228,23 @@ def test_with_a_secret() -> None:
             [diagnosis] = examine(address, job=None, timeout=2.0, environment=environment)
             assert text in diagnosis.verdict, diagnosis
             assert failed(diagnosis) == ("" if given == secret else "secret")
+    finally:
+        gossip.stop()
+
+
+def test_the_secret_of_a_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    ours, other = Credentials("ours", {}), Credentials("other", {})
+    gossip = Gossip(Config(job="training", agent=Home.THREAD, secret=ours.environment["FTLIB_SECRET"]))
+    gossip.start()
+    address = format_address(gossip.member.address)
+    try:
+        with other.kept():
+            assert failed(found(address)) == "secret"
+            with ours.kept():
+                assert "all is well" in found(address).verdict
+                [wrong] = examine(address, job=None, timeout=2.0, environment={"FTLIB_SECRET": "another secret, long enough"})
+                assert failed(wrong) == "secret", "a secret that was given is not replaced"
     finally:
         gossip.stop()
 

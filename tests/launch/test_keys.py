@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +16,10 @@ import pytest
 from consensus import Config, Gossip, KeyRing, format_address
 from ftlib.errors import ConfigError, FTLibError
 from ftlib.launch.cli import main
-from ftlib.launch.credentials import Credentials, drawn_rings, ring_of_user
+from ftlib.launch.credentials import Credentials, drawn_files, drawn_rings, remove_lost, ring_of_user
 from ftlib.launch.status import fetch_status
 
-from .helpers import running, script
+from .helpers import LIMIT, ROOT, running, script
 
 SECRET = "the secret of this test"
 
@@ -75,12 +77,51 @@ class TestKeys:
         assert "chmod 600" in capsys.readouterr().err
         assert [each.name for each in own_place.iterdir()] == ["secret"]
 
+    def test_no_more_than_a_member_takes(self, own_place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = own_place / "secret"
+        for _ in range(16):
+            assert run("keys", "rotate", path) == 0
+        before = secrets_in(path)
+        assert run("keys", "rotate", path) == 2
+        assert f"16 are the most: ftlib keys drop {path}" in capsys.readouterr().err
+        assert secrets_in(path) == before == list(dict.fromkeys(before))
+        KeyRing((), path)
+        path.write_text("\n".join([*before, SECRET]))
+        assert run("keys", "drop", path) == 0
+        assert secrets_in(path) == before[:1]
+
+    def test_who_could_read_the_file_still_can(self, own_place: Path) -> None:
+        path = own_place / "secret"
+        assert run("keys", "rotate", path) == 0
+        os.chown(path, -1, 1 if os.geteuid() == 0 else os.getegid())
+        path.chmod(0o640)
+        before = path.stat()
+        assert run("keys", "rotate", path) == 0
+        after = path.stat()
+        assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+        assert after.st_ino != before.st_ino
+
     def test_the_token_of_metrics(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("keys", "token") == 2
         assert "FTLIB_SECRET" in capsys.readouterr().err
         monkeypatch.setenv("FTLIB_SECRET", SECRET)
         assert run("keys", "token") == 0
         assert capsys.readouterr().out.strip() == KeyRing([SECRET]).first.bearer("metrics")
+
+    def test_the_token_of_a_run_with_a_drawn_secret(self, own_place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        credentials = Credentials("j", {})
+        token = credentials.ring.first.bearer("metrics")
+        with credentials.kept():
+            assert run("keys", "token") == 0
+            assert capsys.readouterr().out.strip() == token
+            [mine] = drawn_files()
+            lives_too = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{os.getppid()}-"))
+            lives_too.touch(0o600)
+            assert run("keys", "token") == 2
+            assert str(mine) in (said := capsys.readouterr().err)
+            assert str(lives_too) in said
+            assert run("keys", "token", mine) == 0
+            assert capsys.readouterr().out.strip() == token
 
     def test_help_tells_the_order(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("keys", "--help") == 0
@@ -119,9 +160,35 @@ class TestCredentials:
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-        (directory / f"old-{child}").touch(0o600)
         with Credentials("j", {}).kept():
-            assert [path.name for path in directory.iterdir()] == [f"j-{os.getpid()}"]
+            [mine] = directory.iterdir()
+            assert mine.name.startswith(f"j-{os.getpid()}-")
+            place = mine.name.rpartition("-")[2]
+        lost, elsewhere = directory / f"old-{child}-{place}", directory / f"old-{child}-{place[::-1]}x"
+        for path in (lost, elsewhere):
+            path.write_text(f"{SECRET}\n")
+            path.chmod(0o600)
+        assert not drawn_rings()
+        with Credentials("j", {}).kept():
+            assert sorted(directory.iterdir()) == [mine, elsewhere], "another host's launcher may live"
+        lost.touch(0o600)
+        remove_lost()
+        assert list(directory.iterdir()) == [elsewhere]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    @pytest.mark.parametrize("way", [["--pid", "--fork"], ["--uts", "sh", "-c", 'hostname elsewhere; "$0" "$@"']])
+    def test_a_pid_elsewhere_is_told_from_one_here(self, way: list[str]) -> None:
+        source = """
+from ftlib.launch.credentials import drawn_files, remove_lost
+remove_lost()
+print(len(drawn_files()))
+"""
+        with Credentials("j", {}).kept():
+            env = {**os.environ, "PYTHONPATH": str(ROOT)}
+            line = ["unshare", *way, sys.executable, "-c", source]
+            asked = subprocess.run(line, env=env, capture_output=True, text=True, check=True, timeout=LIMIT)
+            assert asked.stdout == "0\n"
+            assert len(drawn_rings()) == 1, "what another place cannot judge it leaves alone"
 
 
 @contextlib.contextmanager

@@ -44,6 +44,17 @@ def test_a_killed_supervisor_leaves_no_orphans(tmp_path: Path) -> None:
             wait_gone(pid, 0.1)
 
 
+def test_a_killed_supervisor_leaves_no_secret(tmp_path: Path) -> None:
+    body = script("write('parent', os.getppid())\ntime.sleep(300)")
+    with running(tmp_path, "-n", 1, script=body, FTLIB_SECRET="", XDG_RUNTIME_DIR=str(tmp_path / "runtime")) as run:
+        supervisor = int(run.wait_file("parent"))
+        directory = tmp_path / "runtime" / "ftlib"
+        assert len(list(directory.iterdir())) == 1
+        os.kill(supervisor, signal.SIGKILL)
+        run.finish(128 + signal.SIGKILL)
+        assert not list(directory.iterdir())
+
+
 def test_a_killed_process_group_leaves_no_orphans(tmp_path: Path) -> None:
     with running(tmp_path, "-n", 1, script=script(FAMILY + "time.sleep(300)")) as run:
         pids = families(run, 1)

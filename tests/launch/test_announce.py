@@ -1,0 +1,113 @@
+"""What workers tell the launcher: under the key that it has by then, and a refusal is said once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consensus import KeyRing
+from ftlib.launch import fence
+from ftlib.launch.announce import announce
+from ftlib.launch.office import Fate
+from ftlib.launch.sockets import HOST, listen
+from tests.ftlib.workers import TIMEOUT, Job
+
+OLD, NEW = "the secret of before", "the secret of now, another one"
+
+
+class Office:
+    """A launcher that only listens."""
+
+    job = "default"
+
+    def __init__(self, *secrets: str) -> None:
+        self.ring = KeyRing(secrets)
+        self.heard: list[str] = []
+
+    async def fence(self, pid: int, member: str, reason: str) -> Fate:
+        raise AssertionError((pid, member, reason))
+
+    def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
+        self.heard.append(f"{pid} {member} {address} {epoch}")
+        return True
+
+    def report(self) -> dict[str, Any]:
+        return {}
+
+
+def serving(office: Office, use: Callable[[str], None]) -> None:
+    """``use`` its endpoint's address on another thread."""
+
+    async def main() -> None:
+        listener = listen()
+        runner = await fence.serve(office, listener)
+        try:
+            await asyncio.to_thread(use, f"{HOST}:{listener.getsockname()[1]}")
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
+
+
+def keep(path: Path, *secrets: str) -> None:
+    part = path.with_suffix(".part")
+    part.touch(0o600)
+    part.write_text("\n".join(secrets))
+    part.replace(path)
+
+
+def heard(office: Office, count: int) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while len(office.heard) < count:
+        assert time.monotonic() < deadline, office.heard
+        time.sleep(0.005)
+
+
+def test_they_follow_the_rotated_key(tmp_path: Path) -> None:
+    path, office, started, over = tmp_path / "secret", Office(OLD), threading.Event(), threading.Event()
+    keep(path, OLD)
+
+    def use(address: str) -> None:
+        with Job(1, secret_file=str(path)) as job:
+            worker = job.start("w0", lambda _: started.set() or over.wait(TIMEOUT))
+            assert started.wait(TIMEOUT)
+            ft, view = worker.ft, worker.ft.view
+            assert view is not None
+            ft.settings = replace(ft.settings, supervisor=address)  # comes by the environment alone
+            ft._activated(view)
+            heard(office, 1)
+            keep(path, NEW)
+            office.ring = KeyRing([NEW])
+            ft._activated(view)
+            heard(office, 2)
+            over.set()
+            worker.join()
+
+    serving(office, use)
+    assert office.heard[0] == office.heard[1]
+
+
+def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    office = Office(NEW)
+
+    def use(address: str) -> None:
+        facts: dict[str, Any] = {"job": "default", "member": "m", "address": "127.0.0.1:1"}
+        assert announce(address, KeyRing([NEW]).first.vouch, **facts, epoch=1)
+        for epoch in (2, 3):
+            assert not announce(address, KeyRing([OLD]).first.vouch, **facts, epoch=epoch)
+
+    with caplog.at_level(logging.INFO, "ftlib"):
+        serving(office, use)
+    [line] = caplog.messages
+    assert "does not believe this worker" in line
+    assert "another secret" in line
+    assert "FTLIB_SECRET_FILE" in line
+    assert len(office.heard) == 1
