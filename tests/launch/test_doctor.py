@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import pytest
 
 from consensus import Config, Gossip, Home, format_address
 from consensus.diagnosis import Diagnosis, Grade
+from consensus.runtime.pings import Pings
 from ftlib.launch.cli import main
 from ftlib.launch.doctor import examine
 from tests.consensus.peer import ROOT, spawn
@@ -229,6 +231,19 @@ def test_with_a_secret() -> None:
             assert failed(diagnosis) == ("" if given == secret else "secret")
     finally:
         gossip.stop()
+
+
+def test_a_firewall_that_rejects_later_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member still answers over TCP: it is not said to have gone."""
+
+    def rejected(pings: Pings) -> bool:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Pings, "exchange", lambda pings, size=0: None)
+    monkeypatch.setattr(Pings, "introduced", rejected)
+    with member() as address:
+        diagnosis = found(address)
+        assert failed(diagnosis) == "udp" and f"UDP to {address} fails: Operation not permitted" in diagnosis.verdict
 
 
 @needs_network
