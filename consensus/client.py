@@ -35,7 +35,8 @@ class Answer:
     def read(self, count: int | None = None) -> bytes:
         """The next ``count`` bytes, fewer at the end; all of them for None.
 
-        Raises OSError, or EOFError where a sealed body breaks off, or SecretError where it is forged.
+        Raises OSError, ``http.client.HTTPException`` (IncompleteRead) where a plain body breaks off, EOFError where a sealed
+        one does, or SecretError where it is forged.
         """
         if self._frames is None:
             return self._response.read(count)

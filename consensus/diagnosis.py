@@ -263,6 +263,8 @@ class _Patient:
                     f"nobody listens at {self._where} on UDP, though somebody does on TCP",
                     "forward UDP too where a proxy or container maps the port",
                 )
+            except OSError as error:
+                return self._udp_rejected(error)
             if took is None:
                 return self._find_the_lost(pings)
             self._add("udp", Grade.GOOD, f"UDP passes both ways in {_ms(took)}")
@@ -289,17 +291,28 @@ class _Patient:
     def _udp_failed(self, found: str, remedy: str) -> bool:
         return self._add("udp", Grade.BAD, found, remedy)
 
+    def _udp_rejected(self, error: OSError) -> bool:
+        """A firewall says no: here to us (EPERM), or there by ICMP (EHOSTUNREACH and others)."""
+        return self._udp_failed(
+            f"UDP to {self._where} fails: {error.strerror or error}",
+            f"open port {self._address[1]} for UDP in the firewalls of this host and of {self._address[0]}",
+        )
+
     def _find_the_lost(self, pings: Pings) -> bool:
         """Datagrams get no answer: on which way are they lost."""
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        try:
             self._get("/identity")
+        except (OSError, EOFError, SecretError, http.client.HTTPException):
+            return self._add(
+                "identity",
+                Grade.BAD,
+                f"{self._where} answered at first, and now no more",
+                "has that process ended, or been stopped (SIGSTOP, Ctrl-Z, a debugger)?",
+            )
+        try:
             return self._find_the_way(pings)
-        return self._add(
-            "identity",
-            Grade.BAD,
-            f"{self._where} answered at first, and now no more",
-            "has that process ended, or been stopped (SIGSTOP, Ctrl-Z, a debugger)?",
-        )
+        except OSError as error:
+            return self._udp_rejected(error)
 
     def _find_the_way(self, pings: Pings) -> bool:
         """Whether the questions are lost, or the answers."""

@@ -32,6 +32,7 @@ __all__ = ["Gossip"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _START_TIMEOUT = 10.0
+"""Seconds for the agent to start, or ``join_timeout`` where that is longer: a loaded machine may import slowly."""
 _STOP_TIMEOUT = 5.0
 _STATUS_TIMEOUT = 1.0
 _FIND_TIMEOUT = 1.5
@@ -94,7 +95,8 @@ class Gossip(Consensus):
             self._host.serve(path, source)
         setup = Setup(self._config, self.member, introducers)
         try:
-            self._host.start(setup, sockets, Ears(self._plane, self._publish, self._failed), _START_TIMEOUT)
+            timeout = max(_START_TIMEOUT, self._config.join_timeout)
+            self._host.start(setup, sockets, Ears(self._plane, self._publish, self._failed), timeout)
         except BaseException:
             self._stopping = True
             raise

@@ -76,7 +76,7 @@ class Admission:
         if self._founding is not None:
             self._vote(self._founding, now)
         supporters = self._supporters(now)
-        if self.search.may_found(len(supporters), now):
+        if self._entitled() and self.search.may_found(len(supporters), now):
             self._change.found(View(1, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
             return
         failure = self.search.failure(now)
@@ -99,6 +99,11 @@ class Admission:
         silent = founding.to_check(core.applicants, now)
         if silent is not None:
             core.outbox.emit(Check(silent))
+
+    def _entitled(self) -> bool:
+        """Whether this member's vote, where members vote, is its own."""
+        candidate = self._core.member if self._founding is None else self._founding.candidate
+        return candidate is not None and candidate.id == self._core.member.id
 
     def _supporters(self, now: float) -> list[Member]:
         """Who would be in the first view with this member."""

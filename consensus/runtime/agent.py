@@ -57,6 +57,11 @@ _DOUBTS = {
 }
 """What a refusal means for a joiner."""
 
+_BARRING = frozenset({Doubt.ASKS, Doubt.DIFFERS, Doubt.LACKS})
+"""Where another member with other secrets answers, this one may have restarted with an old secret: it must not found."""
+
+_UNSURE = "this member, though first, founds nothing while an introducer with other secrets may know the cluster"
+
 
 @dataclass(frozen=True, slots=True)
 class Outside:
@@ -93,10 +98,14 @@ class Agent:
         self._member = member
         self._sockets = sockets
         self._introducers = list(introducers)
+        self._listed = Introducers(config.introducers, tuple(introducers))
+        self._found: list[Address] = []
+        self._attended: set[Address] = set()
+        self._doubted: set[Address] = set()
+        self._resolving: set[Address] = set()
         self._ring = KeyRing.of(config)
         self._sealer: Sealer = sealer or self._sealer_of(self._ring)
         self._waiting = Waiting()
-        self._renewal: asyncio.TimerHandle | None = None
         self._codec = Codec(config.job, max_members=config.max_members)
         self._tasks: set[asyncio.Task[None]] = set()
         self._fencing: set[str] = set()
@@ -128,7 +137,8 @@ class Agent:
         self._udp.open(self._sockets.udp)
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
-        self._renew_keys()
+        if self._ring is not None:
+            self._spawn(self._follow_keys(self._ring))
         self.driver.perform(self.driver.core.start)
         self._spawn(self._attend())
         if Introducers(self._config.introducers).named:
@@ -140,8 +150,6 @@ class Agent:
         if self._closed:
             return
         self._closed = True
-        if self._renewal is not None:
-            self._renewal.cancel()
         self._udp.close()
         await self._server.close()
         await self._tethers.close()
@@ -183,6 +191,7 @@ class Agent:
             and answer.member_id != self._member.id
         )
         if found:
+            self._found += [address for address in found if address not in self._found]
             self._introducers += [address for address in found if address not in self._introducers]
             self.driver.perform(lambda now: self.driver.core.add_introducers(found, now))
         return found
@@ -231,20 +240,20 @@ class Agent:
     # What arrives
 
     def _datagram(self, data: bytes, source: tuple[Any, ...]) -> None:
-        reply = self._arrived(data, format_address((source[0], source[1])), MAX_DATAGRAM)
+        reply = self._arrived(data, format_address((source[0], source[1])), source[0], MAX_DATAGRAM)
         if reply is not None:
             self.traffic.count(Direction.SENT, "Ticket", len(reply))
             self._udp.reply(reply, source)
 
     def _posted(self, data: bytes, source: str) -> None:
-        self._arrived(data, source, MAX_BYTES)
+        self._arrived(data, source, source, MAX_BYTES)
 
-    def _arrived(self, data: bytes, source: str, limit: int) -> bytes | None:
-        """Take a packet in; what to answer to where it came from."""
+    def _arrived(self, data: bytes, source: str, host: str, limit: int) -> bytes | None:
+        """Take a packet in; what to answer to where it came from. ``host``: held to a rate, as ports are changed at will."""
         if self._closed or not self._started or self._outside.held():
             return None
         try:
-            opened = self._sealer.unseal(data, source)
+            opened = self._sealer.unseal(data, host)
             if opened.packet is None:
                 self.traffic.count(Direction.RECEIVED, "Knock" if opened.reply else "Ticket", len(data))
                 if opened.introduced is not None:
@@ -295,13 +304,12 @@ class Agent:
 
         return Sealed(ring, config.job, self._member.address, known_as=introduces, peers=peers)
 
-    def _renew_keys(self) -> None:
-        """Follow the file with the secrets."""
-        if self._ring is None or self._closed:
-            return
-        self._renewal = asyncio.get_running_loop().call_later(_RENEW_KEYS, self._renew_keys)
-        if (line := self._ring.renew()) is not None:
-            self.driver.note(logging.WARNING, "keys", line)
+    async def _follow_keys(self, ring: KeyRing) -> None:
+        """Follow the file with the secrets, one look at a time and beside the loop: it may be on a file system that hangs."""
+        while not self._closed:
+            if (line := await asyncio.to_thread(ring.renew)) is not None:
+                self.driver.note(logging.WARNING, "keys", line)
+            await asyncio.sleep(_RENEW_KEYS)
 
     def _sealed(self, message: Message, address: Address) -> bytes | None:
         """The bytes for ``message``, None before an introduction; the same object sent to many is encoded once."""
@@ -316,7 +324,11 @@ class Agent:
         endpoint = numeric(address)
         if endpoint is not None and fits(len(sealed), endpoint):
             self._send_datagram(endpoint, kind, sealed)
+        elif address in self._resolving:  # one look-up of a name at a time: where no name server answers each takes long
+            self.traffic.count(Direction.DROPPED, "unresolved", len(sealed))
         else:
+            if endpoint is None:
+                self._resolving.add(address)
             self._spawn(self._send_slowly(address, kind, sealed))
 
     def _send_datagram(self, endpoint: Endpoint, kind: str, sealed: bytes) -> None:
@@ -330,6 +342,8 @@ class Agent:
         except OSError:
             self.traffic.count(Direction.DROPPED, "unresolved", len(sealed))
             return
+        finally:
+            self._resolving.discard(address)
         if fits(len(sealed), endpoint):
             self._send_datagram(endpoint, kind, sealed)
             return
@@ -349,37 +363,64 @@ class Agent:
             await asyncio.sleep(_LOOKUP_EVERY)
 
     async def _attend_to(self, address: Address) -> None:
-        core = self.driver.core
+        if address not in self._attended:  # what is not known yet is not nobody
+            self._attended.add(address)
+            self._listens(address, True)
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
                 sock = socket.socket((endpoint := await resolve(address)).family, socket.SOCK_STREAM)
                 with sock:
                     sock.setblocking(False)
                     await asyncio.get_running_loop().sock_connect(sock, endpoint.sockaddr)
-        except OSError:  # TimeoutError is one of them: that host is away
-            self.driver.perform(lambda _now: core.attend(address, False))
+        except OSError as error:  # TimeoutError is one of them: that host is away
+            self._listens(address, False)
+            if isinstance(error, ConnectionRefusedError):
+                self._doubt(address, False)
             return
-        self.driver.perform(lambda _now: core.attend(address, True))  # before it answers: perhaps it cannot
+        self._listens(address, True)  # before it answers: perhaps it cannot
         answer = await self._look(address)
-        foreign = answer is None or (isinstance(answer, Answer) and answer.job != self._config.job)
-        if foreign:
-            self.driver.perform(lambda _now: core.attend(address, False))
+        if isinstance(answer, str):
+            return
+        silent = answer is not None and answer.doubt not in (None, Doubt.LACKS)  # about its job: the secrets differ
+        if answer is None or (not silent and answer.job != self._config.job):
+            self._listens(address, False)
+            self._doubt(address, False)
+        else:
+            self._doubt(address, answer.doubt in _BARRING)
+
+    def _listens(self, address: Address, listening: bool) -> None:
+        self.driver.perform(lambda _now: self.driver.core.attend(address, listening))
+
+    def _doubt(self, address: Address, doubted: bool) -> None:
+        """Whether the secrets keep us from hearing of the cluster that whoever is at ``address`` may know."""
+        before = bool(self._doubted)
+        (self._doubted.add if doubted else self._doubted.discard)(address)
+        if bool(self._doubted) != before:
+            self._heed()
+
+    def _heed(self) -> None:
+        """Tell the core what the list of introducers comes to."""
+        listed, size = self._listed, self._config.initial_size
+        founder, barred = listed.founder(self._member.address, size), listed.barred(size)
+        if founder and self._doubted:
+            founder, barred = False, _UNSURE
+        self.driver.perform(lambda now: self.driver.core.heed_introducers(listed.addresses, founder, barred, now))
 
     async def _follow_names(self) -> None:
         """Tell the core what the introducers' names stand for, until it has a view."""
         loop, config, driver = asyncio.get_running_loop(), self._config, self.driver
-        latest = Introducers(config.introducers, tuple(self._introducers))
         while not self._closed and driver.core.active_view is None:
             await asyncio.sleep(_LOOKUP_EVERY)
             found = await loop.run_in_executor(None, lookup, config.introducers)
-            if found == latest or driver.core.active_view is not None or self._outside.held():
+            if found == self._listed or driver.core.active_view is not None or self._outside.held():
                 continue
-            latest = found
-            self._introducers = list(found.addresses)
-            founder, barred = found.founder(self._member.address, config.initial_size), found.barred(config.initial_size)
+            self._listed = found
+            self._introducers = list(dict.fromkeys((*found.addresses, *self._found)))
+            self._doubted.intersection_update(self._introducers)
+            founder = found.founder(self._member.address, config.initial_size)
             addresses = ", ".join(map(format_address, found.addresses))
             driver.note(logging.INFO, "names", f"introducers are now {addresses}{'; this is the first' if founder else ''}")
-            driver.perform(lambda now: driver.core.heed_introducers(found.addresses, founder, barred, now))  # noqa: B023
+            self._heed()
 
     async def _fence(self, member: Member, supervisor: str, reason: str) -> None:
         request = {"job": self._config.job, "member": member.id, "pid": member.fact("pid"), "reason": reason}
@@ -397,6 +438,13 @@ class Agent:
             self.driver.note(logging.WARNING, "fence", f"the supervisor {supervisor} did not reap {member}: {answer}")
 
     async def _explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
+        explained = error
+        try:
+            explained = await self._explained(error)
+        finally:  # whatever comes of that: nobody else ends this lifetime
+            self.driver.perform(lambda _now: deliver(explained))
+
+    async def _explained(self, error: JoinError) -> JoinError:
         wanted = [address for address in self._introducers if address != self._member.address][:8]
         answers = await asyncio.gather(*(self._look(address) for address in wanted))
         found: dict[str, list[str]] = {}
@@ -406,8 +454,7 @@ class Agent:
         remedy = ""
         if wanted and wanted[0] == self._introducers[0] and answers[0] == _NOBODY:
             remedy = f"; start the worker that founds the job with bind={format_address(wanted[0])}, the first introducer"
-        explained = JoinError(f"{error} ({'; '.join(texts)}){remedy}") if found else error
-        self.driver.perform(lambda _now: deliver(explained))
+        return JoinError(f"{error} ({'; '.join(texts)}){remedy}") if found else error
 
     async def _look(self, address: Address) -> Answer | str | None:
         """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""

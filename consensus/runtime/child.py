@@ -133,7 +133,26 @@ class _Child:
 
     def _received(self, value: Any) -> None:
         kind, *values = value
-        getattr(self, f"_on_{kind}")(*values)
+        try:
+            getattr(self, f"_on_{kind}")(*values)
+        except Exception as error:  # noqa: BLE001 - raised from here it would look like the training process's end
+            self._fail(kind, error)
+
+    def _fail(self, order: str, error: Exception) -> None:
+        """An order could not be carried out: not started, or this lifetime is over, and for that reason."""
+        if self._agent is None:
+            self._refuse(error)
+            return
+        text = f"the agent could not carry out {order!r}: {type(error).__name__}: {error}"
+        _LOG.error("%s", text, exc_info=error)
+        driver = self._agent.driver
+        driver.perform(lambda _now: driver.core.die(text, StoppedError(text)), even_held=True)
+
+    def _refuse(self, error: Exception) -> None:
+        """Let the training process raise it."""
+        known = isinstance(error, ConsensusError)  # others may not be made for a pipe
+        said = error if known else ConsensusError(f"the agent could not be started: {type(error).__name__}: {error}")
+        self._pipe.send(("failed", said))
 
     def _on_setup(
         self, setup: Setup, advertised: tuple[str, int], inherited: Descriptors, served: frozenset[str], level: int
@@ -161,7 +180,7 @@ class _Child:
         try:
             await agent.start()
         except Exception as error:  # noqa: BLE001 - the training process raises it
-            self._pipe.send(("failed", error))
+            self._refuse(error)
         else:
             self._pipe.send(("started",))
 

@@ -228,7 +228,12 @@ class ProcessHost:
             if not data:
                 return
             if fds:
-                self._sources.answer(socket.socket(fileno=fds[0]), pickle.loads(data))  # noqa: S301 - from our own child
+                connection = socket.socket(fileno=fds[0])
+                try:
+                    self._sources.answer(connection, pickle.loads(data))  # noqa: S301 - from our own child
+                except Exception:  # noqa: BLE001 - one request must not end the others
+                    _LOG.exception("a request could not be answered")
+                    connection.close()
 
     # The end
 
@@ -252,7 +257,7 @@ class ProcessHost:
         except subprocess.TimeoutExpired:
             return "its end of the socket is closed"
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
+            return f"killed by {_signal_name(-code)}"
         return f"exit code {code}; its last words are on standard error"
 
     def _end(self) -> None:
@@ -287,6 +292,13 @@ class ProcessHost:
         fd, self._cell_fd = self._cell_fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
 
 
 def _descriptors_of(pipe: Pipe, doors: socket.socket) -> Callable[[], Iterable[int]]:

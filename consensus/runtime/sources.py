@@ -62,7 +62,13 @@ class Sources:
         elif not self._room.acquire(blocking=False):
             response.refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many transfers at a time; ask again\n")
         else:
-            threading.Thread(target=self._write, args=(response, source, request), name="ftlib-serve", daemon=True).start()
+            writer = threading.Thread(target=self._write, args=(response, source, request), name="ftlib-serve", daemon=True)
+            try:
+                writer.start()
+            except RuntimeError as error:  # this process may have no more threads
+                self._room.release()
+                _LOG.warning("serving %s failed: %s", request.path, error)
+                response.refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; ask again\n")
 
     def _write(self, response: _Response, source: Source, request: Request) -> None:
         try:

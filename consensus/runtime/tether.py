@@ -37,6 +37,7 @@ CHECK_TIMEOUT = 0.5
 _FIRST_PAUSE = 0.0005
 _LAST_PAUSE = 0.05
 _HEAD_LIMIT = 4096
+_VERSION_DIGITS = 9
 _RETRY_FIRST = 0.1
 _RETRY_LAST = 2.0
 
@@ -148,7 +149,8 @@ def _answer(head: dict[str, str]) -> Answer | None:
     member_id, job, version, address = (unquote(head.get(name, "")) for name in IDENTITY)
     if not member_id:
         return None
-    return Answer(member_id, job, int(version) if version.isdecimal() else 0, address)
+    known = version.isdecimal() and len(version) <= _VERSION_DIGITS  # int() of thousands of digits is an error
+    return Answer(member_id, job, int(version) if known else 0, address)
 
 
 class Tethers:

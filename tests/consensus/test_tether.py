@@ -280,6 +280,21 @@ def test_who_is_there() -> None:
     run(main)
 
 
+def test_a_version_of_thousands_of_digits_is_none() -> None:
+    def endless(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        head = b"HTTP/1.1 204 No Content\r\nX-Ftlib-Member: a\r\nX-Ftlib-Version: " + b"7" * 5000
+        connection.sendall(head + b"\r\n\r\n")
+
+    async def main() -> None:
+        async with answering(endless) as member:
+            answer, sock = await ask(member.address)
+            sock.close()
+            assert answer == Answer("a", "", 0, "")
+
+    run(main)
+
+
 def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:
     head = b"HTTP/1.1 200 OK\r\nX-Ftlib-Member: " + b"a" * 16 + b"\r\n\r\n"
     count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import pytest
 
 from consensus import Config, Gossip, Home, format_address
 from consensus.diagnosis import Diagnosis, Grade
+from consensus.runtime.pings import Pings
 from ftlib.launch.cli import main
 from ftlib.launch.credentials import Credentials
 from ftlib.launch.doctor import examine
@@ -208,6 +210,7 @@ BLOCKED = [
     ("output: meta l4proto udp drop", "udp", "UDP from 10.77.0.2 to 10.77.0.1 is dropped, the other way it passes"),
     ("input: meta l4proto udp drop\noutput: meta l4proto udp drop", "udp", "10.77.0.2:7001 is dropped either way though TCP"),
     ("input: udp dport 7001 reject", "udp", "nobody listens at 10.77.0.2:7001 on UDP"),
+    ("input: udp dport 7001 reject with icmp type host-prohibited", "udp", "UDP to 10.77.0.2:7001 fails: No route to host"),
     ("input: udp length > 1000 drop", "mtu", "those of 1400 bytes do not (lost 4 times): give the whole path"),
     ("input: tcp dport 7001 drop", "tcp", "TCP to 10.77.0.2:7001 is dropped (no answer within 0.3 s): open port 7001"),
     ("input: tcp dport 7001 reject with tcp reset", "tcp", "nobody listens there"),
@@ -249,6 +252,19 @@ def test_the_secret_of_a_run_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
         gossip.stop()
 
 
+def test_a_firewall_that_rejects_later_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member still answers over TCP: it is not said to have gone."""
+
+    def rejected(pings: Pings) -> bool:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Pings, "exchange", lambda pings, size=0: None)
+    monkeypatch.setattr(Pings, "introduced", rejected)
+    with member() as address:
+        diagnosis = found(address)
+        assert failed(diagnosis) == "udp" and f"UDP to {address} fails: Operation not permitted" in diagnosis.verdict
+
+
 @needs_network
 @needs_filter
 def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +279,9 @@ def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         with here.inside():
             assert "this host has no way to 10.99.0.1" in found("10.99.0.1:7001").verdict
             assert failed(found("10.77.0.9:7001", timeout=0.2)) == "tcp"
+        here.block("output: udp dport 7001 drop")
+        with here.inside():
+            assert "UDP to 10.77.0.2:7001 fails: Operation not permitted: open port" in found(address, timeout=0.3).verdict
         here.block("input: meta l4proto udp drop")  # the firewall at this end looks the same as the other's output
         with here.inside():
             assert "let UDP in at the firewall of this host" in found(address, timeout=0.3).verdict

@@ -9,9 +9,10 @@ import pytest
 from consensus.config import Config
 from consensus.errors import JoinError
 from consensus.member import Address
-from consensus.messages import Vote
+from consensus.messages import JoinReply, JoinRequest, Vote
 from consensus.protocol.founding import GRACE, Founding
 from consensus.protocol.join import Applicants
+from consensus.protocol.machine import Machine
 from consensus.simulation import World
 from consensus.simulation.faults import Faults
 
@@ -87,6 +88,21 @@ def test_a_dead_candidate_frees_its_voters_after_a_grace() -> None:
     assert not one.consider(B.address, False, met, 1.3)
     met.heard(B, False, 1.2 + GRACE, Vote("b", 1, 1))
     assert one.consider(B.address, False, met, 1.2 + GRACE)
+
+
+def test_who_has_voted_for_another_does_not_found_though_it_is_first_now() -> None:
+    config = Config(initial_size=1, introducers=("workers:1",))
+    machine = Machine(config, C, Random(1), founder=False, introducers=(B.address,), voted=True)
+    machine.start(0.0)
+    machine.receive(B.id, B.address, JoinRequest(B, False, config.terms, Vote(B.id, 1, 1)), 0.1)
+    machine.heed_introducers((C.address, B.address), True, "", 0.2)
+    machine.receive(B.id, B.address, JoinReply(None, None), 0.3)
+    for tenth in range(4, 30):
+        machine.tick(tenth / 10)
+    assert machine.known_view is None, "B may have founded"
+    machine.receive(B.id, B.address, JoinRequest(B, False, config.terms, Vote("", 0, 2)), 3.0)
+    machine.tick(3.1)
+    assert machine.known_view is not None
 
 
 def settle(world: World, count: int) -> set[str]:

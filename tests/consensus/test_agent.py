@@ -1,0 +1,200 @@
+"""An agent's own work around its core: introducers, names, the file with the secrets, and who is held to a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consensus import Address, Config, Gossip, Home, JoinError, KeyRing
+from consensus.envelope import Sealed
+from consensus.messages import Nack
+from consensus.protocol.effects import Send
+from consensus.runtime.names import Introducers
+
+from .fake_core import rig, until
+from .test_addresses import free_ports
+from .test_gossip import address, begin, eventually, members
+
+SECRET = "a secret of these tests"
+OTHER = "another secret, also long enough"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "text"),
+    [
+        (SECRET, OTHER, "the members there use another secret"),
+        (SECRET, "", "the members there have a secret, this one has none"),
+        ("", SECRET, "the member there has no secret, this one has"),
+    ],
+)
+def test_the_first_introducer_restarted_with_another_secret_does_not_found(theirs: str, ours: str, text: str) -> None:
+    with members(1, secret=theirs or ()) as [member]:
+        own = f"127.0.0.1:{free_ports(1)[0]}"
+        again = begin(
+            job="test", bind=own, introducers=(own, address(member)), secret=ours or (), initial_size=1, join_timeout=1.0
+        )
+        try:
+            eventually(lambda: again.stopped or again.view, "it gives up")
+            assert isinstance(again.stopped, JoinError)
+            assert text in str(again.stopped) and "founds nothing" in str(again.stopped)
+        finally:
+            again.stop()
+
+
+def test_an_introducer_of_another_job_keeps_nobody_from_founding() -> None:
+    with members(1, job="other") as [member]:
+        own = f"127.0.0.1:{free_ports(1)[0]}"
+        first = begin(job="test", bind=own, introducers=(own, address(member)), secret=SECRET, initial_size=1)
+        try:
+            assert first.wait_view(5.0) is not None
+        finally:
+            first.stop()
+
+
+def test_an_introducer_counts_as_somebody_until_it_is_known_to_be_nobody() -> None:
+    async def main() -> None:
+        own, other = free_ports(2)
+        introducers = (f"127.0.0.1:{own}", f"127.0.0.1:{other}")
+        there: Address = ("127.0.0.1", other)
+        async with rig(bind=introducers[0], introducers=introducers) as a:
+            await until(lambda: ("attend", there, False) in a.core.calls)
+            assert a.core.named("attend") == [("attend", there, True), ("attend", there, False)]
+            await until(lambda: len(a.core.named("attend")) > 2)
+            assert ("attend", there, True) not in a.core.named("attend")[2:], "it is known"
+
+    asyncio.run(main())
+
+
+def test_a_doubt_ends_with_whoever_raised_it() -> None:
+    async def main() -> None:
+        own, other = free_ports(2)
+        introducers = (f"127.0.0.1:{own}", f"127.0.0.1:{other}")
+        async with rig(bind=introducers[0], introducers=introducers) as a:
+            async with rig("b" * 16, bind=introducers[1], secret=SECRET):
+                await until(lambda: a.core.named("heed_introducers"))
+            await until(lambda: len(a.core.named("heed_introducers")) == 2)
+            barred, free = a.core.named("heed_introducers")
+            assert barred[2] is False and "other secrets" in barred[3]
+            assert free[2:4] == (True, "")
+
+    asyncio.run(main())
+
+
+def test_one_look_up_of_a_name_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no name server answers, which takes a real one many seconds."""
+
+    async def main() -> None:
+        gate, asked = asyncio.Event(), list[Address]()
+
+        async def slow(where: Address) -> Any:
+            asked.append(where)
+            await gate.wait()
+            raise OSError("no answer")
+
+        async with rig() as a:
+            monkeypatch.setattr("consensus.runtime.agent.resolve", slow)
+            tasks = len(a.agent._tasks)
+            names: list[Address] = [("one.invalid", 1), ("two.invalid", 1)]
+            a.ask(*(Send(name, Nack(number)) for number in range(10) for name in names))
+            await asyncio.sleep(0)
+            assert asked == names and len(a.agent._tasks) == tasks + 2
+            assert a.agent.traffic.as_dict()["dropped"]["unresolved"]["messages"] == 18
+            gate.set()
+            await until(lambda: a.agent.traffic.as_dict()["dropped"]["unresolved"]["messages"] == 20)
+            a.ask(Send(names[0], Nack(1)))
+            await until(lambda: len(asked) == 3)
+
+    asyncio.run(main())
+
+
+def test_what_was_found_besides_the_list_outlives_the_next_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        listed: Address = ("127.0.0.1", free_ports(1)[0])
+        monkeypatch.setattr("consensus.runtime.agent._LOOKUP_EVERY", 0.01)
+        async with rig("b" * 16) as b, rig(introducers=(f"localhost:{free_ports(1)[0]}",)) as a:
+            assert await a.agent.find([b.member.address]) == (b.member.address,)
+            monkeypatch.setattr("consensus.runtime.agent.lookup", lambda texts: Introducers(texts, (listed,)))
+            await until(lambda: a.core.named("heed_introducers"))
+            assert a.agent._introducers == [listed, b.member.address]
+
+    asyncio.run(main())
+
+
+def test_a_file_with_secrets_that_hangs_stops_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_text(SECRET)
+
+    async def main() -> None:
+        release, looks = threading.Event(), list[int]()
+
+        def hang() -> None:
+            looks.append(1)
+            release.wait(5.0)
+
+        async with rig(secret_file=str(path)) as a:
+            ring = a.agent._ring
+            assert ring is not None
+            await asyncio.sleep(0)
+            ring.renew = hang  # type: ignore[method-assign]
+            await until(lambda: looks)
+            await asyncio.sleep(1.1)
+            assert len(looks) == 1
+            release.set()
+
+    asyncio.run(main())
+
+
+def test_another_port_is_no_way_around_the_throttle() -> None:
+    async def main() -> None:
+        async with rig(secret=SECRET) as a:
+            forged = bytearray(Sealed(KeyRing([SECRET]), "default", ("127.0.0.1", 1)).knock(a.member.address) or b"")
+            forged[-1] ^= 1
+            for _ in range(100):
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                    sock.sendto(forged, a.member.address)
+            dropped = a.agent.traffic.as_dict
+            await until(lambda: sum(each["messages"] for each in dropped()["dropped"].values()) == 100)
+            assert dropped()["dropped"]["throttled"]["messages"] >= 50
+
+    asyncio.run(main())
+
+
+def test_a_joiner_is_told_even_where_the_reasons_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with rig(introducers=("127.0.0.1:1",)) as a:
+
+            async def broken(where: Address) -> Any:
+                raise RuntimeError(f"no luck with {where}")
+
+            monkeypatch.setattr(a.agent, "_look", broken)
+            told: list[JoinError] = []
+            error = JoinError("not let in")
+            a.agent.explain_join(error, told.append)
+            await until(lambda: told)
+            assert told == [error]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("join_timeout", "patience"), [(3.0, 10.0), (40.0, 40.0)])
+def test_the_start_has_the_time_of_a_join(monkeypatch: pytest.MonkeyPatch, join_timeout: float, patience: float) -> None:
+    given: list[float] = []
+
+    class Nowhere:
+        def start(self, setup: Any, sockets: Any, ears: Any, timeout: float) -> None:
+            given.append(timeout)
+            sockets.close()
+
+        def stop(self, timeout: float) -> None: ...
+
+    monkeypatch.setattr("consensus.gossip._host_for", lambda config: Nowhere())
+    gossip = Gossip(Config(join_timeout=join_timeout, agent=Home.THREAD))
+    gossip.start()
+    gossip.stop()
+    assert given == [patience]

@@ -1,0 +1,155 @@
+"""Both ends of an agent in a process of its own, without that process: what fails in one order or request ends no other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from consensus import Config, ConsensusError, Member
+from consensus.runtime.child import Descriptors, _Child
+from consensus.runtime.host import Setup
+from consensus.runtime.lifeline import Lifeline
+from consensus.runtime.names import Introducers
+from consensus.runtime.pipe import Pipe
+from consensus.runtime.process_host import ProcessHost
+from consensus.runtime.progress_cell import ProgressCell
+from consensus.runtime.sockets import open_pair
+from consensus.runtime.sources import Request, Sources
+
+
+def served(answer: Callable[[socket.socket], None]) -> bytes:
+    """All that comes back on a connection that is handed to ``answer``."""
+    near, far = socket.socketpair()
+    with near:
+        near.settimeout(5.0)
+        answer(far)
+        data = b""
+        while piece := near.recv(65536):
+            data += piece
+        return data
+
+
+def test_too_many_threads_are_refused_and_cost_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = Sources()
+    sources.serve("/state", lambda query: iter([b"state"]))
+
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        for _ in range(40):  # more than there is room
+            answer = served(lambda far: sources.answer(far, Request("/state", {})))
+            assert answer.startswith(b"HTTP/1.1 503") and b"can't start new thread" in answer
+    assert b"state" in served(lambda far: sources.answer(far, Request("/state", {})))
+
+
+def test_a_request_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    host = ProcessHost()
+    host.serve("/state", lambda query: iter([b"state"]))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def hand_over(data: bytes) -> Callable[[socket.socket], None]:
+        def send(far: socket.socket) -> None:
+            with far:
+                socket.send_fds(theirs, [data], [far.fileno()])
+
+        return send
+
+    with ours:
+        thread = threading.Thread(target=host._answer_doors, args=(ours,), daemon=True)
+        thread.start()
+        with theirs:
+            assert served(hand_over(b"no pickle")) == b""
+            assert b"state" in served(hand_over(pickle.dumps(Request("/state", {}))))
+        thread.join(5.0)
+        assert not thread.is_alive()
+    assert "could not be answered" in caplog.text
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (40, "signal 40")])
+def test_how_it_ended_is_said_for_every_signal(number: int, name: str) -> None:
+    host = ProcessHost()
+    host._process = subprocess.Popen(["sleep", "60"])
+    host._process.send_signal(number)
+    assert host._exit() == f"killed by {name}"
+
+
+@pytest.fixture
+def quiet_root() -> Iterator[None]:
+    """The child takes over its process's logging."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def conversation(setup: bool, *orders: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a child says to these orders, until it has said why it failed; it must not end by itself."""
+    exits: list[int] = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    said: list[Any] = []
+
+    async def main() -> None:
+        near, far = socket.socketpair()
+        near.settimeout(5.0)
+        pipe = Pipe(near)
+        pair = open_pair(Config())
+        doors, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        cell, cell_fd = ProgressCell.shared()
+        member = Member("a" * 16, *pair.advertised)
+        inherited = Descriptors(
+            pair.udp.detach(), pair.tcp.detach(), doors.detach() if setup else other.fileno() + 1000, cell_fd
+        )
+        child = _Child(Lifeline(os.getpid()))
+        await child._pipe.open(far)
+        pipe.send(("setup", Setup(Config(), member, Introducers()), pair.advertised, inherited, frozenset(), logging.INFO))
+        with other:
+            while not any(each[0] == "failed" or each[:2] == ("plane", "stopped") for each in said):
+                said.append(await asyncio.to_thread(pipe.receive))
+                if said[-1] == ("started",):
+                    for order in orders:
+                        pipe.send(order)
+        assert not exits
+        if child._agent is not None:
+            await child._agent.close()
+            assert child._doors is not None
+            child._doors.close()
+        else:
+            os.close(inherited.udp)
+            os.close(inherited.tcp)
+            doors.close()
+        assert cell is not None
+        pipe.close()
+        await asyncio.sleep(0.01)
+        assert exits == [0], "now it has lost its training process"
+
+    asyncio.run(main())
+    return said
+
+
+@pytest.mark.usefixtures("quiet_root")
+def test_a_setup_that_fails_is_raised_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, (kind, error) = conversation(False, monkeypatch=monkeypatch)
+    assert kind == "failed" and type(error) is ConsensusError
+    assert "could not be started: OSError: [Errno 9]" in str(error)
+
+
+@pytest.mark.usefixtures("quiet_root")
+def test_an_order_that_fails_ends_the_lifetime_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = conversation(True, ("perform", "no such action", ()), monkeypatch=monkeypatch)
+    [error] = [values[1][0] for kind, *values in said if kind == "plane" and values[0] == "stopped"]
+    assert "could not carry out 'perform': AssertionError" in str(error)
+    assert "training process" not in str(error)
+    assert any(kind == "log" and "could not carry out" in values[0].getMessage() for kind, *values in said)
