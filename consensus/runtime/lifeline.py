@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 __all__ = ["Lifeline"]
 
-_FRESH = 0.01
+_FRESH = 0.002
 """Seconds for which one look at the state serves: far below any timeout, and a look costs some 10 us."""
 
 

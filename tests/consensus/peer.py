@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ class Peer:
         """SIGSTOP; returns once all its threads have stopped (until then it may still answer)."""
         os.kill(self.process.pid, signal.SIGSTOP)
         os.waitpid(self.process.pid, os.WUNTRACED)
+        time.sleep(0.02)  # its agent asks the kernel every few milliseconds whether it is stopped
 
     def close(self) -> None:
         self.process.kill()
