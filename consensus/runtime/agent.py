@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,43 +23,22 @@ from ..progress import Progress
 from .driver import Core, Driver
 from .gate import Gate
 from .http import HandOver, HttpClient, HttpServer
-from .names import Endpoint, Introducers, lookup, numeric, resolve
+from .names import Endpoint, numeric, resolve
+from .scout import Scout
 from .snapshot import Snapshot
 from .sockets import SocketPair
-from .tether import Answer, Doubt, Tethers, ask
+from .tether import Tethers
 from .traffic import Direction, Traffic
 from .udp import Udp, fits
 from .waiting import Waiting
 
 __all__ = ["Agent", "Outside"]
 
-_LOOK_TIMEOUT = 1.0
-"""How long an address may take to say who listens there."""
-
-_NOBODY = "nobody listens there"
-
-_LOOKUP_EVERY = 0.5
-"""How often introducers that are names are looked up again, until there is a view: other members come up meanwhile."""
-
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
 
 _RENEW_KEYS = 1.0
 """Seconds between two looks at the file with the secrets."""
-
-
-_DOUBTS = {
-    Doubt.ASKS: "the members there have a secret, this one has none: give it the same secret or secret_file",
-    Doubt.DIFFERS: "the members there use another secret: give all of them the same secret or secret_file",
-    Doubt.LACKS: "the member there has no secret, this one has: give all of them the same secret or secret_file",
-    Doubt.FORGED: "something listens there that does not know the secret",
-}
-"""What a refusal means for a joiner."""
-
-_BARRING = frozenset({Doubt.ASKS, Doubt.DIFFERS, Doubt.LACKS})
-"""Where another member with other secrets answers, this one may have restarted with an old secret: it must not found."""
-
-_UNSURE = "this member, though first, founds nothing while an introducer with other secrets may know the cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +75,6 @@ class Agent:
         self._config = config
         self._member = member
         self._sockets = sockets
-        self._introducers = list(introducers)
-        self._listed = Introducers(config.introducers, tuple(introducers))
-        self._found: list[Address] = []
-        self._attended: set[Address] = set()
-        self._doubted: set[Address] = set()
         self._resolving: set[Address] = set()
         self._ring = KeyRing.of(config)
         self._sealer: Sealer = sealer or self._sealer_of(self._ring)
@@ -117,6 +90,7 @@ class Agent:
         self._outside = outside
         labels = {"job": config.job, "member": member.id}
         self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held, labels)
+        self.scout = Scout(config, member, introducers, self.driver, self._ring, outside.held)
         self._tethers = Tethers(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()
@@ -140,9 +114,8 @@ class Agent:
         if self._ring is not None:
             self._spawn(self._follow_keys(self._ring))
         self.driver.perform(self.driver.core.start)
-        self._spawn(self._attend())
-        if Introducers(self._config.introducers).named:
-            self._spawn(self._follow_names())
+        self._spawn(self.scout.attend())
+        self._spawn(self.scout.follow_names())
 
     async def close(self) -> None:
         """End without a goodbye. New connections are refused from here on. Idempotent."""
@@ -176,25 +149,6 @@ class Agent:
     async def report(self) -> dict[str, Any]:
         """``status`` with what the layer above has to say."""
         return {**self.status(), "ftlib": dict(await self._outside.facts())}
-
-    async def find(self, addresses: Iterable[Address]) -> tuple[Address, ...]:
-        """Those of ``addresses`` where another member of this job and version answers within about a second."""
-        wanted = list(addresses)
-        answers = await asyncio.gather(*(self._look(address) for address in wanted))
-        found = tuple(
-            address
-            for address, answer in zip(wanted, answers, strict=True)
-            if isinstance(answer, Answer)
-            and not answer.doubt
-            and answer.job == self._config.job
-            and answer.version == PROTOCOL_VERSION
-            and answer.member_id != self._member.id
-        )
-        if found:
-            self._found += [address for address in found if address not in self._found]
-            self._introducers += [address for address in found if address not in self._introducers]
-            self.driver.perform(lambda now: self.driver.core.add_introducers(found, now))
-        return found
 
     # Carrier: the effects that leave this process
 
@@ -300,7 +254,7 @@ class Agent:
         peers = 2 * max(2048, config.max_members)
 
         def introduces(address: Address) -> bool:
-            return address in self._introducers
+            return address in self.scout.introducers
 
         return Sealed(ring, config.job, self._member.address, known_as=introduces, peers=peers)
 
@@ -351,77 +305,6 @@ class Agent:
         if not await self._client.post(address, sealed):
             self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
 
-    async def _attend(self) -> None:
-        """Where this member comes first: tell the core at which introducers somebody listens, until it knows a cluster."""
-        named = Introducers(self._config.introducers).named  # then another may be first in a moment
-        while not self._closed and self.driver.core.known_view is None:
-            others = [address for address in self._introducers if address != self._member.address]
-            if self._introducers[:1] == [self._member.address] and others:
-                await asyncio.gather(*(self._attend_to(address) for address in others))
-            elif not named:
-                return
-            await asyncio.sleep(_LOOKUP_EVERY)
-
-    async def _attend_to(self, address: Address) -> None:
-        if address not in self._attended:  # what is not known yet is not nobody
-            self._attended.add(address)
-            self._listens(address, True)
-        try:
-            async with asyncio.timeout(_LOOK_TIMEOUT):
-                sock = socket.socket((endpoint := await resolve(address)).family, socket.SOCK_STREAM)
-                with sock:
-                    sock.setblocking(False)
-                    await asyncio.get_running_loop().sock_connect(sock, endpoint.sockaddr)
-        except OSError as error:  # TimeoutError is one of them: that host is away
-            self._listens(address, False)
-            if isinstance(error, ConnectionRefusedError):
-                self._doubt(address, False)
-            return
-        self._listens(address, True)  # before it answers: perhaps it cannot
-        answer = await self._look(address)
-        if isinstance(answer, str):
-            return
-        silent = answer is not None and answer.doubt not in (None, Doubt.LACKS)  # about its job: the secrets differ
-        if answer is None or (not silent and answer.job != self._config.job):
-            self._listens(address, False)
-            self._doubt(address, False)
-        else:
-            self._doubt(address, answer.doubt in _BARRING)
-
-    def _listens(self, address: Address, listening: bool) -> None:
-        self.driver.perform(lambda _now: self.driver.core.attend(address, listening))
-
-    def _doubt(self, address: Address, doubted: bool) -> None:
-        """Whether the secrets keep us from hearing of the cluster that whoever is at ``address`` may know."""
-        before = bool(self._doubted)
-        (self._doubted.add if doubted else self._doubted.discard)(address)
-        if bool(self._doubted) != before:
-            self._heed()
-
-    def _heed(self) -> None:
-        """Tell the core what the list of introducers comes to."""
-        listed, size = self._listed, self._config.initial_size
-        founder, barred = listed.founder(self._member.address, size), listed.barred(size)
-        if founder and self._doubted:
-            founder, barred = False, _UNSURE
-        self.driver.perform(lambda now: self.driver.core.heed_introducers(listed.addresses, founder, barred, now))
-
-    async def _follow_names(self) -> None:
-        """Tell the core what the introducers' names stand for, until it has a view."""
-        loop, config, driver = asyncio.get_running_loop(), self._config, self.driver
-        while not self._closed and driver.core.active_view is None:
-            await asyncio.sleep(_LOOKUP_EVERY)
-            found = await loop.run_in_executor(None, lookup, config.introducers)
-            if found == self._listed or driver.core.active_view is not None or self._outside.held():
-                continue
-            self._listed = found
-            self._introducers = list(dict.fromkeys((*found.addresses, *self._found)))
-            self._doubted.intersection_update(self._introducers)
-            founder = found.founder(self._member.address, config.initial_size)
-            addresses = ", ".join(map(format_address, found.addresses))
-            driver.note(logging.INFO, "names", f"introducers are now {addresses}{'; this is the first' if founder else ''}")
-            self._heed()
-
     async def _fence(self, member: Member, supervisor: str, reason: str) -> None:
         request = {"job": self._config.job, "member": member.id, "pid": member.fact("pid"), "reason": reason}
         try:
@@ -440,48 +323,9 @@ class Agent:
     async def _explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
         explained = error
         try:
-            explained = await self._explained(error)
+            explained = await self.scout.explain(error)
         finally:  # whatever comes of that: nobody else ends this lifetime
             self.driver.perform(lambda _now: deliver(explained))
-
-    async def _explained(self, error: JoinError) -> JoinError:
-        wanted = [address for address in self._introducers if address != self._member.address][:8]
-        answers = await asyncio.gather(*(self._look(address) for address in wanted))
-        found: dict[str, list[str]] = {}
-        for address, answer in zip(wanted, answers, strict=True):
-            found.setdefault(self._describe(answer), []).append(format_address(address))
-        texts = [f"{', '.join(addresses)}: {text}" for text, addresses in found.items()]
-        remedy = ""
-        if wanted and wanted[0] == self._introducers[0] and answers[0] == _NOBODY:
-            remedy = f"; start the worker that founds the job with bind={format_address(wanted[0])}, the first introducer"
-        return JoinError(f"{error} ({'; '.join(texts)}){remedy}") if found else error
-
-    async def _look(self, address: Address) -> Answer | str | None:
-        """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""
-        try:
-            async with asyncio.timeout(_LOOK_TIMEOUT):
-                answer, sock = await ask(address, ring=self._ring)
-        except TimeoutError:
-            return f"no answer within {_LOOK_TIMEOUT:g} s"
-        except ConnectionRefusedError:
-            return _NOBODY
-        except OSError as error:
-            return error.strerror or str(error)
-        sock.close()
-        return answer
-
-    def _describe(self, answer: Answer | str | None) -> str:
-        if isinstance(answer, str):
-            return answer
-        if answer is None:
-            return "something else listens there"
-        if answer.doubt:
-            return _DOUBTS[answer.doubt]
-        if answer.version != PROTOCOL_VERSION:
-            return f"speaks protocol version {answer.version}, this is {PROTOCOL_VERSION}"
-        if answer.job != self._config.job:
-            return f"a member of job {answer.job!r}, this is {self._config.job!r}"
-        return "a member of this job"
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -44,5 +44,5 @@ async def question(agent: Agent, name: str, arguments: Iterable[Any]) -> Any:
     if name == "status":
         return agent.status()
     if name == "find":
-        return await agent.find(*arguments)
+        return await agent.scout.find(*arguments)
     raise ConsensusError(f"the agent knows no question {name!r}")

@@ -120,7 +120,7 @@ def test_what_was_found_besides_the_list_outlives_the_next_look_up(monkeypatch: 
             assert await a.agent.find([b.member.address]) == (b.member.address,)
             monkeypatch.setattr("consensus.runtime.agent.lookup", lambda texts: Introducers(texts, (listed,)))
             await until(lambda: a.core.named("heed_introducers"))
-            assert a.agent._introducers == [listed, b.member.address]
+            assert a.agent.scout.introducers == [listed, b.member.address]
 
     asyncio.run(main())
 

@@ -70,7 +70,7 @@ class TestMessages:
             async with rig("b" * 16, secret=SECRET) as b, rig("a" * 16, secret=SECRET) as a:
                 a.ask(Send(("localhost", b.member.port), Nack(1)))
                 await until(lambda: "unauthentic" in a.agent.traffic.as_dict()["dropped"])
-                a.agent._introducers.append(("localhost", b.member.port))
+                a.agent.scout.introducers.append(("localhost", b.member.port))
                 a.ask(Send(("localhost", b.member.port), Nack(1)))
                 await asyncio.sleep(0.06)
                 a.ask(Send(("localhost", b.member.port), Nack(1)))
