@@ -115,10 +115,10 @@ def test_one_look_up_of_a_name_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_was_found_besides_the_list_outlives_the_next_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         listed: Address = ("127.0.0.1", free_ports(1)[0])
-        monkeypatch.setattr("consensus.runtime.agent._LOOKUP_EVERY", 0.01)
+        monkeypatch.setattr("consensus.runtime.scout._LOOKUP_EVERY", 0.01)
         async with rig("b" * 16) as b, rig(introducers=(f"localhost:{free_ports(1)[0]}",)) as a:
-            assert await a.agent.find([b.member.address]) == (b.member.address,)
-            monkeypatch.setattr("consensus.runtime.agent.lookup", lambda texts: Introducers(texts, (listed,)))
+            assert await a.agent.scout.find([b.member.address]) == (b.member.address,)
+            monkeypatch.setattr("consensus.runtime.scout.lookup", lambda texts: Introducers(texts, (listed,)))
             await until(lambda: a.core.named("heed_introducers"))
             assert a.agent.scout.introducers == [listed, b.member.address]
 
@@ -172,7 +172,7 @@ def test_a_joiner_is_told_even_where_the_reasons_cannot_be_found(monkeypatch: py
             async def broken(where: Address) -> Any:
                 raise RuntimeError(f"no luck with {where}")
 
-            monkeypatch.setattr(a.agent, "_look", broken)
+            monkeypatch.setattr(a.agent.scout, "_look", broken)
             told: list[JoinError] = []
             error = JoinError("not let in")
             a.agent.explain_join(error, told.append)
