@@ -130,6 +130,11 @@ class Cluster:
         self._pids: list[int] = []
         self._await_pid(60.0)
 
+    @property
+    def secret(self) -> str:
+        """What its workers share."""
+        return str(self._settings["secret"])
+
     def __enter__(self) -> Self:
         return self
 
