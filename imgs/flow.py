@@ -109,7 +109,7 @@ def _legend(c: Canvas) -> None:
     top = y(4, 34)
     steps = [
         ("kill -9 of worker 2", "call k is in progress at all four"),
-        ("proof", "connections closed, its host refuses new ones → EVIDENCE"),
+        ("proof", "its agent says so, or its host refuses connections → EVIDENCE"),
         ("settle, 5 ms", "several crashes become one view change"),
         ("ACCEPT, freeze", "whoever accepts aborts its group and finishes nothing more"),
         ("ACCEPTED", "votes of a quorum, each with a flush report: what I finished"),
