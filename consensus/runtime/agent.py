@@ -20,10 +20,11 @@ from ..keys import KeyRing
 from ..member import Address, Member, format_address
 from ..messages import Envelope, EvidenceKind, Message
 from ..progress import Progress
-from .driver import Core, Driver
+from .driver import Driver
 from .gate import Gate
 from .http import HandOver, HttpClient, HttpServer
 from .names import Endpoint, numeric, resolve
+from .ports import Core
 from .scout import Scout
 from .snapshot import Snapshot
 from .sockets import SocketPair
