@@ -16,6 +16,8 @@ from typing import Any
 __all__ = ["LoopPipe", "Pipe"]
 
 _HEAD = struct.Struct("<I")
+SEND_TIMEOUT = 10.0
+"""Seconds for the other process to take a value; it may be stopped. A local socket holds thousands of orders before that."""
 
 
 def _framed(value: object) -> bytes:
@@ -26,8 +28,10 @@ def _framed(value: object) -> bytes:
 class Pipe:
     """The end of a process with threads: any may send, one receives."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, send_timeout: float = SEND_TIMEOUT) -> None:
         """``sock`` is blocking, and owned from here on."""
+        seconds, rest = divmod(send_timeout, 1.0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         self._sock = sock
         self._sending = threading.Lock()
 
@@ -36,12 +40,16 @@ class Pipe:
         return self._sock.fileno()
 
     def send(self, value: object) -> bool:
-        """Whether the value was handed to the kernel; False once the other end has gone."""
+        """Whether the value was handed to the kernel; False once the other end has gone.
+
+        One that takes nothing for ``send_timeout`` is given up: both ends then see the end.
+        """
         data = _framed(value)
         with self._sending:
             try:
                 self._sock.sendall(data)
-            except OSError:
+            except OSError:  # a timeout is one of them, and may have cut a value in two
+                self.shut()
                 return False
         return True
 

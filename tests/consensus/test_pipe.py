@@ -1,0 +1,56 @@
+"""Values between two processes: whole, in order, and never waited for without an end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from consensus.runtime.pipe import LoopPipe, Pipe
+
+
+def test_values_arrive_whole_and_in_order_both_ways() -> None:
+    ours, theirs = socket.socketpair()
+    sent: list[Any] = [("perform", "ready", ("x",)), {"big": bytes(300_000)}, None]
+
+    async def child() -> list[Any]:
+        got: list[Any] = []
+        over = asyncio.Event()
+
+        def received(value: Any) -> None:
+            got.append(value)
+            pipe.send(value)
+
+        pipe = LoopPipe(received, over.set)
+        await pipe.open(theirs)
+        await asyncio.wait_for(asyncio.gather(over.wait(), asyncio.to_thread(parent)), 10)
+        return got
+
+    def parent() -> None:
+        pipe = Pipe(ours)
+        for value in sent:
+            assert pipe.send(value)
+            assert pipe.receive() == value
+        pipe.shut()
+        with pytest.raises(EOFError):
+            pipe.receive()
+        pipe.close()
+
+    assert asyncio.run(child()) == sent
+
+
+def test_an_end_that_takes_nothing_is_given_up() -> None:
+    ours, theirs = socket.socketpair()
+    pipe = Pipe(ours, send_timeout=0.2)
+    began = time.monotonic()
+    with theirs:
+        while pipe.send(bytes(100_000)):
+            assert time.monotonic() - began < 10, "it never fills up"
+        assert not pipe.send("more")
+        with pytest.raises(EOFError):  # so whoever listens learns that it is over
+            pipe.receive()
+    pipe.close()
+    assert 0.15 < time.monotonic() - began < 5
