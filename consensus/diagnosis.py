@@ -359,7 +359,7 @@ class _Patient:
         before = self._strangers()
         for _ in range(TRIES):
             pings.send(pings.sealed(Stranger(0, secrets.token_hex(8))))
-        time.sleep(pings.wait)
+        time.sleep(pings.wait)  # these are never answered: only the member's counter tells, some time after they arrived
         after = self._strangers()
         return None if before is None or after is None else after > before
 

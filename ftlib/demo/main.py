@@ -145,7 +145,7 @@ def _live(timeline: Timeline, crew: Crew, story: Story, view: View, out: Path) -
         if deadline is not None and time.monotonic() > deadline:
             story.stuck = story.stuck or f"the workers did not end within {_END_LIMIT:g} s"
             return
-        time.sleep(_TICK)
+        time.sleep(_TICK)  # the refresh rate of the display, which reads what the workers have written
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature is given

@@ -46,7 +46,7 @@ def watch_status(fetch: Callable[[], _Values], console: Console | None = None, e
     try:
         with Live(overview(fetch()), console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
-                time.sleep(every)
+                time.sleep(every)  # the refresh rate of the display
                 live.update(overview(fetch()), refresh=True)
     except KeyboardInterrupt:
         return 0
