@@ -57,6 +57,13 @@ class Company:
         return ft
 
 
+def in_thread(function: Callable[[], Any]) -> threading.Thread:
+    """It runs beside the test."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    return thread
+
+
 def at_once(*bodies: Callable[[], Any]) -> list[Any]:
     """Run them in threads of their own; the first exception is raised."""
     results: list[Any] = [None] * len(bodies)

@@ -1,0 +1,187 @@
+"""Leaving and closing: twice, from other threads, in the middle of a call, at the interpreter's end, in a forked child."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ftlib.ftlib
+from ftlib import FTLibError, Status
+from tests.ftlib.real import at_once, company, eventually, in_thread
+from tests.ftlib.workers import Job, Worker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("backend", ["memory", "gloo"])
+@pytest.mark.parametrize("way", ["close", "leave"])
+def test_leaving_in_the_middle_of_a_call_ends_it(way: str, backend: str) -> None:
+    """From another thread, with the real agents. The others go on; nothing is left behind."""
+    agent = "thread" if backend == "memory" else "process"
+    with company(1, backend, agent=agent):
+        pass  # what the process keeps for good is there now
+    before = left_behind()
+    with company(3, backend, agent=agent) as crew:
+        first, second, third = crew.members
+        results: list[Status] = []
+        inside = in_thread(lambda: results.append(third.allreduce_average(torch.ones(1000))))
+        eventually(lambda: third._plane.running is not None, "it waits for the others")
+        began = time.monotonic()
+        getattr(third, way)()
+        inside.join(5)
+        assert not inside.is_alive()
+        assert time.monotonic() - began < 3.0
+        assert results == [Status.ABORT]
+        assert third.allreduce_average(torch.ones(3)) is Status.ABORT
+        tensors = [torch.full((1000,), 1.0), torch.full((1000,), 3.0)]
+        assert at_once(lambda: first.allreduce_average(tensors[0]), lambda: second.allreduce_average(tensors[1]))
+        assert all(bool((tensor == 2.0).all()) for tensor in tensors)
+        assert first.size == second.size == 2
+    eventually(
+        lambda: all(now <= then for now, then in zip(left_behind(), before, strict=True)),
+        f"{left_behind()}, before {before}: {threading.enumerate()}",
+    )
+
+
+def left_behind() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the others have not agreed yet: they count on that."""
+    monkeypatch.setattr(ftlib.ftlib, "LEAVE_TIMEOUT", 0.3)
+
+    def body(worker: Worker) -> None:
+        worker.ft.barrier()
+        monkeypatch.setattr(worker.consensus, "leave", lambda: None)
+        thread = in_thread(worker.ft.leave)
+        eventually(lambda: worker.ft._caller.departed, "it leaves")
+        assert worker.ft._plane.phase.value == "active"
+        assert worker.ft.barrier() is Status.ABORT
+        assert worker.ft._plane.finished == 1
+        thread.join(5)
+
+    with Job(1) as job:
+        job.run({"w0": body})
+
+
+def test_closing_twice_and_from_many_threads() -> None:
+    with company(2) as crew:
+        ft = crew.members[1]
+        at_once(*[ft.close for _ in range(4)])
+        ft.close()
+        ft.leave()
+        assert ft.barrier() is Status.ABORT
+
+
+PROGRAM = """
+import os, signal, sys, threading, time
+import torch
+from ftlib import FTLib, Status
+ft = FTLib.init(config={}, job=f"alone-{os.getpid()}", framework="memory")
+ft.on_view_change(lambda view: None)
+ft.barrier()
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    arguments = [sys.executable, "-X", "faulthandler", "-c", PROGRAM + program]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environment, check=False)
+
+
+@pytest.mark.process
+def test_a_signal_handler_may_close_in_the_middle_of_a_call() -> None:
+    found = run("""
+ft._consensus.leave = lambda: None  # nobody answers: closing has to wait
+def handler(number, frame):
+    began = time.monotonic()
+    ft.close()
+    ft.close()
+    print("closed in", time.monotonic() - began < 0.2, flush=True)
+signal.signal(signal.SIGUSR1, handler)
+from ftlib.caller import Caller
+original = Caller._finish
+def slow(self, *arguments):
+    with self._plane.changed:  # the very lock that closing needs
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.05)
+    return original(self, *arguments)
+Caller._finish = slow
+status = ft.barrier()
+Caller._finish = original
+print(status in (Status.ABORT, Status.NO_NEED), ft.barrier() is Status.ABORT)
+""")
+    assert (found.returncode, found.stdout.splitlines()) == (0, ["closed in True", "True True"]), found.stderr
+
+
+@pytest.mark.process
+def test_the_interpreter_ends_in_the_middle_of_a_call() -> None:
+    found = run("""
+import consensus
+from ftlib.frameworks.base import Work
+ft._caller.load_state = lambda call, session: time.sleep(60)  # a call that does not end
+thread = threading.Thread(target=ft.barrier, daemon=True)
+thread.start()
+while ft._plane.current is None:
+    time.sleep(0.001)
+print("end", flush=True)
+""")
+    assert (found.returncode, found.stdout, found.stderr) == (0, "end\n", "")
+
+
+@pytest.mark.process
+def test_a_child_forked_in_the_middle_of_a_call_is_no_worker() -> None:
+    """Locks are held at that moment by a thread that the child does not have."""
+    found = run("""
+from ftlib import ConfigError
+from torch.utils.data import DataLoader
+hold, held = threading.Event(), threading.Event()
+def load_state(call, session):
+    with ft._plane.changed:
+        held.set()
+        hold.wait(30)
+    return False
+ft._caller.load_state = load_state
+results = []
+thread = threading.Thread(target=lambda: results.append(ft.barrier()))
+thread.start()
+held.wait(5)
+print(sorted(int(item) for item in DataLoader([1, 2, 3], num_workers=2)), flush=True)
+child = os.fork()
+if child == 0:
+    try:
+        ft.barrier()
+    except ConfigError as error:
+        print("forked from a worker" in str(error), flush=True)
+    ft.leave()
+    ft.close()
+    sys.exit(7)  # with the handlers of atexit
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+hold.set()
+thread.join(10)
+print(results, ft.barrier() is Status.NO_NEED)
+ft.close()
+""")
+    expected = ["[1, 2, 3]", "True", "7", "[<Status.NO_NEED: 'no_need'>] True"]
+    assert (found.returncode, found.stdout.splitlines()) == (0, expected), found.stderr
+
+
+def test_after_a_close_everything_says_so_in_this_packages_own_words() -> None:
+    with company(1) as one:
+        [ft] = one.members
+        ft.close()
+        with pytest.raises(FTLibError, match="closed"):
+            ft.register_state(model=nn.Linear(2, 2))
+        with pytest.raises(FTLibError, match="part is over"):
+            ft.manual_join("127.0.0.1:1")
+        assert ft.allreduce_average(torch.ones(1)) is Status.ABORT
