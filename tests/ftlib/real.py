@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from ftlib import FTLib
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.memory import MemoryHub
@@ -23,6 +25,17 @@ def eventually(condition: Callable[[], Any], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {TIMEOUT:g} s: {what}"
         time.sleep(0.002)
+
+
+def call_until(ft: FTLib, done: Callable[[], bool]) -> None:
+    """Call until somebody finds that it is ``done``, and stop after the same call everywhere.
+
+    Whoever looks at its own size alone may stop one call before the others, who then wait for it.
+    """
+    seen = torch.zeros(1)
+    while not seen.item():
+        seen.fill_(done())
+        assert ft.allreduce(seen, "MAX")
 
 
 class Company:

@@ -10,7 +10,7 @@ import torch
 
 from consensus import Mode
 from ftlib.ftlib import FTLib
-from tests.ftlib.real import at_once, company, eventually
+from tests.ftlib.real import at_once, call_until, company, eventually
 from tests.ftlib.workers import Job, Worker
 
 
@@ -185,9 +185,8 @@ def test_a_joiner_that_is_admitted_resets_initialized() -> None:
         ft.barrier()
         if worker.name == "w0":
             look_at_freezes(ft, seen)
-            job.start("w2", lambda late: late.ft.barrier())
-        while ft.size < 3:
-            assert ft.barrier()
+            job.start("w2", lambda late: call_until(late.ft, lambda: late.ft.size == 3))
+        call_until(ft, lambda: ft.size == 3)
         assert ft.initialized()
 
     with Job(2) as job:
