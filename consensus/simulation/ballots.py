@@ -47,12 +47,14 @@ class Ballots(Observer):
     def sent(self, host: Host, target: Host | None, message: Message) -> None:
         """See ``Observer``."""
         if target is not None:
-            self._say(host.id, target.id, message, self.world.now)
+            self._say(host, target.id, message, host.now)
 
-    def _say(self, sender: str, receiver: str, message: Message, now: float) -> None:
+    def _say(self, host: Host, receiver: str, message: Message, now: float) -> None:
+        """``now``: on the sender's clock, by which leases run."""
+        sender = host.id
         match message:
             case Ping():
-                self._pinged[sender, message.seq] = now
+                self._pinged[sender, message.seq] = self.world.now
             case Ack() if message.target == sender:
                 shunned = (sender, message.view_id, receiver) in self._shunned
                 assert not shunned, f"{sender} acks {receiver}, whom it voted out"
@@ -161,4 +163,5 @@ class Ballots(Observer):
     def _discountable(self, owner: str, member_id: str) -> bool:
         died, contact = self._died.get(member_id), self._contact.get((owner, member_id))
         limit = self.world.config.exclude_after * (1 - self.world.config.drift)
-        return died is not None and contact is not None and died - contact < limit
+        rate = self.world.hosts[owner].clock.rate  # it measures with its own clock, and the proof comes after the death
+        return died is not None and contact is not None and (died - contact) * rate < limit

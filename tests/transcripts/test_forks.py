@@ -38,7 +38,7 @@ def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def give_up(world: World, host: Host, others: list[Host]) -> None:
     """After T_excl, ``host`` holds silence against ``others`` (whose word still reaches it through the rest)."""
-    world.run(2.6)
+    world.run(2.1)
     for other in others:
         world.inside(host, lambda o=other: host.machine.evidence(o.id, EvidenceKind.SILENCE, "", world.now))  # type: ignore[misc]
 
