@@ -1,7 +1,7 @@
 """The protocol without sockets: many machines, one virtual clock, one seed, faults on demand, exact replay.
 
-``World`` is time, processes and a script API; ``draw(seed, menu)`` makes a random ``Scenario``, ``play`` runs one: a safety phase,
-then a healed network, and a ``Verdict``.
+``World`` is time, processes and a script API; ``draw(seed, menu)`` makes a random ``Scenario``, ``play`` runs one: a safety
+phase, then a healed network, and a ``Verdict``.
 """
 
 from .clock import Clock

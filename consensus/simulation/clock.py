@@ -3,8 +3,8 @@
 The protocol is promised a monotonic clock that runs on while its host is suspended (boot time). Clocks of different hosts have
 nothing in common (``skew``), and run at slightly different rates (``drift``): discounting allows two clocks to differ by
 ``Config.drift`` of what they measure. ``allowance`` is the largest deviation of one clock from true time that keeps any two
-within it: (1 - x) / (1 + x) = 1 - drift. A step of the wall clock is not seen by this clock; ``jump`` is a fault beyond the promise
-where it is longer than what the drift leaves over.
+within it: (1 - x) / (1 + x) = 1 - drift. A step of the wall clock is not seen by this clock; a ``jump`` of this one is within
+the promise where the drift leaves room for it. A suspended host's clock runs on while it sleeps: that is a pause.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def settled(world: World) -> bool:
 def reason_to_block(world: World) -> str:
     """Why the living may never act again, "" where they must.
 
-    The newest view has no quorum left by (a), and by (b) some dead member may not be discounted by anybody who could ask.
+    The newest view has no quorum left by (a), and by (b) the most senior of them may not discount some dead member.
     """
     hosts = living(world)
     views = [host.machine.view for host in hosts if host.machine.view is not None]
@@ -98,13 +98,13 @@ def reason_to_block(world: World) -> str:
     answers = frozenset(host.id for host in inside)
     if not inside:
         return f"nobody of {newest} lives"
-    for host in inside:
-        evidence = host.machine._core.evidence  # noqa: SLF001 - what it may discount shows nowhere else
-        leaving = host.id in evidence.leaving
-        if is_quorum(newest, answers, frozenset() if leaving else evidence.discounted):
-            return ""
+    asker = inside[0]  # the coordinator, once nothing is held against it: others ask nobody
+    evidence = asker.machine._core.evidence  # noqa: SLF001 - what it may discount shows nowhere else
+    if is_quorum(newest, answers, frozenset() if asker.id in evidence.leaving else evidence.discounted):
+        return ""
     missing = [world.hosts[key].name for key in newest.ids if key not in answers]
-    return f"{len(inside)} of {len(newest)} live in epoch {newest.epoch}; {', '.join(missing)} cannot be discounted"
+    count = f"{len(inside)} of {len(newest)} live in epoch {newest.epoch}"
+    return f"{count}; {', '.join(missing)} cannot be discounted by {asker.name}"
 
 
 def judge(world: World, limit: float = LIMIT, calm: float = CALM) -> Verdict:

@@ -129,7 +129,7 @@ class Network:
         way, back = (one, other), (other, one)
         return not (way in faults.cut or back in faults.cut or way in faults.clogged or back in faults.clogged)
 
-    def connect(self, asker: Host, member: Member) -> tuple[bool | None, str]:
+    def connect(self, asker: Host, member: Member) -> tuple[bool | None, str]:  # noqa: PLR0911 - one return an outcome
         """What ``asker`` finds at ``member``'s address: it (True), proof that it is gone (False), or nothing (None)."""
         world, faults = self._world, self._world.faults
         there = world.at_address.get(member.address)

@@ -67,7 +67,7 @@ def play(
     observers: Iterable[Observer] = (),
     tell: Callable[[World], None] | None = None,
 ) -> Result:
-    """Both phases. ``tell`` is called after each event (progress, recorders). Raises nothing but ValueError (a wrong script)."""
+    """Both phases. ``tell`` is called after each event (progress, recorders). ValueError: a wrong script."""
     world = prepare(scenario, config=config, plane=plane, observers=observers)
     try:
         safety(world, scenario, tell)

@@ -6,8 +6,8 @@
     1.000 kill m1
 
 Times count from the moment at which the job has been founded (``early=1``: from the start of its processes). Events name
-processes (founders ``m0`` ..., joiners ``j0`` ...), and one about a process that is not there (any more) does nothing: so what is
-left is a history, too, when events are taken away. The words of an event are explained in ``verbs``.
+processes (founders ``m0`` ..., joiners ``j0`` ...), and one about a process that is not there (any more) does nothing: so what
+is left is a history, too, when events are taken away. The words of an event are explained in ``verbs``.
 """
 
 from __future__ import annotations
