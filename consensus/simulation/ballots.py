@@ -34,6 +34,7 @@ class Ballots(Observer):
         self._shunned: set[tuple[str, str, str]] = set()
         self._died: dict[str, float] = {}
         self._installed: set[str] = set()
+        self._drivers: dict[str, str] = {}
 
     def killed(self, host: Host) -> None:
         """See ``Observer``."""
@@ -67,6 +68,8 @@ class Ballots(Observer):
                 self._vote(sender, message, now)
             case Install() | FlushRequest() | Chosen():
                 self._views[message.view.view_id] = message.view
+                if isinstance(message, Install):
+                    self._drivers.setdefault(message.view.view_id, sender)
             case JoinReply() if message.view is not None:
                 self._views[message.view.view_id] = message.view
 
@@ -142,7 +145,8 @@ class Ballots(Observer):
             for (parent_id, ballot), value in self._values.items()
             if parent_id == parent.view_id and value.apply(parent).view_id == view.view_id
         ]
-        tries = tries or [(member_id, {member_id})]
+        driver = self._drivers.get(view.view_id, member_id)  # it alone had to vote, and is not seen voting for itself
+        tries = tries or [(driver, {driver})]
         assert any(self._is_quorum(parent, owner, votes) for owner, votes in tries), f"{view} without quorum: {tries}"
 
     def _is_quorum(self, parent: View, owner: str, votes: set[str]) -> bool:
