@@ -86,8 +86,9 @@ def _in_touch(world: World) -> list[Host]:
 
 
 def _known(host: Host) -> set[Address]:
-    view = host.machine.known_view
-    known = set(host.introducers)
+    """Whom it writes to. Members ask no introducers, but the coordinator tells them that there is a job."""
+    view, core = host.machine.known_view, host.machine._core  # noqa: SLF001 - who coordinates shows nowhere else
+    known = set(host.introducers) if core.view is None or core.coordinates() else set()
     return known | {member.address for member in view.members} if view is not None else known
 
 
