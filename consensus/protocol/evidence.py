@@ -4,8 +4,9 @@ PROOF: the process is certainly gone. SILENCE: suspicion expired. UNREADY: it ne
 HINTs are not evidence; they only start a check, and a proposal waits a little for checks under way.
 
 *Discounting* (see ``quorum``): a proven-dead member may be left out of a quorum only if it cannot have voted us out before
-it died. It acked a ping that we sent at ``contact``; whoever acked us votes us out T_excl later at the earliest; so a proof
-younger than ``contact + T_excl`` (less clock drift) came first. Judged once, when the proof arrives, and remembered.
+it died. It acked a ping that we sent at ``contact``, knowing no newer view than we; whoever acked us votes us out T_excl later
+at the earliest; so a proof younger than ``contact + T_excl`` (less clock drift) came first. Judged once, when the proof
+arrives, and remembered. (In a newer view, which may be without us, it would ack us again: that is no contact.)
 
 Members that the current view admitted need no contact: at most half of a view is new, and its most senior member is not, so no
 quorum without us consists of newcomers alone. Whoever else is in it has to be discounted by contact, or to answer.

@@ -75,6 +75,9 @@ class Ballots(Observer):
 
     def delivered(self, host: Host, sender: Host, message: Message) -> None:
         """See ``Observer``."""
+        view = host.machine.view
+        if isinstance(message, Ack) and view is not None and message.epoch >= view.epoch and message.view_id != view.view_id:
+            return  # from a view that the receiver does not know, and which may be without it: no contact
         self._hear(host.id, sender.id, message)
 
     def _hear(self, receiver: str, sender: str, message: Message) -> None:

@@ -115,7 +115,7 @@ class ViewRecord:
 
 
 class Recorder(Observer):
-    """Keeps ``lifetimes``, ``views`` and messages. Call ``sample`` whenever links may have changed, and ``close`` at the end."""
+    """Keeps ``lifetimes``, ``views`` and messages. Call ``sample`` when links may have changed, ``close`` at the end."""
 
     def __init__(self) -> None:
         self.lifetimes: dict[str, Lifetime] = {}

@@ -95,9 +95,7 @@ def _row(axis: Any, row: Row, centre: float, height: float, views: Mapping[str, 
         drawn.set_gid(f"{mark.name.lower()}-{row.label.replace(' ', '_')}")
 
 
-def _phase(
-    axis: Any, phase: Phase, start: float, stop: float, centre: float, thick: float, view: ViewRecord | None
-) -> None:
+def _phase(axis: Any, phase: Phase, start: float, stop: float, centre: float, thick: float, view: ViewRecord | None) -> None:
     width = stop - start
     if phase is Phase.SEARCHING:
         axis.barh(centre, width, left=start, height=0.3 * thick, color=_SEARCHING)
