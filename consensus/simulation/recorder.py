@@ -44,6 +44,9 @@ class Cover(Enum):
     SUSPECTED = "suspected"
     """At least one other member suspects it."""
 
+    DISTRUSTED = "distrusted"
+    """More than half of the others do."""
+
 
 class Mark(Enum):
     """What happened to a process at one moment."""
@@ -140,6 +143,7 @@ class Recorder(Observer):
         """See ``Observer``."""
         life = self.lifetimes[host.id] = Lifetime(host.name, host.id, self.time)
         life.phases.append((Phase.SEARCHING, Span(self.time)))
+        self._suspects[host.id] = set()
 
     def killed(self, host: Host) -> None:
         """See ``Observer``."""
@@ -279,7 +283,9 @@ class Recorder(Observer):
     def _accuse(self, accused: str, change: int) -> None:
         self._suspected[accused] += change
         if accused in self.lifetimes:
-            self._cover(accused, Cover.SUSPECTED, self._suspected[accused] > 0)
+            by, others = self._suspected[accused], len(self._suspects) - 1
+            self._cover(accused, Cover.SUSPECTED, by > 0)
+            self._cover(accused, Cover.DISTRUSTED, 2 * by > others > 0)
 
     def _activated(self, host: Host, view: View) -> None:
         record = self.views.get(view.view_id)

@@ -1,4 +1,5 @@
-"""``ftlib simulate``: the protocol under faults in virtual time, with every checker on, and a picture of who believed what when.
+"""``ftlib simulate``: the protocol under faults in virtual time, every checker on, and a picture of who believed what when.
 
-``main`` runs histories, ``live`` shows how far they are, ``summary`` says what happened, ``rows`` and ``picture`` draw it.
+``order`` is what was asked for, ``run`` plays it, ``progress`` shows how far it is, ``account`` says what happened, ``rows``
+and ``picture`` draw it, and ``main`` puts them together.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,8 @@ def refuse_path(path: Path) -> None:
         raise ConfigError(f"--picture {path}: the name must end with {' or '.join(KINDS)}")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--picture {path}: there is no directory {path.absolute().parent}; make it first")
-    try:
-        import matplotlib as _  # noqa: F401, PLC0415 - an extra, and slow to import
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--picture needs the package {error.name}: pip install 'ftlib[demo]'") from None
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--picture needs the package matplotlib: pip install 'ftlib[demo]'")
 
 
 def draw(
@@ -52,13 +51,13 @@ def draw(
     healed: float | None = None,
 ) -> None:
     """Write an SVG or PNG. ``end``: seconds of the run; ``healed``: when the faults were over."""
-    import matplotlib as mpl  # noqa: PLC0415 - as above
+    import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to import
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     heights = [_height(row) for row in rows]
     inches = 0.26 if len(rows) <= 24 else max(0.10, 0.26 * 24 / len(rows))
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "ftlib", "hatch.linewidth": 0.6}  # text stays text; no random ids
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "ftlib", "hatch.linewidth": 0.6}  # text stays text; no random ids
     with mpl.rc_context(settings):
         figure = Figure(figsize=(12, 1.9 + inches * sum(heights)), dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
@@ -117,7 +116,8 @@ def _cover(axis: Any, cover: Cover, start: float, stop: float, centre: float, th
     elif cover is Cover.CUT_OFF:
         axis.plot([start, stop], [centre - thick / 2] * 2, color=_INK, linewidth=2.2, solid_capstyle="butt", zorder=4)
     else:
-        axis.plot([start, stop], [centre + thick / 2] * 2, color=_AMBER, linewidth=2.2, solid_capstyle="butt", zorder=4)
+        line = 3.0 if cover is Cover.DISTRUSTED else 1.0
+        axis.plot([start, stop], [centre + thick / 2] * 2, color=_AMBER, linewidth=line, solid_capstyle="butt", zorder=4)
 
 
 def _frame(axis: Any, rows: Sequence[Row], centres: Sequence[float], bottom: float, end: float, healed: float | None) -> None:
@@ -147,7 +147,8 @@ def _legend(axis: Any) -> None:
         Patch(color=_SEARCHING, label="searches"),
         Patch(facecolor="white", edgecolor=_INK, hatch="////", label="paused"),
         Line2D([], [], color=_INK, linewidth=2.2, label="cut off"),
-        Line2D([], [], color=_AMBER, linewidth=2.2, label="suspected by somebody"),
+        Line2D([], [], color=_AMBER, linewidth=1.0, label="suspected by somebody"),
+        Line2D([], [], color=_AMBER, linewidth=3.0, label="... by most"),
     ]
     handles += [
         Line2D([], [], linestyle="", marker=shape, color=colour, markersize=7, markeredgecolor="white", label=mark.value)

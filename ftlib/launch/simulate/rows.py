@@ -1,7 +1,7 @@
 """The rows of the picture: one a process, or one for many that lived through the same.
 
-A restarted process keeps its row. With more than ``SINGLE`` processes those with the same story (the same views, faults and end)
-share a row, whose times are their means: of a thousand members that a few faults touched, the few stay to be seen.
+A restarted process keeps its row. With more than ``SINGLE`` processes those with the same story (the same views, faults and
+end) share a row, whose times are their means: of a thousand members that a few faults touched, the few stay to be seen.
 """
 
 from __future__ import annotations
