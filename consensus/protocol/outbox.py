@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from ..member import Address, Member
 from ..messages import Message
@@ -19,6 +20,8 @@ class Outbox:
         self._effects: list[Effect] = []
         self._own: deque[Message] = deque()
         self._closed = False
+        self.witness: Callable[[Message], None] | None = None
+        """Sees what this member sends to itself, just before it is handled (for simulations)."""
 
     def close(self) -> None:
         """Take nothing more: the last word has been said."""
@@ -47,7 +50,10 @@ class Outbox:
 
     def take_own(self) -> Message | None:
         """The oldest message to oneself, None when there is none."""
-        return self._own.popleft() if self._own else None
+        message = self._own.popleft() if self._own else None
+        if message is not None and self.witness is not None:
+            self.witness(message)
+        return message
 
     def drain(self) -> list[Effect]:
         """All effects since the last call."""

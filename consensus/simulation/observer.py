@@ -35,8 +35,17 @@ class Observer:
     def sent(self, host: Host, target: Host | None, message: Message) -> None:
         """``host`` sends to whoever is at the address (nobody: None), whether it will arrive or not.
 
-        What a member sends to itself is never seen.
+        What a member sends to itself is shown by ``told_itself``.
         """
+
+    def told_itself(self, host: Host, message: Message) -> None:
+        """``host`` handles a message of its own next."""
+
+    def lost(self, host: Host, target: Host, message: Message) -> None:
+        """The network swallows what ``host`` just sent to ``target``."""
+
+    def late(self, host: Host, target: Host, message: Message) -> None:
+        """The network delivers what ``host`` just sent to ``target`` later than a healthy one would."""
 
     def delivered(self, host: Host, sender: Host, message: Message) -> None:
         """A message arrives at ``host``, which handles it next."""

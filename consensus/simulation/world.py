@@ -32,10 +32,9 @@ from ..protocol.effects import (
     Wish,
 )
 from ..protocol.machine import Machine
-from .ballots import Ballots
-from .checkers import Checkers
 from .faults import Faults
 from .host import Host
+from .invariants import Jury
 from .observer import Observer
 from .plane import MakePlane, StubPlane
 
@@ -58,8 +57,9 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.at_address: dict[Address, Host] = {}
         self.observers: list[Observer] = []
-        self.observe(Checkers())
-        self.observe(Ballots())
+        self.jury = Jury()
+        """The invariants, checked after every event."""
+        self.observe(self.jury)
         self.watch: Callable[[Host, Message], bool] | None = None
         """Sees every message before it is sent; False: it is not sent."""
         self.trace: list[tuple[float, str, str]] = []
@@ -103,6 +103,7 @@ class World:
         host = Host(self, machine, name, self._plane)
         self.hosts[ident] = host
         self.at_address[member.address] = host
+        machine.witness(lambda message: self._told_itself(host, message))
         for observer in self.observers:
             observer.started(host)
         machine.start(self.now)
@@ -297,7 +298,11 @@ class World:
         target = self.at_address.get(address)
         for observer in self.observers:
             observer.sent(host, target, message)
-        if target is None or (host.id, target.id) in self.faults.cut or self.rng.random() < self.faults.loss:
+        if target is None:
+            return
+        if (host.id, target.id) in self.faults.cut or self.rng.random() < self.faults.loss:
+            for observer in self.observers:
+                observer.lost(host, target, message)
             return
         # The real bytes: what the codec cannot carry, or a comparison by identity, shows here too.
         packet = self._codec.encode(Envelope(self.config.job, host.id, host.machine.member.address, message))
@@ -306,7 +311,13 @@ class World:
             delay = self.rng.uniform(*self.faults.latency)
             if self.rng.random() < self.faults.reordering:
                 delay += self.rng.uniform(0, self.faults.late)
+                for observer in self.observers:
+                    observer.late(host, target, message)
             self.after(delay, lambda: self._deliver(target, host, packet))
+
+    def _told_itself(self, host: Host, message: Message) -> None:
+        for observer in self.observers:
+            observer.told_itself(host, message)
 
     def _deliver(self, host: Host, sender: Host, packet: bytes) -> None:
         envelope = self._codec.decode(packet)
