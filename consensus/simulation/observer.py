@@ -27,10 +27,13 @@ class Observer:
         """A process is gone."""
 
     def paused(self, host: Host) -> None:
-        """A process was stopped."""
+        """A process was stopped, or its agent is held up (one may add to the other)."""
 
     def resumed(self, host: Host) -> None:
-        """A process goes on; what it missed has not reached it yet."""
+        """One of these is over; what the process missed has not reached it yet."""
+
+    def jumped(self, host: Host, seconds: float) -> None:
+        """A process's clock steps."""
 
     def sent(self, host: Host, target: Host | None, message: Message) -> None:
         """``host`` sends to whoever is at the address (nobody: None), whether it will arrive or not.
@@ -43,6 +46,9 @@ class Observer:
 
     def lost(self, host: Host, target: Host, message: Message) -> None:
         """The network swallows what ``host`` just sent to ``target``."""
+
+    def refused(self, host: Host, target: Host) -> None:
+        """A firewall refuses ``host``'s connection to ``target``, which lives."""
 
     def late(self, host: Host, target: Host, message: Message) -> None:
         """The network delivers what ``host`` just sent to ``target`` later than a healthy one would."""
