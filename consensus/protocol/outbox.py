@@ -44,9 +44,9 @@ class Outbox:
         if not self._closed:
             self._effects.append(effect)
 
-    def note(self, level: int, kind: str, text: str) -> None:
-        """Leave a remark for the log."""
-        self.emit(Note(level, kind, text))
+    def note(self, level: int, kind: str, text: str, about: str = "") -> None:
+        """Leave a remark for the log, ``about`` a member where it is about one."""
+        self.emit(Note(level, kind, text, about))
 
     def take_own(self) -> Message | None:
         """The oldest message to oneself, None when there is none."""

@@ -149,6 +149,8 @@ class Network:
             return None, ""
         if there is None or (asker.id, other) in faults.refused:
             trusted = world.config.trust_refused
+            if trusted and there is not None:
+                world.show("refused", asker, there)
             return (False, "connection refused by its host") if trusted else (None, "")
         if not there.awake:
             return None, ""

@@ -111,4 +111,5 @@ class Activation(Invariant):
         died = record.died.get(member_id)
         if died is None:
             return False
-        return died - record.contact.get((owner, member_id), NEVER) < config.exclude_after * (1 - config.drift)
+        rate = self.world.hosts[owner].clock.rate  # it measures with its own clock, and the proof comes after the death
+        return (died - record.contact.get((owner, member_id), NEVER)) * rate < config.exclude_after * (1 - config.drift)

@@ -134,6 +134,6 @@ class Ballots(Invariant):
             if removal.cause in (Cause.PROOF, Cause.LEFT) or out == host.id or out in record.died:
                 continue
             self._shunned.setdefault(key, set()).add(out)
-            since = self.now - record.acked.get((host.id, out), NEVER)
+            since = host.now - record.acked.get((host.id, out), NEVER)
             if since < self.world.config.exclude_after - SLACK:
                 self.fail(f"{self._name(host)} votes {self.jury.story.name(out)} out {since:.3f} s after its last ack")

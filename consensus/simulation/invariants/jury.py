@@ -11,6 +11,7 @@ from ...protocol.effects import Activated, Effect, Installed, Note, Stopped, Tet
 from ...view import View
 from ..observer import Observer
 from . import standard
+from .ground import Ground
 from .invariant import Invariant
 from .record import Record
 from .story import Story
@@ -30,12 +31,13 @@ class Jury(Observer):
 
     def __init__(self, kinds: Sequence[type[Invariant]] | None = None) -> None:
         self.story = Story(self)
+        self.ground = Ground(self)
         self.record = Record(self)
         self.invariants = [kind(self) for kind in (standard.STANDARD if kinds is None else kinds)]
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._asked = 0
         self._views: dict[str, View] = {}
-        everybody: list[Witness] = [self.record, self.story, *self.invariants]
+        everybody: list[Witness] = [self.ground, self.record, self.story, *self.invariants]
         self._sent = _by_type(witness.sees() for witness in everybody)
         self._heard = _by_type(witness.hears() for witness in everybody)
         self._thought = _by_type(witness.thinks() for witness in everybody)
@@ -72,6 +74,14 @@ class Jury(Observer):
     def resumed(self, host: Host) -> None:
         """See ``Observer``."""
         self._call("resumed", host)
+
+    def jumped(self, host: Host, seconds: float) -> None:
+        """See ``Observer``."""
+        self._call("jumped", host, seconds)
+
+    def refused(self, host: Host, target: Host) -> None:
+        """See ``Observer``."""
+        self._call("refused", host, target)
 
     def lost(self, host: Host, target: Host, message: Message) -> None:
         """See ``Observer``."""
@@ -140,6 +150,8 @@ _NAMES = (
     "killed",
     "paused",
     "resumed",
+    "jumped",
+    "refused",
     "lost",
     "late",
     "adopted",

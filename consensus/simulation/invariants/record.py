@@ -5,17 +5,18 @@ All of it comes from the wire and from what the script did, never from what a me
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...messages import Accept, Accepted, Ack, Ballot, Chosen, FlushRequest, Install, JoinReply, Ping
 from ...view import Proposal, View
+from .inside import awaits
 from .witness import Hears, Sees, Thinks, Witness
 
 if TYPE_CHECKING:
     from ..host import Host
     from .jury import Jury
 
-__all__ = ["NEVER", "Key", "Record"]
+__all__ = ["NEVER", "Key", "Proposed", "Record"]
 
 NEVER = float("-inf")
 
@@ -24,6 +25,17 @@ Key = tuple[str, Ballot]
 
 PINGS = 4096
 """Unanswered pings of one member that are remembered."""
+
+
+class Proposed(NamedTuple):
+    """When and by whom a value was proposed first."""
+
+    time: float
+    by: str
+    heard: dict[str, float]
+    """For each member that it removes: when the proposer had sent the latest ping whose ack it had got."""
+    well: dict[str, float]
+    """For each member that it removes: for how long that one and the proposer had both been well (see ``Ground``)."""
 
 
 class Record(Witness):
@@ -37,6 +49,7 @@ class Record(Witness):
         """Its member ids, for a fast look."""
         self.values: dict[Key, Proposal] = {}
         """What each ballot proposes."""
+        self.proposed: dict[Proposal, Proposed] = {}
         self.ballots: dict[str, list[Ballot]] = {}
         """Ballots that proposed something, by parent."""
         self.cast: dict[Key, set[str]] = {}
@@ -44,9 +57,11 @@ class Record(Witness):
         self.counted: dict[Key, set[str]] = {}
         """Whose vote has reached the ballot's owner."""
         self.acked: dict[tuple[str, str], float] = {}
-        """(who, whom): when one last sent an ack to the other."""
+        """(who, whom): when one last sent an ack to the other, by its own clock (leases run by it)."""
         self.contact: dict[tuple[str, str], float] = {}
-        """(who, whom): when one sent the latest ping that the other acked to it."""
+        """(who, whom): when (true time) one sent the latest ping that the other acked to it."""
+        self.heard: dict[tuple[str, str], float] = {}
+        """The same, but only of acks that one still waited for when they came: what it goes by."""
         self.died: dict[str, float] = {}
         self.stopped_at: dict[str, float] = {}
         """When a lifetime ended though its process lived on."""
@@ -119,7 +134,7 @@ class Record(Witness):
 
     def _ack(self, host: Host, target: Host | None, message: Ack) -> None:
         if target is not None and message.target == host.id:
-            self.acked[host.id, target.id] = self.now
+            self.acked[host.id, target.id] = host.now
 
     def _contact(self, host: Host, sender: Host, message: Ack) -> None:
         if message.target == sender.id:
@@ -127,12 +142,20 @@ class Record(Witness):
             at = None if pings is None else pings.pop(message.seq, None)
             if at is not None:
                 key = (host.id, sender.id)
-                self.contact[key] = max(at, self.contact.get(key, at))
+                if at > self.contact.get(key, NEVER):
+                    self.contact[key] = at
+                if at > self.heard.get(key, NEVER) and awaits(host.machine, message.seq, sender.id):
+                    self.heard[key] = at
 
-    def _propose(self, host: Host, message: Accept) -> None:  # noqa: ARG002
-        key = (message.parent_id, message.ballot)
+    def _propose(self, host: Host, message: Accept) -> None:
+        key, value = (message.parent_id, message.ballot), message.proposal
         if key not in self.values:
-            self.values[key] = message.proposal
+            self.values[key] = value
+            if value not in self.proposed:
+                ground = self.jury.ground
+                out = [removal.member_id for removal in value.removed]
+                heard = {key: self.heard.get((host.id, key), NEVER) for key in out}
+                self.proposed[value] = Proposed(self.now, host.id, heard, {key: ground.well_for(key, host.id) for key in out})
             self.ballots.setdefault(message.parent_id, []).append(message.ballot)
 
     def _cast(self, host: Host, message: Accepted) -> None:

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from .activation import Activation
 from .ballots import Ballots
+from .bounds import Bounds
+from .choice import Choice
+from .exclusion import Exclusion
 from .flush import Flush
 from .invariant import Invariant
+from .laggards import Laggards
+from .lifetimes import Lifetimes
+from .liveness import Liveness
 from .succession import Succession
+from .trust import Trust
 from .uniqueness import Uniqueness
 
 __all__ = ["STANDARD"]
 
-STANDARD: tuple[type[Invariant], ...] = (Ballots, Uniqueness, Succession, Activation, Flush)
+STANDARD: tuple[type[Invariant], ...] = (
+    Ballots,
+    Uniqueness,
+    Succession,
+    Activation,
+    Choice,
+    Exclusion,
+    Lifetimes,
+    Trust,
+    Laggards,
+    Flush,
+    Bounds,
+    Liveness,
+)
 """In the order in which they are asked: the first that sees a violation tells it."""

@@ -71,6 +71,12 @@ class Witness:
     def resumed(self, host: Host) -> None:
         """A process goes on."""
 
+    def jumped(self, host: Host, seconds: float) -> None:
+        """A process's clock stepped."""
+
+    def refused(self, host: Host, target: Host) -> None:
+        """A firewall refuses ``host``'s connection to ``target``, which lives."""
+
     def lost(self, host: Host, target: Host, message: Message) -> None:
         """The network swallows what ``host`` sends to ``target``."""
 
