@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from ...messages import Status
+from ...protocol.history import History
 
 if TYPE_CHECKING:
     from ...protocol.machine import Machine
 
-__all__ = ["awaits", "belief", "incarnation", "leaving", "shuns", "sizes", "standing"]
+__all__ = ["awaits", "belief", "incarnation", "leaving", "shuns", "sizes", "standing", "twin"]
 
 
 def leaving(machine: Machine) -> bool:
@@ -98,3 +100,16 @@ def standing(machine: Machine) -> dict[str, Any]:
         ),
         "applicants": sorted(core.applicants.contacts),
     }
+
+
+def twin(machine: Machine) -> Machine:
+    """A copy that shares nothing with it but what never changes, and without its history of changes."""
+    core = machine._core
+    memo: dict[int, Any] = {id(core.history): History()}
+    shared: list[Any] = [core.config, core.member, core.view, core.installed, core.active, core.outbox.witness]
+    shared += [peer.member for peer in core.table]
+    for each in shared:
+        memo[id(each)] = each
+    other = copy.deepcopy(machine, memo)
+    other._core.outbox.witness = None
+    return other

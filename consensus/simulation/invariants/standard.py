@@ -5,6 +5,7 @@ from __future__ import annotations
 from .activation import Activation
 from .ballots import Ballots
 from .bounds import Bounds
+from .checkpoints import Checkpoints
 from .choice import Choice
 from .exclusion import Exclusion
 from .flush import Flush
@@ -12,6 +13,7 @@ from .invariant import Invariant
 from .laggards import Laggards
 from .lifetimes import Lifetimes
 from .liveness import Liveness
+from .replays import Replays
 from .succession import Succession
 from .trust import Trust
 from .uniqueness import Uniqueness
@@ -30,6 +32,8 @@ STANDARD: tuple[type[Invariant], ...] = (
     Laggards,
     Flush,
     Bounds,
+    Replays,
     Liveness,
+    Checkpoints,
 )
 """In the order in which they are asked: the first that sees a violation tells it."""
