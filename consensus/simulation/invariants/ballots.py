@@ -67,7 +67,7 @@ class Ballots(Invariant):
     def _ack(self, host: Host, target: Host | None, message: Ack) -> None:
         if target is not None and self._shunned and message.target == host.id:
             shunned = self._shunned.get((host.id, message.view_id))
-            if shunned is not None and target.id in shunned:
+            if shunned is not None and target.id in shunned and self.jury.record.pinged(target.id, message.seq):
                 self.fail(f"{self._name(host)} acks {self._name(target)}, whom it voted out")
 
     def _own(self, host: Host, message: Prepare | Accept) -> None:

@@ -24,7 +24,7 @@ Key = tuple[str, Ballot]
 """A ballot of the instance that decides the successor of the view with that id."""
 
 PINGS = 4096
-"""Unanswered pings of one member that are remembered."""
+"""The newest pings of one member that are remembered."""
 
 
 class Proposed(NamedTuple):
@@ -84,6 +84,10 @@ class Record(Witness):
         self.meet(view)
         return frozenset() if before is None else self.ids[view.view_id] - before
 
+    def pinged(self, member_id: str, seq: int) -> bool:
+        """Whether that process sent that ping; an ack of another may be meant for an earlier lifetime at its address."""
+        return seq in self._pings.get(member_id, ())
+
     # Hooks
 
     def sees(self) -> Sees:
@@ -133,13 +137,13 @@ class Record(Witness):
             pings[message.seq] = self.now
 
     def _ack(self, host: Host, target: Host | None, message: Ack) -> None:
-        if target is not None and message.target == host.id:
+        if target is not None and message.target == host.id and self.pinged(target.id, message.seq):
             self.acked[host.id, target.id] = host.now
 
     def _contact(self, host: Host, sender: Host, message: Ack) -> None:
         if message.target == sender.id:
             pings = self._pings.get(host.id)
-            at = None if pings is None else pings.pop(message.seq, None)
+            at = None if pings is None else pings.get(message.seq)
             if at is not None:
                 key = (host.id, sender.id)
                 if at > self.contact.get(key, NEVER):
