@@ -178,5 +178,5 @@ def test_counting_it_as_contact_forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Detection, "on_ack", on_ack)
     monkeypatch.setattr(standard, "STANDARD", tuple(kind for kind in STANDARD if kind is not Activation))
-    with pytest.raises(AssertionError, match="active"):
+    with pytest.raises(AssertionError, match="activate"):
         acked_from_a_newer_view()
