@@ -54,7 +54,8 @@ def _attempt(c: Canvas, y: float) -> None:
         (Phase.PREPARE, Outcome.REFUSED): Arrow(
             [(110, y + 40), (110, y + 104), (436, y + 104)], (170, y + 98), 240, colour=RED
         ),
-        (Phase.ACCEPT, Outcome.REFUSED): Arrow([(490, y + 40), (490, y + 80)], colour=RED),
+        (Phase.ACCEPT, Outcome.REFUSED): Arrow([(476, y + 40), (476, y + 80)], colour=RED),
+        (Phase.ACCEPT, Outcome.STALE): Arrow([(510, y + 40), (510, y + 80)], (592, y + 108), 190, colour=VIOLET),
         (Phase.PREPARE, Outcome.NEWER): Arrow([(170, y + 40), (170, bend), (870, bend), (870, y + 80)], colour=GREY),
         (Phase.ACCEPT, Outcome.NEWER): Arrow(
             [(550, y + 40), (550, bend), (870, bend), (870, y + 80)], (620, y + 60), 220, colour=GREY
