@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass, fields, replace
 
+import consensus
 from consensus import Config, Policy
 from consensus.simulation.history import draw
 from consensus.simulation.menu import ALL, Menu, NetworkMenu
@@ -46,7 +47,10 @@ class Order:
 
     def config(self) -> Config:
         """The protocol's settings; ConfigError where the policy cannot be simulated."""
-        return replace(Config(), policy=Policy(self.policy))
+        try:
+            return replace(Config(), policy=Policy(self.policy))
+        except consensus.ConfigError as error:
+            raise ConfigError(f"--policy: {error}") from None
 
     @property
     def command(self) -> str:

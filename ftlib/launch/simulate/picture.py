@@ -148,7 +148,7 @@ def _legend(axis: Any) -> None:
         Patch(facecolor="white", edgecolor=_INK, hatch="////", label="paused"),
         Line2D([], [], color=_INK, linewidth=2.2, label="cut off"),
         Line2D([], [], color=_AMBER, linewidth=1.0, label="suspected by somebody"),
-        Line2D([], [], color=_AMBER, linewidth=3.0, label="... by most"),
+        Line2D([], [], color=_AMBER, linewidth=3.0, label="suspected by most"),
     ]
     handles += [
         Line2D([], [], linestyle="", marker=shape, color=colour, markersize=7, markeredgecolor="white", label=mark.value)
