@@ -4,6 +4,7 @@ import pytest
 
 from consensus.protocol.detection import Detection
 from consensus.protocol.probe import Prober
+from consensus.protocol.proposer import Proposer
 from consensus.simulation.invariants import Trust, Violation
 
 from .stage import Stage, alone
@@ -38,7 +39,8 @@ def test_suspects_that_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Prober, "begin_round", begin_round)
     monkeypatch.setattr(Detection, "merge", lambda *_: None)
-    monkeypatch.setattr(Detection, "_expire", lambda *_: None)
+    monkeypatch.setattr(Proposer, "_begin", lambda *_: None)  # so that the suspect stays in the view
+    monkeypatch.setattr(Proposer, "deadline", lambda *_: float("inf"))
     monkeypatch.setattr(Detection, "answered_check", lambda *_: None)
     alone(monkeypatch, Trust)
     stage = Stage(Trust)
