@@ -1,16 +1,32 @@
-"""A vote that is older than a newcomer's death, and what may have happened in between."""
+"""Two values chosen for one epoch: old votes, late news, and why at most one of them ever comes to anything."""
 
 from __future__ import annotations
 
 import pytest
 
 from consensus.member import Address
-from consensus.messages import Accept, Ack, Chosen, EvidenceKind, FlushRequest, Install, Message, Prepare
+from consensus.messages import (
+    Accept,
+    Ack,
+    Chosen,
+    Evidence,
+    EvidenceKind,
+    FlushRequest,
+    Gossip,
+    Install,
+    Message,
+    Nack,
+    Ping,
+    PingRequest,
+    Prepare,
+)
 from consensus.protocol.attempt import Phase
 from consensus.protocol.evidence import EvidenceBook
+from consensus.protocol.view_change import ViewChange
 from consensus.simulation import Host, World
+from consensus.simulation.invariants import Trust
 
-from .script import start_job
+from .script import start_job, unchecked
 
 
 class Losses:
@@ -92,3 +108,62 @@ def test_counting_it_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EvidenceBook, "late", lambda *_: frozenset())
     with pytest.raises(AssertionError, match=r"activate|two active views"):
         stale_votes(monkeypatch)
+
+
+def late_news(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
+    """A, B, C leave, and decide it by themselves: {D, E, F}. They die before D hears of it; what A told E and F is held up.
+
+    D has lost touch with E and F. It discounts the dead, and by the votes of E and F, once they can be asked, acts alone. Then
+    A's word arrives: E and F are a majority of {D, E, F}. May they go on from there?
+    """
+    unchecked(monkeypatch, Trust)  # it does not know of losses by type
+    world, (a, b, c, d, e, f) = start_job(6)
+    losses = Losses(world, monkeypatch)
+    world.faults.cut_groups([[d.id], [e.id, f.id]])
+    world.run(4.5)
+    losses.lose(a, d, e, f, types=(Accept,))
+    losses.lose(a, d, types=(FlushRequest, Chosen, Install))
+    losses.lose(b, d, e, f, types=(Chosen,))
+    losses.lose(c, d, e, f, types=(Chosen,))
+    world.faults.cut_both(a.id, d.id)
+    world.inside(a, lambda: a.fail((d.id,)))  # A looks after D for a moment, and so gets all three wishes together
+    for leaver in (b, c):
+        world.inside(leaver, leaver.leave)
+    world.run(0.01)
+    world.inside(a, a.leave)
+    world.run(0.3)
+    world.faults.cut -= {(a.id, d.id), (d.id, a.id)}
+    world.faults.clogged |= {(a.id, e.id), (a.id, f.id)}
+    world.run_until(lambda: a.machine.view is not None and a.machine.view.ids == (d.id, e.id, f.id), 2.0)
+    world.run(0.001)
+    for leaver in (a, b, c):
+        world.kill(leaver)
+    world.run(4.0)
+    # The links between D and the others are back, but only what D asks and what they answer gets through.
+    losses.lose(d, e, f, types=(Ack, Ping, Chosen, Install))
+    for one, other in ((e, f), (f, e)):
+        losses.lose(one, d, types=(Ack, Ping, Gossip, PingRequest, Nack, Evidence))
+        losses.lose(one, d, other, types=(Accept, Prepare))
+    monkeypatch.setattr(world.network, "connects", lambda asker, target, _: d.id not in (asker, target))
+    world.faults.cut.clear()
+    world.run_until(lambda: d.activated[-1].ids == (d.id,), 12.0)
+    for one, other in ((e, f), (f, e)):
+        losses.pass_on(one, other, Accept)
+        losses.pass_on(one, other, Prepare)
+    world.faults.clogged.clear()
+    world.network.release()
+    world.faults.cut_groups([[d.id], [e.id, f.id]])
+    world.run(8.0)
+    return world, [d, e, f]
+
+
+def test_who_voted_itself_out_follows_no_other_view_of_that_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by writing down why parents form a chain."""
+    _, (d, e, f) = late_news(monkeypatch)
+    assert [host.activated[-1].epoch for host in (d, e, f)] == [2, 1, 1]
+
+
+def test_following_it_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ViewChange, "_voted_out", lambda *_: False)
+    with pytest.raises(AssertionError, match=r"chain|activate|two active views"):
+        late_news(monkeypatch)
