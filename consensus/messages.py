@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .member import Address, Member
-from .view import Proposal, Reason, View
+from .reports import Reports
+from .view import Delta, Proposal, Reason, View
 
 __all__ = [
     "MESSAGES",
@@ -160,20 +161,28 @@ class JoinRequest:
     """``member`` asks to join. ``wants``: ready to be admitted, not only looking. ``terms`` must equal the job's.
 
     ``vote``: see ``protocol/founding.py``; None where the list of introducers itself says who founds.
+    ``known``: id of the view that the sender was told last: it is not told again.
     """
 
     member: Member
     wants: bool
     terms: str
     vote: Vote | None = None
+    known: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinReply:
-    """What the asked member knows: its view (None while there is none) and whom to ask (the coordinator)."""
+    """What the asked member knows: whom to ask (the coordinator), and id and epoch of its view ("" while there is none).
+
+    The view itself comes along whole or as what is new, where the sender of the request did not know it.
+    """
 
     view: View | None
     coordinator: Member | None
+    delta: Delta | None = None
+    view_id: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +254,9 @@ class Promised:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequest:
-    """``view`` is chosen; its installer still needs the receiver's flush report."""
+    """The view that ``delta`` leads to is chosen; its installer still needs the receiver's flush report."""
 
-    view: View
+    delta: Delta
     after_call: int | None = None
 
 
@@ -262,11 +271,15 @@ class FlushReply:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """``view`` is chosen and every continuing member has reported. Answered by Ready once the group is built."""
+    """A view is chosen and every continuing member has reported. Answered by Ready once the group is built.
 
-    view: View
+    ``view`` for those who join; everybody else holds its parent, and gets ``delta`` (who does not pulls).
+    """
+
+    view: View | None
+    delta: Delta | None
     ballot: Ballot
-    reports: tuple[tuple[str, bytes], ...]
+    reports: Reports
     removed: tuple[Reason, ...] = ()
     """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
 
@@ -289,20 +302,23 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """I know views up to ``epoch`` only: tell me what was chosen since."""
+    """I know views up to ``epoch`` (``view_id``) only: tell me what was chosen since."""
 
     epoch: int
+    view_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """``view`` was chosen (not: activated). A receiver of an older view that is not in it is excluded.
+    """A view was chosen (not: activated). A receiver of an older view that is not in it is excluded.
 
-    ``driver``: id of the member that installs it ("" where that is over, or unknown).
+    ``driver``: id of the member that installs it ("" where that is over, or unknown). ``view``, or to holders of its parent
+    ``delta``.
     """
 
-    view: View
+    view: View | None
     driver: str = ""
+    delta: Delta | None = None
 
 
 Message = (

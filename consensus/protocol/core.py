@@ -10,7 +10,7 @@ from ..errors import StoppedError
 from ..member import Address, Member
 from ..messages import Chosen, Message, Pull
 from ..progress import NOWHERE
-from ..view import NO_VIEW_ID, Reason, View
+from ..view import NO_VIEW_ID, Delta, Reason, View
 from .awareness import Awareness
 from .dissemination import Dissemination
 from .effects import Stopped
@@ -45,6 +45,8 @@ class Core:
         self.awareness = Awareness(config.awareness_max)
         self.rumours = Dissemination(config.retransmit_mult)
         self.view: View | None = None
+        self.delta: Delta | None = None
+        """How ``view`` comes from its parent, where that was held here."""
         self.installed: View | None = None
         self.active: View | None = None
         self.reasons: dict[str, Reason] = {}
@@ -97,14 +99,32 @@ class Core:
         else:
             self.outbox.send_to(address, message)
 
+    def resolve(self, whole: View | None, delta: Delta | None) -> View | None:
+        """The view that a message is about; None where it makes no sense, or a parent is meant that is not held here."""
+        if whole is not None:
+            return whole if whole.consistent() else None
+        if delta is None or self.view is None:
+            return None
+        return self.view if self.view.view_id == delta.view_id else delta.apply(self.view)
+
+    def pull(self) -> Pull:
+        """The question what was chosen since our view."""
+        return Pull(self.epoch, self.view_id)
+
+    def told(self, known: str | None = None) -> Chosen:
+        """The newest view, for a member whose view is ``known`` (None: the parent)."""
+        if self.delta is not None and known in (None, self.delta.parent_id):
+            return Chosen(None, self.driver, self.delta)
+        return Chosen(self.view, self.driver)
+
     def compare(self, sender: str, address: Address, epoch: int, view_id: str, *, may_tell: bool) -> None:
         """Anti-entropy: the digest of a view is its id. Tell laggards and the excluded, ask who is ahead."""
         if self.view is None or (epoch, view_id) == (self.epoch, self.view_id) or epoch == 0:
             return
         if epoch > self.epoch:
-            self.outbox.send_to(address, Pull(self.epoch))
+            self.outbox.send_to(address, self.pull())
         elif epoch < self.epoch and may_tell:
-            self.outbox.send_to(address, Chosen(self.view, self.driver))
+            self.outbox.send_to(address, self.told(view_id))
         elif epoch == self.epoch:
             text = f"{sender} holds another view of epoch {epoch}: {view_id} against {self.view_id}"
             self.outbox.note(logging.CRITICAL, "fork", text)

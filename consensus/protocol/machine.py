@@ -381,7 +381,7 @@ class Machine:
             case Pull():
                 change.on_pull(sender, address, message)
             case Chosen():
-                change.on_chosen(message, now)
+                change.on_chosen(sender, address, message, now)
             case JoinRequest():
                 admission.on_join_request(sender, address, message, now)
             case JoinReply():

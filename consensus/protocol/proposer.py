@@ -111,7 +111,7 @@ class Proposer:
     def _consider_joins(self, now: float) -> None:
         core = self._core
         full = core.view is not None and len(core.view) >= core.config.room
-        if full or not core.applicants.admissible(now):
+        if full or not core.applicants.any_admissible(now):
             self._drop_wish()
         elif self._wish_since is None:
             self._wish_since = now

@@ -7,13 +7,14 @@ decided: it adopts chosen views, installs them, and notices when nothing moves a
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
 from ..errors import ExcludedError, LeftError, QuorumLostError
 from ..member import Address, Member
-from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushRequest, Install, Pull, Ready
-from ..view import Cause, View
+from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Install, Pull, Ready
+from ..view import Cause, Delta, View
 from .accusations import Accusations
 from .attempt import Attempt
 from .change import Kind, Moment
@@ -175,28 +176,43 @@ class ViewChange:
     # Learner
 
     def on_pull(self, sender: str, address: Address, message: Pull) -> None:
-        """A laggard asks what was chosen since."""
+        """A laggard asks what was chosen since; a joiner gets its INSTALL again, with the whole view."""
         core = self._core
         if core.view is not None and core.epoch > message.epoch:
-            core.reply(sender, address, Chosen(core.view, core.driver))
+            joins = None if message.epoch else self.installer.whole(sender)
+            core.reply(sender, address, core.told(message.view_id) if joins is None else joins)
 
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
         """The driver of a chosen view, which we may not know yet, needs our report."""
         core = self._core
-        self.on_chosen(Chosen(request.view, sender), now)
-        if core.view_id == request.view.view_id and core.installed is not core.view:
+        self._chosen_is(None, request.delta, sender, sender, address, now)
+        if core.view_id == request.delta.view_id and core.installed is not core.view:
             core.history.mark(Moment.ASKED, core.epoch, now)
             self.voter.on_flush_request(sender, address, request)
 
-    def on_chosen(self, message: Chosen, now: float) -> None:
+    def on_chosen(self, sender: str, address: Address, message: Chosen, now: float) -> None:
         """A view was chosen, which this member may not have known."""
+        self._chosen_is(message.view, message.delta, message.driver, sender, address, now)
+
+    def _chosen_is(
+        self, whole: View | None, delta: Delta | None, driver: str, sender: str, address: Address, now: float
+    ) -> None:
         core = self._core
-        if message.view.epoch <= core.epoch or not message.view.consistent():
+        view = core.resolve(whole, delta)
+        if view is None:
+            self._pull_for(delta, sender, address)
+        elif view.epoch <= core.epoch:
             return
-        if core.member.id in message.view:
-            self.adopt(message.view, message.driver, now)
+        elif core.member.id in view:
+            self.adopt(view, driver, now)
         elif core.view is not None:
-            self._out(message.view)
+            self._out(view)
+
+    def _pull_for(self, delta: Delta | None, sender: str, address: Address) -> None:
+        """Somebody means a view whose parent is not held here: ask him for the whole of it."""
+        core = self._core
+        if delta is not None and delta.epoch > core.epoch and delta.parent_id != core.view_id:
+            core.reply(sender, address, core.pull())
 
     def _out(self, view: View) -> None:
         core = self._core
@@ -208,8 +224,12 @@ class ViewChange:
     def on_install(self, sender: str, address: Address, message: Install, now: float) -> None:
         """A chosen view with everybody's report: build its group."""
         core = self._core
-        view = message.view
-        if not view.consistent() or view.epoch < core.epoch:
+        view = core.resolve(message.view, message.delta)
+        if view is None:
+            self._pull_for(message.delta, sender, address)
+            return
+        reports = message.reports.by_id(view)
+        if reports is None or view.epoch < core.epoch:
             return
         if core.member.id not in view:
             if core.view is not None:
@@ -220,7 +240,7 @@ class ViewChange:
             if self._is_ready:
                 self._send_ready(now)
             return
-        if not self._installable(message):
+        if not self._installable(view, message.ballot, dict(reports)):
             return
         if view.epoch > core.epoch:
             self.adopt(view, sender, now)
@@ -232,17 +252,15 @@ class ViewChange:
         core.history.installed(view, sender, message.ballot, message.removed, now)
         self._ready_to = (sender, address)
         self._is_ready = False
-        core.outbox.emit(Installed(view, message.reports))
+        core.outbox.emit(Installed(view, reports))
 
-    def _installable(self, message: Install) -> bool:
+    def _installable(self, view: View, ballot: Ballot, reports: Mapping[str, bytes]) -> bool:
         """Not below a promised ballot, and not without exactly the report that we gave."""
         core = self._core
-        view = message.view
         if core.view is None:
             return True
-        if view.epoch == core.epoch + 1 and (message.ballot < self.voter.promised or view.parent_id != core.view_id):
+        if view.epoch == core.epoch + 1 and (ballot < self.voter.promised or view.parent_id != core.view_id):
             return False
-        reports = dict(message.reports)
         if core.member.id in reports:
             return reports[core.member.id] == self.voter.report(view.epoch)
         # Without our report it must be the view that admitted (or founded with) us.
@@ -263,6 +281,7 @@ class ViewChange:
         """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
         core = self._core
         parent, core.view = core.view, view
+        core.delta = Delta.between(parent, view)
         core.driver = driver
         core.history.adopt(view, driver, now)
         self._adopted_at = now

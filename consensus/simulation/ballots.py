@@ -6,7 +6,7 @@ What a member sends to itself never reaches the wire, so a proposer is always co
 
 from __future__ import annotations
 
-from ..messages import Accept, Accepted, Ack, Ballot, Chosen, FlushRequest, Install, JoinReply, Message, Ping, Promise
+from ..messages import Accept, Accepted, Ack, Ballot, Chosen, Install, JoinReply, Message, Ping, Promise
 from ..protocol.effects import Effect, Installed
 from ..view import Cause, Proposal, View
 from .host import Host
@@ -63,9 +63,7 @@ class Ballots(Observer):
                 self._propose(sender, message)
             case Accepted():
                 self._vote(sender, message, now)
-            case Install() | FlushRequest() | Chosen():
-                self._views[message.view.view_id] = message.view
-            case JoinReply() if message.view is not None:
+            case Install() | Chosen() | JoinReply() if message.view is not None:
                 self._views[message.view.view_id] = message.view
 
     def delivered(self, host: Host, sender: Host, message: Message) -> None:
