@@ -6,12 +6,43 @@ Who stays silent here is removed by the next epoch, whose acceptors are the memb
 
 from __future__ import annotations
 
+from enum import Enum
+
 from ..member import Member
 from ..messages import Ballot, FlushRequest, Install
 from ..reports import Reports
+from ..transitions import Table
 from ..view import Cause, Delta, Reason, View
 
-__all__ = ["Installation"]
+__all__ = ["INSTALLATION", "Gain", "Installation", "Stage"]
+
+
+class Stage(Enum):
+    """What the driver of a view waits for. ACTIVE: nothing; it answers a READY whose ACTIVATE got lost, until a newer view."""
+
+    REPORTS = "reports"
+    READIES = "readies"
+    ACTIVE = "active"
+    GIVEN_UP = "given up"
+
+
+class Gain(Enum):
+    """What moves an installation on."""
+
+    REPORTED = "every continuing member has reported"
+    ALL_READY = "every member is ready"
+    NEWER = "a newer view is chosen"
+
+
+INSTALLATION: Table[Stage, Gain] = Table(
+    "installation",
+    Stage.REPORTS,
+    {
+        Stage.REPORTS: {Gain.REPORTED: Stage.READIES, Gain.NEWER: Stage.GIVEN_UP},
+        Stage.READIES: {Gain.ALL_READY: Stage.ACTIVE, Gain.NEWER: Stage.GIVEN_UP},
+        Stage.ACTIVE: {Gain.NEWER: Stage.GIVEN_UP},
+    },
+)
 
 
 class Installation:
@@ -29,8 +60,7 @@ class Installation:
         self._unready = dict.fromkeys(view.ids)
         self.started = now
         self.next_send = now
-        self.sent = False
-        self.active = False
+        self.stage = INSTALLATION.start
         self.pause = 0.1
         self.after_call: int | None = None
         self.leavers: tuple[Member, ...] = ()
@@ -46,6 +76,20 @@ class Installation:
     def readied(self, member_id: str) -> None:
         """A member built its group."""
         self._unready.pop(member_id, None)
+
+    def advance(self, gain: Gain) -> None:
+        """Enter the next stage, or end."""
+        self.stage = INSTALLATION.after(self.stage, gain)
+
+    @property
+    def sent(self) -> bool:
+        """Whether INSTALL has gone out, with reports that never change."""
+        return self.stage is not Stage.REPORTS
+
+    @property
+    def active(self) -> bool:
+        """Whether ACTIVATE has gone out."""
+        return self.stage is Stage.ACTIVE
 
     def missing_reports(self) -> tuple[str, ...]:
         """Who has not reported yet, by seniority."""

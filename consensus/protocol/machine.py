@@ -53,6 +53,7 @@ from .detection import Detection
 from .effects import Effect, Quit, Stalled
 from .founding import Founding
 from .join import Search
+from .life import Turn
 from .view_change import ViewChange
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class Machine:
             for member in core.view.members:
                 if member.id != core.member.id:
                     core.outbox.send(member, farewell)
-        core.stop(error)
+        core.stop(error, Turn.DIED)
         core.outbox.emit(Quit())
         core.outbox.close()
 

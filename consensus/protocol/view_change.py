@@ -23,7 +23,9 @@ from .detection import Detection
 from .effects import Activated, Installed, Tether
 from .installation import Installation
 from .installer import Installer
+from .life import Turn
 from .proposer import Proposer
+from .standing import STANDING, News
 from .voter import Voter
 
 __all__ = ["ViewChange"]
@@ -93,6 +95,8 @@ class ViewChange:
         """The data plane built the group of ``view_id``."""
         if self._core.installed is not None and self._core.installed.view_id == view_id:
             self._is_ready = True
+            if self._core.installed is self._core.view:
+                self._core.advance(News.BUILT)
             self._core.history.mark(Moment.READY, self._core.installed.epoch, now)
             self._send_ready(now)
 
@@ -247,6 +251,7 @@ class ViewChange:
         elif view.view_id != core.view_id:
             core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
+        core.advance(News.INSTALL)
         core.installed = core.view
         core.reasons = {reason.member_id: reason for reason in message.removed}
         core.history.installed(view, sender, message.ballot, message.removed, now)
@@ -272,6 +277,7 @@ class ViewChange:
         if core.installed is None or core.installed.view_id != message.view_id or not self._is_ready:
             return
         if core.active is not core.installed and core.installed is core.view:
+            core.advance(News.ACTIVATE)
             core.active = core.installed
             core.history.activated(now)
             core.outbox.emit(Activated(core.installed))
@@ -282,6 +288,11 @@ class ViewChange:
         core = self._core
         parent, core.view = core.view, view
         core.delta = Delta.between(parent, view)
+        if parent is None:
+            core.turn(Turn.FOUNDED if driver == core.member.id and not view.parent_id else Turn.ADMITTED)
+        else:
+            core.advance(News.NEWER)
+        core.standing = STANDING.start
         core.driver = driver
         core.history.adopt(view, driver, now)
         self._adopted_at = now
