@@ -210,6 +210,13 @@ class Config:
         return min(self.probe_interval, self.exclude_after / 4)
 
     @property
+    def watch_interval(self) -> float:
+        """Period of the pings in views beyond ``mesh_limit``. Half a ``settle_max`` less than T_excl allows for: the silence of
+        members that fell silent together is noticed within one period (see ``protocol/watch.py``), and is one view change.
+        """
+        return min(self.probe_interval, self.exclude_after / 5)
+
+    @property
     def ping_timeout(self) -> float:
         """``probe_timeout``, less where a short ``exclude_after`` leaves no room for it."""
         return min(self.probe_timeout, self.exclude_after / 4)

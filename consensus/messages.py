@@ -131,9 +131,10 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Rumours on their own."""
+    """Rumours on their own. ``direct``: told to those concerned, who do not pass them on."""
 
     updates: tuple[Update, ...]
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

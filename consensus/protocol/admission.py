@@ -198,7 +198,9 @@ class Admission:
     def _beacon(self) -> None:
         core = self._core
         if core.view is not None and self._beaconing():
-            beacon = JoinReply(None, core.member, None, core.view_id, core.epoch)  # short: whoever is new there asks for the view
+            beacon = JoinReply(
+                None, core.member, None, core.view_id, core.epoch
+            )  # short: whoever is new there asks for the view
             for address in self.search.introducers:
                 if not core.view.at(address):
                     core.outbox.send_to(address, beacon)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..config import Config
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Core"]
 
+SENIORS = 3
+"""So many members are told of evidence: the coordinator, and who would follow it."""
+
 
 class Core:
     """Shared by ``detection``, ``view_change`` and ``admission``; owned by the machine, touched by its thread alone.
@@ -41,6 +45,8 @@ class Core:
         self.rng = rng
         self.outbox = Outbox(member)
         self.table = MemberTable(member.id)
+        self.crowded = False
+        """Whether the view is too large for everybody to ping everybody."""
         self.evidence = EvidenceBook(config)
         self.history = History()
         self.applicants = Applicants(config.max_members)
@@ -97,6 +103,24 @@ class Core:
             if member.id not in self.evidence.proofs and self.table.trusted(member.id):
                 return member
         return self.member if self.member.id in self.view else None
+
+    def seniors(self, without: str = "") -> list[Member]:
+        """The coordinator and the next two in seniority, those who are proven dead and ``without`` left out."""
+        coordinator = self.coordinator()
+        if self.view is None or coordinator is None:
+            return []
+        rest = islice(self.view.members, self.view.index(coordinator.id), None)
+        return list(islice((m for m in rest if m.id not in self.evidence.proofs and m.id != without), SENIORS))
+
+    @property
+    def unstable(self) -> bool:
+        """Whether more members are about to be taken for silent. In a small view that is at the same time everywhere."""
+        if not self.crowded:
+            return False
+        return any(
+            peer.suspicion is not None and peer.suspicion.confirmed and peer.member.id not in self.evidence.silent
+            for peer in self.table.suspected()
+        )
 
     def coordinates(self) -> bool:
         """Whether that is this member."""

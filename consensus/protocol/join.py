@@ -201,7 +201,12 @@ class Search:
 
     def may_found(self, applicants: int, now: float) -> bool:
         """Whether the first view may be made here and now."""
-        if not self.founder or self.cluster is not None or self.beacon is not None or applicants + 1 < self._config.initial_size:
+        if (
+            not self.founder
+            or self.cluster is not None
+            or self.beacon is not None
+            or applicants + 1 < self._config.initial_size
+        ):
             return False
         consulted = self._lonely.issuperset(self.introducers)
         if consulted and (self.introducers or not self._config.introducers):

@@ -356,7 +356,7 @@ class Machine:
             case Stranger():
                 detection.on_stranger(address, message, now)
             case Gossip():
-                detection.merge(message.updates, now)
+                detection.merge(message.updates, now, direct=message.direct)
             case Evidence():
                 change.accusations.on_evidence(sender, message, now)
             case Prepare():

@@ -66,7 +66,7 @@ class Proposer:
         """When the coordinator wants to propose next, as ``consider`` decides it."""
         if self._last_to_leave:
             return inf
-        due = self._core.evidence.due()
+        due = self._core.evidence.due(unstable=self._core.unstable)
         if due is not None:
             return due
         if self._boundary is not None:
@@ -94,7 +94,7 @@ class Proposer:
             if core.active is core.view or core.evidence.frozen_since is not None:  # or its driver is gone
                 core.stop(LeftError("left the job on its own wish"))
             return
-        due = core.evidence.due()
+        due = core.evidence.due(unstable=core.unstable)
         if due is not None:
             if now >= due:
                 self._begin(now)

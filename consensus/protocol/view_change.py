@@ -45,7 +45,7 @@ class ViewChange:
         self.detection: Detection  # set by the machine: the two know each other
         self.voter = Voter(core)
         self.proposer = Proposer(core, self.voter, self._chosen)
-        self.accusations = Accusations(core, self.proposer.consider)
+        self.accusations = Accusations(core, self.proposer.consider, lambda *heard: self.detection.believes(*heard))
         self.installer = Installer(core, self.accusations.accuse)
         self._frozen_at: float | None = None
         self._blocked_since: float | None = None
@@ -298,6 +298,7 @@ class ViewChange:
         self._adopted_at = now
         self._orphan_told = False
         core.table.adopt(view, core.applicants.contacts, now)
+        core.crowded = len(core.table) >= core.config.mesh_limit
         core.evidence.adopt(view, parent)
         stale = now - 2 * core.config.exclude_after
         core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}

@@ -252,7 +252,9 @@ def test_reasons_are_bounded() -> None:
     """They are kept for a long time, and shown."""
     view = View(1, "", (Member("m", "127.0.0.1", 7000),))
     for size, taken in ((200, True), (201, False)):
-        packet = CODEC.encode(envelope(Install(view, None, (0, "m"), Reports.of([]), (Reason("x", Cause.PROOF, "d" * size, "m"),))))
+        packet = CODEC.encode(
+            envelope(Install(view, None, (0, "m"), Reports.of([]), (Reason("x", Cause.PROOF, "d" * size, "m"),)))
+        )
         if taken:
             CODEC.decode(packet)
         else:
