@@ -21,7 +21,9 @@ __all__ = [
     "Ack",
     "Activate",
     "Ballot",
+    "Beliefs",
     "Chosen",
+    "Digest",
     "Envelope",
     "Evidence",
     "EvidenceKind",
@@ -135,6 +137,24 @@ class Gossip:
 
     updates: tuple[Update, ...]
     direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Of the sender's view, and (``digest``, 8 bytes or none) of what it believes of the members: see ``protocol/reconciliation``."""
+
+    epoch: int
+    view_id: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """A member whose digest is another one is told what the sender believes. ``wants_answer``: and says what the sender lacks."""
+
+    view_id: str
+    updates: tuple[Update, ...]
+    wants_answer: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +365,8 @@ Message = (
     | Activate
     | Pull
     | Chosen
+    | Digest
+    | Beliefs
 )
 
 MESSAGES: tuple[type, ...] = (
@@ -371,6 +393,8 @@ MESSAGES: tuple[type, ...] = (
     Activate,
     Pull,
     Chosen,
+    Digest,
+    Beliefs,
 )
 
 

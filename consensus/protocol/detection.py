@@ -129,9 +129,11 @@ class Detection:
         return config.watch_interval if self._core.crowded else config.contact_interval
 
     def _probe(self, member_id: str, now: float) -> None:
-        """Ping somebody out of turn, unless that is being done."""
+        """Ping somebody out of turn, unless that is being done or was not answered already."""
         peer = self._core.table.get(member_id)
-        if peer is not None and peer.status is not Status.DEAD and not self._prober.probing(member_id):
+        if peer is None or peer.status is Status.DEAD or self._prober.probing(member_id):
+            return
+        if peer.suspicion is None or peer.suspicion.unanswered is None:
             self._send_ping(self._prober.start(peer.member, self._interval, now), now)
 
     def _send_ping(self, probe: Probe, now: float) -> None:
@@ -244,7 +246,7 @@ class Detection:
                 core.rumours.add(rumour)
         else:
             return
-        if core.crowded and by != core.member.id and peer.suspicion is not None and peer.suspicion.unanswered is None and self._concerned(member_id):
+        if core.crowded and by != core.member.id and self._concerned(member_id):
             self._probe(member_id, now)
 
     def _clear(self, peer: Peer) -> None:
@@ -325,6 +327,10 @@ class Detection:
                     core.history.cleared(update.member_id)
                     if not direct:
                         core.rumours.add(update)
+
+    def merge_told(self, updates: tuple[Update, ...], now: float) -> None:
+        """What somebody else believes, on our question: nothing to pass on."""
+        self.merge(updates, now, direct=True)
 
     def _refute(self, *, direct: bool) -> None:
         """We are accused: by as many ways as that came, and where the judges are."""

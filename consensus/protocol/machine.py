@@ -22,7 +22,9 @@ from ..messages import (
     Accepted,
     Ack,
     Activate,
+    Beliefs,
     Chosen,
+    Digest,
     Evidence,
     EvidenceKind,
     FlushReply,
@@ -53,6 +55,7 @@ from .detection import Detection
 from .effects import Effect, Quit, Stalled
 from .founding import Founding
 from .join import Search
+from .reconciliation import Reconciliation
 from .life import Turn
 from .view_change import ViewChange
 
@@ -84,6 +87,7 @@ class Machine:
         self._introducers = introducers
         self._change = ViewChange(self._core)
         self._detection: Detection
+        self._reconciliation: Reconciliation
         self._admission: Admission
         self._awaited: float | None = None
         """When ``tick`` was promised at the latest."""
@@ -95,6 +99,7 @@ class Machine:
         core = self._core
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
+        self._reconciliation = Reconciliation(core, self._detection.merge_told, now)
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
         founding = Founding(core.member, now) if self._voted else None
         self._admission = Admission(core, self._detection, self._change, search, now, founding)
@@ -118,6 +123,7 @@ class Machine:
             if self._core.view is not None:
                 self._judge_stall(now)
                 self._detection.tick(now)
+                self._reconciliation.tick(now)
                 self._change.tick(now)
             self._settle(now)
 
@@ -218,7 +224,7 @@ class Machine:
             return None
         deadline = self._admission.deadline()
         if self._core.view is not None:
-            deadline = min(deadline, self._detection.deadline(), self._change.deadline())
+            deadline = min(deadline, self._detection.deadline(), self._reconciliation.deadline(), self._change.deadline())
         self._awaited = max(deadline, self._latest)  # what was due before it could be known is not late
         return deadline
 
@@ -357,6 +363,11 @@ class Machine:
                 detection.on_stranger(address, message, now)
             case Gossip():
                 detection.merge(message.updates, now, direct=message.direct)
+            case Digest():
+                core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
+                self._reconciliation.on_digest(address, message)
+            case Beliefs():
+                self._reconciliation.on_beliefs(address, message, now)
             case Evidence():
                 change.accusations.on_evidence(sender, message, now)
             case Prepare():

@@ -11,6 +11,7 @@ from math import inf
 
 from ..errors import LeftError
 from ..messages import Accepted, Ballot, Promise, Promised
+from ..progress import NOWHERE
 from ..view import Proposal, View
 from .acceptor import NO_BALLOT
 from .attempt import Attempt, Outcome, Phase
@@ -73,7 +74,7 @@ class Proposer:
             return -inf
         if self._wish_since is not None:
             # Not in the middle of a call: it ends by itself, and the next packet or round looks again.
-            return inf if self._core.progress.busy else self._wish_since + self._core.config.boundary_wait
+            return inf if self._core.progress.busy else self._wish_since + self._patience
         return inf
 
     def consider(self, now: float) -> None:
@@ -119,8 +120,16 @@ class Proposer:
             self._wish_since = now
             core.history.mark(Moment.WISHED, core.epoch + 1, now)
             core.outbox.emit(Wish(True))
-        elif now >= self._wish_since + self._core.config.boundary_wait and not core.progress.busy:
+        elif now >= self._wish_since + self._patience and not core.progress.busy:
             self._begin(now)
+
+    @property
+    def _patience(self) -> float:
+        """How long joins wait for a call to end. Before the first call there is nothing to interrupt: a job that starts grows
+        twofold at a time, and should not take a second each time.
+        """
+        config = self._core.config
+        return min(config.boundary_wait, config.silence_settle) if self._core.progress == NOWHERE else config.boundary_wait
 
     def _drop_wish(self) -> None:
         if self._wish_since is not None:
