@@ -183,6 +183,7 @@ class Admission:
                 core.outbox.send_to(address, Refused(f"{core.config.max_members} joiners are waiting already"))
             elif applicant.wants:
                 self._ping(applicant, now)
+                self._change.proposer.consider(now)
 
     def _ping(self, applicant: Applicant, now: float) -> None:
         if now - applicant.pinged >= min(0.1, self._core.config.contact_interval):

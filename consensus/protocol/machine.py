@@ -353,6 +353,8 @@ class Machine:
                 core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
             case Ack():
                 detection.on_ack(sender, message, now)
+                if core.applicants.get(sender) is not None:
+                    change.proposer.consider(now)  # it can be admitted now
                 if message.target == sender:
                     core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
             case PingRequest():

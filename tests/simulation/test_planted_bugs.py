@@ -175,10 +175,10 @@ BUGS: list[tuple[Callable[[Patch], None], Callable[[int], World], int]] = [
     (silent_promise, duels, 30),
     (own_value, duels, 60),
     (majority_of_the_living, partitions, 20),
-    (any_half, duels, 10),
+    (any_half, duels, 40),
     (reports_of_a_quorum, duels, 10),
-    (no_lease, partitions, 20),
-    (acks_the_excluded, partitions, 20),
+    (no_lease, partitions, 140),
+    (acks_the_excluded, partitions, 140),
     (discounts_without_contact, partitions, 20),
     (round_zero_for_all, duels, 10),
 ]
