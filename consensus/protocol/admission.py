@@ -129,6 +129,9 @@ class Admission:
             if knew != (search.cluster is not None or search.beacon is not None, search.coordinator):
                 search.hurry(now)
             self._search(now)
+        elif reply.epoch > self._core.epoch:
+            # A coordinator's beacon to one that the others went on without, and that knows nobody who still lives.
+            self._core.outbox.send_to(address, self._core.pull())
 
     def on_refused(self, message: Refused) -> None:
         """The cluster will never take us."""

@@ -55,8 +55,8 @@ from .detection import Detection
 from .effects import Effect, Quit, Stalled
 from .founding import Founding
 from .join import Search
-from .reconciliation import Reconciliation
 from .life import Turn
+from .reconciliation import Reconciliation
 from .view_change import ViewChange
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from consensus.messages import (
     Install,
     Message,
 )
-from consensus.protocol.effects import Fence
 from consensus.progress import Progress
+from consensus.protocol.effects import Fence
 from consensus.simulation import Host, World
 from consensus.view import Cause, Proposal, Removal
 
