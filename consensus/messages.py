@@ -141,7 +141,7 @@ class Gossip:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Of the sender's view, and (``digest``, 8 bytes or none) of what it believes of the members: see ``protocol/reconciliation``."""
+    """Of the sender's view, and (``digest``, 8 bytes or none) of its beliefs: see ``protocol/reconciliation``."""
 
     epoch: int
     view_id: str
@@ -150,7 +150,7 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Beliefs:
-    """A member whose digest is another one is told what the sender believes. ``wants_answer``: and says what the sender lacks."""
+    """For a member with another digest: what the sender believes. ``wants_answer``: it says what the sender lacks."""
 
     view_id: str
     updates: tuple[Update, ...]

@@ -124,10 +124,12 @@ class Admission:
         """Somebody that we asked answered, or a coordinator's beacon reached us."""
         if self._core.view is None:
             search = self.search
-            knew = search.cluster is not None or search.beacon is not None, search.coordinator
+            known, coordinator = search.found, search.coordinator
             search.replied(address, reply, now)
-            if knew != (search.cluster is not None or search.beacon is not None, search.coordinator):
+            if search.found and not known:
                 search.hurry(now)
+            elif search.coordinator != coordinator:
+                search.impatient()  # not at once: two that differ about the coordinator would keep us asking
             self._search(now)
         elif reply.epoch > self._core.epoch:
             # A coordinator's beacon to one that the others went on without, and that knows nobody who still lives.

@@ -184,9 +184,8 @@ class Detection:
         """Say at once to those that a suspicion or its refutation concerns: the accused, its watchers, and the seniors."""
         core = self._core
         assert core.view is not None
-        concerned = {
-            key: core.view.member(key) for key in (update.member_id, *watchers(update.member_id, core.view), update.by)
-        }
+        keys = (update.member_id, *watchers(update.member_id, core.view), update.by)
+        concerned = {key: core.view.member(key) for key in keys if key in core.view}
         concerned |= {member.id: member for member in core.seniors(update.member_id)}
         message = Gossip((update,), direct=True)
         for member in concerned.values():
@@ -207,8 +206,8 @@ class Detection:
     # Suspicion
 
     def believes(self, accused: str, source: str, now: float) -> bool:
-        """Whether another member's word that somebody is silent counts: not against fresher contact of ours, and in a large view
-        not before enough others say so, too.
+        """Whether another member's word that somebody is silent counts: not against fresher contact of ours, and in a large
+        view not before enough others say so, too.
         """
         core = self._core
         peer = core.table.get(accused)

@@ -117,8 +117,8 @@ class EvidenceBook:
         """When the coordinator should propose for what is known (joins apart); None while there is no reason.
 
         A proof waits a few milliseconds for more of its kind, silence about a hundred; checks under way hold a proposal
-        back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are one view change). ``unstable``: others are about
-        to be taken for silent, too; whoever is proven dead does not wait for that.
+        back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are one view change). ``unstable``: others are
+        about to be taken for silent, too; whoever is proven dead does not wait for that.
         """
         if not (self.proofs or self.silent or self.unready or self.leaving or self.frozen_since is not None):
             return None  # the usual case, asked after every packet

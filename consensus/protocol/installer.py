@@ -32,7 +32,7 @@ class Installer:
         self._installation: Installation | None = None
 
     def begin(self, installation: Installation, now: float) -> None:
-        """Drive a view that was just chosen. ACCEPT has asked for the reports: the late ones get a moment to come by themselves."""
+        """Drive a view that was just chosen. ACCEPT has asked for the reports: late ones get a moment to come by themselves."""
         self._installation = installation
         installation.next_send = now + self._core.config.settle_proof
         self._push(now)

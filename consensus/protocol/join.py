@@ -194,19 +194,23 @@ class Search:
         least = 0.1 if self.wants or self.cluster is None else 0.4
         return max(least, min(RARELY, 0.1 * 1.5 ** max(0, self._patient - HASTY))) * (0.75 + 0.5 * share)
 
+    @property
+    def found(self) -> bool:
+        """Whether a cluster is known."""
+        return self.cluster is not None or self.beacon is not None
+
     def hurry(self, now: float) -> None:
         """Ask at once, and often for a while."""
         self.next_send = now
         self._patient = 0
 
+    def impatient(self) -> None:
+        """Ask often for a while, from the next time on."""
+        self._patient = 0
+
     def may_found(self, applicants: int, now: float) -> bool:
         """Whether the first view may be made here and now."""
-        if (
-            not self.founder
-            or self.cluster is not None
-            or self.beacon is not None
-            or applicants + 1 < self._config.initial_size
-        ):
+        if not self.founder or self.found or applicants + 1 < self._config.initial_size:
             return False
         consulted = self._lonely.issuperset(self.introducers)
         if consulted and (self.introducers or not self._config.introducers):
@@ -218,7 +222,7 @@ class Search:
     def failure(self, now: float) -> str | None:
         """Why the search has failed for good; None while it has not."""
         patience = self._config.join_timeout
-        if self.cluster is not None or self.beacon is not None:
+        if self.found:
             if now - self.last_reply < patience:
                 return None
             return f"the cluster was found, but no member has answered for {patience:g} s"

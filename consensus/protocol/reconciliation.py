@@ -1,7 +1,7 @@
 """Anti-entropy: whatever rumours have missed is found out by comparing digests with somebody at random, every few seconds.
 
-A digest stands for the view and for all that is believed in it beyond the usual (who is suspected, who had to refute that). Only
-where two differ do beliefs travel, at most ``MOST`` of them a message: a quiet job of a thousand members sends a few bytes.
+A digest stands for the view and for all that is believed in it beyond the usual (who is suspected, who had to refute that).
+Only where two differ do beliefs travel, at most ``MOST`` of them a message: a quiet job of a thousand sends a few bytes.
 """
 
 from __future__ import annotations

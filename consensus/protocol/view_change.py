@@ -45,7 +45,7 @@ class ViewChange:
         self.detection: Detection  # set by the machine: the two know each other
         self.voter = Voter(core)
         self.proposer = Proposer(core, self.voter, self._chosen)
-        self.accusations = Accusations(core, self.proposer.consider, lambda *heard: self.detection.believes(*heard))
+        self.accusations = Accusations(core, self.proposer.consider, self._believes)
         self.installer = Installer(core, self.accusations.accuse)
         self._frozen_at: float | None = None
         self._blocked_since: float | None = None
@@ -55,6 +55,9 @@ class ViewChange:
         self._is_ready = False
         self._adopted_at = -inf
         self._orphan_told = False
+
+    def _believes(self, accused: str, source: str, now: float) -> bool:
+        return self.detection.believes(accused, source, now)
 
     @property
     def changing(self) -> bool:
