@@ -279,6 +279,11 @@ class FlushRequest:
     delta: Delta
     after_call: int | None = None
 
+    @property
+    def epoch(self) -> int:
+        """Of that view."""
+        return self.delta.epoch
+
 
 @dataclass(frozen=True, slots=True)
 class FlushReply:
@@ -302,6 +307,11 @@ class Install:
     reports: Reports
     removed: tuple[Reason, ...] = ()
     """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
+
+    @property
+    def epoch(self) -> int:
+        """Of that view; 0 where nothing says which."""
+        return _epoch(self.view, self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +349,16 @@ class Chosen:
     view: View | None
     driver: str = ""
     delta: Delta | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of that view; 0 where nothing says which."""
+        return _epoch(self.view, self.delta)
+
+
+def _epoch(view: View | None, delta: Delta | None) -> int:
+    told = delta if view is None else view
+    return 0 if told is None else told.epoch
 
 
 Message = (

@@ -235,7 +235,7 @@ class Detection:
             needed = min(core.config.indirect_probes, len(core.table) - 1)
             core.table.suspect(peer, Suspicion(by, needed, minimum, maximum, now))
             peer.incarnation = rumour.incarnation
-            core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})")
+            core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})", member_id)
             core.history.found(Kind.SUSPECT, member_id, "does not answer", by, now)
             if not (core.crowded and direct):
                 core.rumours.add(rumour)
