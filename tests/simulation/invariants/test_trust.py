@@ -20,7 +20,7 @@ def silence_for_a_while(stage: Stage) -> None:
 def test_an_answer_that_clears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: neither an ack nor word of a higher incarnation ends a suspicion."""
     monkeypatch.setattr(Detection, "_clear", lambda *_: None)
-    monkeypatch.setattr(Detection, "merge", lambda *_: None)
+    monkeypatch.setattr(Detection, "merge", lambda *_, **__: None)
     alone(monkeypatch, Trust)
     stage = Stage(Trust)
     with pytest.raises(Violation, match=r"m.* still suspects m.*, which has just refuted that"):
@@ -38,7 +38,7 @@ def test_suspects_that_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> Non
         return []
 
     monkeypatch.setattr(Prober, "begin_round", begin_round)
-    monkeypatch.setattr(Detection, "merge", lambda *_: None)
+    monkeypatch.setattr(Detection, "merge", lambda *_, **__: None)
     monkeypatch.setattr(Proposer, "_begin", lambda *_: None)  # so that the suspect stays in the view
     monkeypatch.setattr(Proposer, "deadline", lambda *_: float("inf"))
     monkeypatch.setattr(Detection, "answered_check", lambda *_: None)
