@@ -33,6 +33,7 @@ class Outcome(Enum):
     PROMISED = "a quorum promised, or round 0"
     ACCEPTED = "a quorum accepted"
     REFUSED = "somebody promised a higher ballot"
+    STALE = "a newcomer died since the votes"
     NEWER = "a newer view is chosen"
 
 
@@ -48,6 +49,7 @@ ATTEMPT: Table[Phase, Outcome] = Table(
         Phase.ACCEPT: {
             Outcome.ACCEPTED: Phase.CHOSEN,
             Outcome.REFUSED: Phase.OUTBID,
+            Outcome.STALE: Phase.OUTBID,
             Outcome.NEWER: Phase.OVERTAKEN,
         },
     },
@@ -63,6 +65,8 @@ class Attempt:
         self.ballot = ballot
         self.after_call = after_call
         self.started = now
+        self.voting_since = now
+        """When the acceptors were first asked to accept."""
         self.next_send = now
         self.phase = ATTEMPT.start
         self.proposal: Proposal | None = None

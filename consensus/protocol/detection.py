@@ -375,11 +375,13 @@ class Detection:
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
             return
-        if ack.target == sender:  # relayed acks show life, but are no contact with *us*
+        # Relayed acks show life, but are no contact with *us*; nor are those from a newer view: it may be without us.
+        if ack.target == sender and (ack.epoch < core.epoch or ack.view_id == core.view_id):
             applicant = core.applicants.get(sender)
             if applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
             core.table.answered(sender, probe.sent)
+        if ack.target == sender:
             self._heard(sender, ack.progress, now)
         peer = core.table.get(ack.target)
         if peer is not None:

@@ -209,9 +209,16 @@ class Proposer:
         """Go on to the next phase if the answers so far, less those that certainly cannot come, are a quorum."""
         if not attempt.decided(self.discounted):
             return
+        if attempt.phase is Phase.ACCEPT and not attempt.decided(
+            self.discounted - self._core.evidence.late(attempt.voting_since)
+        ):
+            attempt.advance(Outcome.STALE)
+            self._begin(now)
+            return
         if attempt.phase is Phase.PREPARE:
             self._core.history.mark(Moment.PREPARED, attempt.epoch, now)
             attempt.propose(self._proposal(attempt.parent, now))
+            attempt.voting_since = now
             self._send(attempt, now)
         elif attempt.phase is Phase.ACCEPT:
             attempt.advance(Outcome.ACCEPTED)

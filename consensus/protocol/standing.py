@@ -22,7 +22,7 @@ class Standing(Enum):
 class News(Enum):
     """What moves a view on."""
 
-    INSTALL = "INSTALL: everybody's reports"
+    INSTALL = "INSTALL: all reports"
     BUILT = "the group is built: READY"
     ACTIVATE = "ACTIVATE: all are ready"
     NEWER = "a newer view is chosen"

@@ -211,7 +211,8 @@ class ViewChange:
         elif view.epoch <= core.epoch:
             return
         elif core.member.id in view:
-            self.adopt(view, driver, now)
+            if not self._voted_out(view):
+                self.adopt(view, driver, now)
         elif core.view is not None:
             self._out(view)
 
@@ -262,11 +263,23 @@ class ViewChange:
         self._is_ready = False
         core.outbox.emit(Installed(view, reports))
 
+    def _voted_out(self, view: View) -> bool:
+        """Whether this member has voted for a list without itself, and ``view`` is another of that epoch.
+
+        Both may be chosen where whoever voted for one is dead (see ``evidence``). Then the one without us may be active, and is
+        relied upon to be the only one: with us the other might have a quorum for its successor.
+        """
+        accepted = self.voter.accepted
+        without_us = accepted is not None and any(item.member_id == self._core.member.id for item in accepted.removed)
+        return without_us and view.epoch == self._core.epoch + 1
+
     def _installable(self, view: View, ballot: Ballot, reports: Mapping[str, bytes]) -> bool:
         """Not below a promised ballot, and not without exactly the report that we gave."""
         core = self._core
         if core.view is None:
             return True
+        if self._voted_out(view):
+            return False
         if view.epoch == core.epoch + 1 and (ballot < self.voter.promised or view.parent_id != core.view_id):
             return False
         if core.member.id in reports:
