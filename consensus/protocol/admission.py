@@ -131,7 +131,7 @@ class Admission:
             elif search.coordinator != coordinator:
                 search.impatient()  # not at once: two that differ about the coordinator would keep us asking
             self._search(now)
-        elif reply.epoch > self._core.epoch:
+        elif (reply.epoch if reply.view is None else reply.view.epoch) > self._core.epoch:
             # A coordinator's beacon to one that the others went on without, and that knows nobody who still lives.
             self._core.outbox.send_to(address, self._core.pull())
 
