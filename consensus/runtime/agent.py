@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..progress import Progress
 from .driver import Driver
 from .gate import Gate
 from .http import HandOver, HttpClient, HttpServer
-from .names import Endpoint, numeric, resolve
+from .names import Endpoint, Introducers, numeric, resolve
 from .ports import Core
 from .scout import Scout
 from .snapshot import Snapshot
@@ -68,7 +68,7 @@ class Agent:
         sockets: SocketPair,
         core: Core,
         outside: Outside,
-        introducers: Sequence[Address],
+        introducers: Introducers,
         *,
         sealer: Sealer | None = None,
     ) -> None:
@@ -76,6 +76,7 @@ class Agent:
         self._config = config
         self._member = member
         self._sockets = sockets
+        self._met = introducers.met
         self._resolving: set[Address] = set()
         self._ring = KeyRing.of(config)
         self._sealer: Sealer = sealer or self._sealer_of(self._ring)
@@ -115,6 +116,8 @@ class Agent:
         if self._ring is not None:
             self._spawn(self._follow_keys(self._ring))
         self.driver.perform(self.driver.core.start)
+        if self._met:
+            self.scout.add(self._met)
         self._spawn(self.scout.attend())
         self._spawn(self.scout.follow_names())
 
