@@ -23,6 +23,7 @@ from .member import Address, Member
 from .null_plane import NullPlane
 from .progress import Progress
 from .runtime.clock import now
+from .runtime.fork import release_in_children
 from .runtime.host import Ears, Host, Setup
 from .runtime.names import Introducers, lookup, parsed
 from .runtime.snapshot import Snapshot
@@ -80,6 +81,7 @@ class Gossip(Consensus):
             pair = open_pair(self._config, self._introducers.addresses)
             require_secret(self._config, pair)
             self._pair = pair
+            release_in_children(self, lambda: (pair.udp.fileno(), pair.tcp.fileno()))  # until the agent has them
         return Bound(self._pair.advertised, self._pair.interface)
 
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:

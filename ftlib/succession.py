@@ -59,7 +59,8 @@ class Succession:
             except Excluded as error:
                 if not self._rejoin or self.life.plane.error is not error:
                     raise
-                excluded = error
+                excluded = str(error)
+                error.__traceback__ = None  # its frames would keep the old lifetime, and that keeps it
             if not self._succeeded(excluded):
                 return Status.ABORT
             call.anew()
@@ -74,7 +75,7 @@ class Succession:
 
     # --- in a call -----------------------------------------------------------------------------------------------------
 
-    def _succeeded(self, excluded: Excluded) -> bool:
+    def _succeeded(self, excluded: str) -> bool:
         """Whether the next lifetime has met the job; False where the program leaves. Raises Excluded where there is none."""
         life = self.life
         if not life.plane.has_state:
@@ -85,7 +86,7 @@ class Succession:
         if self._coming is not None:
             self._coming.end()  # an interrupt kept it from ending
         life.end()
-        coming = life.anew(str(excluded))
+        coming = life.anew(excluded)
         if coming is None:
             raise Excluded(f"{excluded}; {type(life.consensus).__name__} cannot rejoin: start this worker anew")
         try:
@@ -109,7 +110,7 @@ class Succession:
                 self.life = coming
                 coming.plane.counters.rejoins += 1
 
-    def _rest(self, excluded: Excluded) -> None:
+    def _rest(self, excluded: str) -> None:
         """Count this lifetime's end, and wait before the next begins."""
         now = time.monotonic()
         if now - self._began > _STEADY:
