@@ -114,6 +114,11 @@ class Caller:
             if self._plane.current is call:
                 self._abandon()
 
+    def forget(self) -> None:
+        """Let go of all buffers, once no call is carried out here any more."""
+        self._pool = StagingPool(self._in_flight)
+        self._plane.results = None
+
     def _run(self, call: Call) -> Status:
         if self._plane.phase is Phase.WAITING:
             self._consensus.seek_admission()

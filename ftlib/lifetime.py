@@ -57,11 +57,13 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Of the lifetime before: its member id, why it ended, and when the next one was begun (monotonic seconds)."""
+    """Of the lifetime before."""
 
     member_id: str
     why: str
+    """Why it ended, without the remedy: this is it."""
     ended: float
+    """When that was taken up (monotonic seconds)."""
 
 
 class Lifetime:
@@ -89,7 +91,7 @@ class Lifetime:
         self.known: View | None = None
         """The job as it was met."""
         self._means = means
-        self._past = None if former is None else _Past(former.plane.member_id, why, time.monotonic())
+        self._past = None if former is None else _Past(former.plane.member_id, why.partition("; ")[0], time.monotonic())
         self._bounds = threading.Lock()
         """Held while this begins, or ends: what is half begun could not be ended."""
         self._ended = False
@@ -182,6 +184,8 @@ class Lifetime:
             with contextlib.suppress(ConsensusError):
                 self.consensus.stop()
             self._rebuilder.close(CLOSE_TIMEOUT)
+        self.caller.forget()  # this may be garbage for long, and its buffers are as large as the model
+        self.transfer.forget()
 
     # --- on the rebuild thread -----------------------------------------------------------------------------------------
 

@@ -86,6 +86,10 @@ class Transfer:
         if founding:
             self._found(registered)
 
+    def forget(self) -> None:
+        """Let go of the initial state."""
+        self._snapshot = None
+
     def load(self, call: Call, session: Session) -> bool:
         """Load the state on entry to ``call`` where this member lacks it; whether it did. Returns early if ``session`` ends."""
         plane, plan = self._plane, session.plan

@@ -87,6 +87,7 @@ class Agent:
         self._foreigners: set[tuple[str, str]] = set()
         self._latest: tuple[Message, bytes] | None = None
         self._closed = False
+        self._gone = asyncio.Event()
         self._started = False
         self.traffic = Traffic()
         self._outside = outside
@@ -122,9 +123,10 @@ class Agent:
         self._spawn(self.scout.follow_names())
 
     async def close(self) -> None:
-        """End without a goodbye. New connections are refused from here on. Idempotent."""
+        """End without a goodbye. New connections are refused from here on. Whoever comes second waits for the first."""
         self.driver.close()
         if self._closed:
+            await self._gone.wait()
             return
         self._closed = True
         self._udp.close()
@@ -137,6 +139,7 @@ class Agent:
         await self._client.close()
         self._sockets.close()
         await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
+        self._gone.set()
 
     def status(self) -> dict[str, Any]:
         """What this member believes and has sent, as plain values."""

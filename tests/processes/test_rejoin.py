@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 
 def test_a_stopped_worker_joins_again_and_again(tmp_path: Path) -> None:
-    """The most senior one, so that the first time the founder's own address is bound again, and nothing may be founded there."""
+    """The most senior one: the first time the founder's own address is bound again, and nothing may be founded there."""
     settings = {"bucket_mb": 0.08, "exclude_after": 1.0, "rejoin": True}
     with Cluster(tmp_path, sizes=[20_000, 300], settings=settings) as cluster:
         cluster.found(3)
