@@ -23,7 +23,6 @@ from ftlib.frameworks import sockets
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.errands import errand, finish_errands
 from ftlib.frameworks.gloo_group import GlooGroup
-from ftlib.frameworks.gloo_work import afresh
 from ftlib.frameworks.rendezvous import Meeting, StoreServer, interface_address, join_address, split_address
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class _Build:
         try:
             outcome = self._build()
         except GroupError as error:
-            outcome = afresh(error)
+            outcome = error.afresh()
         except Exception as error:  # noqa: BLE001 - it must reach the thread that waits
             _log.debug("building the group failed", exc_info=True)
             outcome = GroupError(f"building the group of epoch {self._spec.epoch} failed: {error}")

@@ -339,16 +339,19 @@ def test_twenty_lifetimes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
         staying, *leaving = at_once(*[functools.partial(Trainee, ft) for ft in crew.members])
         over = threading.Event()
         thread = in_thread(lambda: until(over, staying))
-        at_once(*[trainee.step for trainee in leaving])
-        before = held()
+        begin = threading.Event()
 
         def again(trainee: Trainee) -> None:
+            until(begin, trainee)
             for _ in range(5):
                 exclude(trainee.ft)
                 assert trainee.step()
             until(over, trainee)
 
         threads = [in_thread(functools.partial(again, trainee)) for trainee in leaving]
+        eventually(lambda: staying.ft.step > 5, "they train")
+        before = held()
+        begin.set()
         eventually(lambda: staying.ft.size == 5 and all(t.ft.metrics()["rejoins"] == 5 for t in leaving), "all are back")
         assert_no_more(held, before, buffers=8)
         for one in leaving:
