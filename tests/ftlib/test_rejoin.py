@@ -315,7 +315,7 @@ def test_outdated_state_that_nobody_replaces_is_not_acted_on() -> None:
 
 
 def test_whom_the_next_lifetime_asks() -> None:
-    """Those of the view without this member, where it learned that, and of the last one that it was in."""
+    """Those of the view without this member, where it learned of it, else of the last one that it was in."""
     gossip = Gossip(Config(agent=Home.THREAD))
     gossip.start()
     try:
