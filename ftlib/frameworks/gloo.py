@@ -70,11 +70,15 @@ class GlooFramework(Framework):
         self._process = os.getpid()
 
     def start(self, host: str) -> Mapping[str, str]:
-        """Start the store. ConfigError if ``host`` is not an address of this machine. Idempotent."""
+        """Start the store, anew where ``host`` is another than before. ConfigError if it is no address of this machine."""
         self._void_before = 0
+        address = interface_address(host)
+        if self._server is not None and address != self._host:
+            self._server.close()
+            self._server = None
         if self._server is None:
             sockets.guard_forks()
-            self._host = interface_address(host)
+            self._host = address
             self._server = StoreServer(self._host)
             self._process = os.getpid()
             atexit.register(self.close)
