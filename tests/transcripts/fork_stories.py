@@ -10,7 +10,7 @@ from consensus.errors import ExcludedError, LeftError
 from consensus.protocol.evidence import EvidenceBook
 from consensus.protocol.view_change import ViewChange
 from consensus.simulation import Host, World
-from consensus.simulation.invariants import Activation, Choice, Exclusion
+from consensus.simulation.invariants import Activation, Choice, Exclusion, Invariant
 from consensus.simulation.transcript import Transcript
 
 from .script import agree, epochs, remark, unchecked
@@ -22,10 +22,12 @@ from .test_stale_votes import late_news, stale_votes
 Patch = pytest.MonkeyPatch
 
 
-def _wrong(page: Transcript, tell: Callable[[Patch], object], spoil: Callable[[Patch], object]) -> None:
-    """The story again, with a rule changed by ``spoil``; the checkers that would see the fork coming look away."""
+def _wrong(
+    page: Transcript, tell: Callable[[Patch], object], spoil: Callable[[Patch], object], *away: type[Invariant]
+) -> None:
+    """The story again, with a rule changed by ``spoil``; the checkers ``away``, which see the fork coming, look away."""
     with pytest.MonkeyPatch.context() as patch:
-        unchecked(patch, Activation, Choice, Exclusion)
+        unchecked(patch, *away)
         spoil(patch)
         with violation(page):
             tell(patch)
@@ -45,7 +47,7 @@ def fork_chain_of_four(tale: Tale) -> None:
     end(world)
     assert isinstance(m3.stopped, ExcludedError)
     page = tale.page("The wrong rule", aside=True)
-    _wrong(page, lambda _: chain_of_four(page), count_the_living)
+    _wrong(page, lambda _: chain_of_four(page), count_the_living, Activation, Choice, Exclusion)
 
 
 def fork_seven(tale: Tale) -> None:
@@ -62,7 +64,7 @@ def fork_seven(tale: Tale) -> None:
     end(world)
     assert isinstance(f.stopped, ExcludedError)
     page = tale.page("The wrong rule", aside=True)
-    _wrong(page, lambda _: seven(page), count_the_living)
+    _wrong(page, lambda _: seven(page), count_the_living, Activation, Choice, Exclusion)
 
 
 def fork_leavers(tale: Tale) -> None:
@@ -74,7 +76,7 @@ def fork_leavers(tale: Tale) -> None:
     end(world)
     assert isinstance(p.stopped, LeftError)
     page = tale.page("The wrong rule", aside=True)
-    _wrong(page, lambda _: two_leavers(page), let_leavers_discount)
+    _wrong(page, lambda _: two_leavers(page), let_leavers_discount, Activation, Choice)
 
 
 def fork_newer_ack(tale: Tale) -> None:
@@ -83,7 +85,7 @@ def fork_newer_ack(tale: Tale) -> None:
     end(world)
     assert epochs([a, p]) == [2, 1]
     page = tale.page("The wrong rule", aside=True)
-    _wrong(page, lambda _: acked_from_a_newer_view(page), count_any_ack)
+    _wrong(page, lambda _: acked_from_a_newer_view(page), count_any_ack, Activation, Choice)
 
 
 def fork_stale_votes(tale: Tale) -> None:

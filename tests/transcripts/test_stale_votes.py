@@ -146,7 +146,7 @@ def late_news(monkeypatch: pytest.MonkeyPatch, page: Transcript | None = None) -
     remark(world, "What A says to E and F is held up from now on.")
     world.faults.clogged |= {(a.id, e.id), (a.id, f.id)}
     world.run_until(lambda: a.machine.view is not None and a.machine.view.ids == (d.id, e.id, f.id), 2.0)
-    world.run(0.001)
+    world.run(world.config.settle_proof + 0.001)  # until A asks for the missing reports
     for leaver in (a, b, c):
         world.kill(leaver)
     world.run(4.0)

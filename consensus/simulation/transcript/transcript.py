@@ -144,9 +144,9 @@ class Transcript(Observer):
             case Stopped(error):
                 self._add(host, f"stops: {type(error).__name__.removesuffix('Error')}: {self._clause(str(error))}")
             case Note(kind="suspect", about=accused):
-                self._push(Entry(host.id, None, f"suspects {ABOUT}", accused), ONCE)
+                self._once(host, f"suspects {ABOUT}", accused)
             case Note(kind="blocked"):
-                self._push(Entry(host.id, None, f"is blocked: {self._clause(effect.text)}"), ONCE)
+                self._once(host, f"is blocked: {self._clause(effect.text)}")
 
     def settled(self, host: Host) -> None:
         """See ``Observer``."""
@@ -190,12 +190,12 @@ class Transcript(Observer):
                 self._add(host, self._verdict(proof, discounted=accused in now.discounted), accused)
         for accused in now.silent:
             if before is None or accused not in before.silent:
-                self._add(host, f"takes {ABOUT} for silent", accused)
+                self._once(host, f"takes {ABOUT} for silent", accused)
         for accused in sorted(now.shunned):
             if before is None or accused not in before.shunned:
                 self._add(host, f"acks {ABOUT} no more in this epoch", accused)
         if now.waits and (before is None or not before.waits):
-            self._add(host, "waits with its vote until T after its last ack to whom it would exclude")
+            self._add(host, "waits with its vote until T after its last ack to them")
         self._follow(host)
 
     def _clause(self, text: str) -> str:
@@ -227,6 +227,10 @@ class Transcript(Observer):
     def _add(self, host: Host, text: str, accused: str = "") -> None:
         self._push(Entry(host.id, None, text, accused))
 
+    def _once(self, host: Host, text: str, accused: str = "") -> None:
+        """What is news only once in a view."""
+        self._push(Entry(host.id, None, text, accused), f"{ONCE} {self._views.get(host.id)}")
+
     def _push(self, entry: Entry, key: str = "") -> None:
         if self._began is None or self.mute:
             return
@@ -240,7 +244,7 @@ class Transcript(Observer):
         """The instant is over: write it down, without what was said before."""
         news = []
         for entry, more in self._keys:
-            if entry.target is not None or more is ONCE:
+            if entry.target is not None or more.startswith(ONCE):
                 key = (entry.actor, entry.target, entry.text, entry.about, more)
                 before = self._told.get(key)
                 if before == entry.fate or (before is not None and entry.fate == NOBODY):

@@ -64,11 +64,11 @@ def words(message: Message, people: People) -> str:  # noqa: C901, PLR0911, PLR0
         case Accepted():
             return f"ACCEPTED {_ballot(message.ballot, people)}, with its report"
         case FlushRequest():
-            return f"FLUSH-REQUEST: epoch {message.view.epoch} is chosen, your report?"
+            return f"FLUSH-REQUEST: epoch {message.epoch} is chosen, your report?"
         case FlushReply():
             return f"FLUSH-REPLY: report for epoch {message.epoch}"
         case Install():
-            return f"INSTALL epoch {message.view.epoch}, with everybody's report"
+            return f"INSTALL epoch {message.epoch}, with everybody's report"
         case Ready():
             return f"READY in epoch {message.epoch}"
         case Activate():
@@ -76,7 +76,7 @@ def words(message: Message, people: People) -> str:  # noqa: C901, PLR0911, PLR0
         case Pull():
             return f"PULL: what came after epoch {message.epoch}?"
         case Chosen():
-            return f"CHOSEN: epoch {message.view.epoch}"
+            return f"CHOSEN: epoch {message.epoch}"
         case JoinRequest():
             return "JOIN-REQUEST" if message.wants else "JOIN-REQUEST: not ready yet"
         case JoinReply():

@@ -61,8 +61,8 @@ def test_an_old_install_that_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = ViewChange.on_install
 
     def on_install(self: ViewChange, sender: str, address: tuple[str, int], message: object, now: float) -> None:
-        if message.view.epoch < self._core.epoch:  # type: ignore[attr-defined]
-            self._core.installed = message.view  # type: ignore[attr-defined]
+        if message.epoch < self._core.epoch:  # type: ignore[attr-defined]
+            self._core.installed = self._core.resolve(message.view, message.delta)  # type: ignore[attr-defined]
         honest(self, sender, address, message, now)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ViewChange, "on_install", on_install)
@@ -89,7 +89,7 @@ def test_a_rumour_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("every_message")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_without_bugs_nothing_changes(seed: int) -> None:
     result = play(draw(seed, size=4, faults=6))
     assert result.good, str(result)
