@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from consensus.config import Config
 from consensus.errors import ExcludedError, QuorumLostError
+from consensus.progress import Progress
 from consensus.simulation import Host, World
 from consensus.simulation.trap import Trap
 
@@ -57,17 +58,29 @@ def partition(tale: Tale) -> None:
     assert all(isinstance(host.stopped, ExcludedError) for host in small)
 
 
-def join_during_a_crash(tale: Tale) -> None:
+def join(tale: Tale) -> None:
     tale.head(
-        "A join during a crash",
-        "2, 4, 9, 13",
-        """J asks to be let in. The coordinator pings it and waits for a moment between two calls, at most a second, to let it in
-        without disturbing anybody. Somebody dies before that moment comes: one view change does both.""",
+        "A join, with and without a crash",
+        "2, 4, 7, 9, 13",
+        """J asks to be let in. The coordinator pings it, and waits for a moment between two calls, at most a second: members tell each
+        other within a call that they stop after it, so that a join interrupts nothing. If somebody dies before that moment
+        comes, one view change does both.""",
     )
-    page = tale.page("Somebody else dies", "C dies: A was about to let J in, and does both at once.")
+    page = tale.page(
+        "Nobody dies", "All members stop after call 7, in which they have told each other that somebody wants to join."
+    )
     world, members = start_job(3, page=page)
-    joiner = world.start("J", introducers=(members[0].name, members[1].name))
-    world.run(0.3)
+    joiner = _knock(world, members)
+    remark(world, "Call 7 has ended.")
+    for host in members:
+        world.inside(host, lambda host=host: host.machine.boundary(7, (), host.now))  # type: ignore[misc]
+    agree(world, [*members, joiner])
+    world.run(0.05)
+    end(world)
+
+    page = tale.page("Another member dies", "C dies. That cannot wait for the end of a call, which will never come.")
+    world, members = start_job(3, page=page)
+    joiner = _knock(world, members)
     world.kill(members[2])
     agree(world, [*members[:2], joiner])
     world.run(0.05)
@@ -76,20 +89,22 @@ def join_during_a_crash(tale: Tale) -> None:
 
     page = tale.page(
         "The coordinator dies",
-        "A dies: J has asked the others, too, and B, the next in seniority, has to learn first whether anything was voted for.",
+        """A dies. J has asked the others, too, since it was told of them. B is the next in seniority; any ballot but that of the most
+        senior begins with PREPARE, since A may have had a list chosen without anybody knowing.""",
     )
     world, members = start_job(3, page=page)
-    joiner = world.start("J", introducers=(members[0].name, members[1].name))
-    world.run(0.3)
+    joiner = _knock(world, members)
     world.kill(members[0])
     agree(world, [*members[1:], joiner])
     world.run(0.05)
     end(world)
+    assert epochs([*members[1:], joiner]) == [3, 3, 3]
 
     page = tale.page(
         "The joiner dies once it is in",
-        """J is in the chosen list, and dies before it has built its group. The view can never be active. Its members, active or not,
-        vote for the next: J, who was never in touch with them, is a newcomer, and may be discounted as such.""",
+        """J is in the chosen list, and dies while it builds its group: the view can never be active. Its members, active or not, vote
+        for the next one. B and C were never in touch with J, but it was let in by this very view: as a newcomer it may be
+        discounted all the same, since newcomers alone are never a quorum.""",
     )
     world, members = start_job(3, page=page)
     joiner = world.start("J", introducers=(members[0].name,))
@@ -99,6 +114,15 @@ def join_during_a_crash(tale: Tale) -> None:
     world.run(0.05)
     end(world)
     assert epochs(members) == [3, 3, 3]
+
+
+def _knock(world: World, members: list[Host]) -> Host:
+    """J asks to be let in while the others are in the middle of their calls."""
+    for host in members:
+        host.machine.set_progress(Progress(6, 7, host.now))
+    joiner = world.start("J", introducers=(members[0].name, members[1].name))
+    world.run(0.3)
+    return joiner
 
 
 def ten_crashes(tale: Tale) -> None:
@@ -183,21 +207,36 @@ def shrink_to_one(tale: Tale) -> None:
     assert members[3].activated[-1].ids == (members[3].id,)
 
 
-def _coordinator_dies(tale: Tale, heading: str, text: str, trap: tuple[str, bool], epoch: int) -> None:
+def _somebody_dies(
+    tale: Tale,
+    heading: str,
+    text: str,
+    trap: tuple[str, str, str],
+    *,
+    first: str = "A",
+    epoch: int = 2,
+    late: str = "",
+    whole: bool = False,
+) -> None:
+    """Member ``first`` of five is killed, then another one by the ``trap``: who, before or after which message.
+
+    What comes before the coordinator knows of the first death is the same everywhere, and told where ``whole``. All that ``late``
+    sends and is sent takes longer. The survivors agree on ``epoch`` in the end.
+    """
     page = tale.page(heading, text)
     world, members = start_job(5, page=page)
-    kind, before = trap
-    world.traps.append(Trap(members[0].name, kind, 1, before=before))
-    page.mute = True
-    world.kill(members[4])
-    world.run(0.0065)
-    page.mute = False
-    remark(world, "E is dead, and A has heard of it (see crash.txt).")
-    _survive(world, members, epoch)
-
-
-def _survive(world: World, members: list[Host], epoch: int) -> None:
-    """Somebody falls into the trap; the living agree in the end."""
+    named = dict(zip("ABCDE", members, strict=True))
+    who, when, kind = trap
+    if late:
+        world.faults.slow[named[late].id] = 0.015
+    world.traps.append(Trap(named[who].name, kind, 1, before=when == "before"))
+    page.mute = not whole
+    world.kill(named[first])
+    if not whole:
+        world.run(0.006)
+        page.mute = False
+        coordinator = "B" if first == "A" else "A"
+        remark(world, f"{first} was killed at 0 ms, as in crash.txt; {coordinator} knows, and is about to propose.")
     world.run_until(lambda: not world.traps, 1.0)
     world.run(0.002)
     survivors = [host for host in members if host.alive]
@@ -210,93 +249,145 @@ def _survive(world: World, members: list[Host], epoch: int) -> None:
 def coordinator_crash(tale: Tale) -> None:
     tale.head(
         "The coordinator dies at each of its messages",
-        "5, 7, 8, 12, 14",
-        """Each page begins as crash.txt: E is killed, and A coordinates. A dies right before, or right after, the first message of a
-        kind. Whatever A has begun, B finishes or replaces: it asks a quorum for promises with ballot 1, and if anybody has voted
-        for A's list, B must propose that one, since A may have counted enough votes for it. A itself is removed by the same
-        change or by the next.""",
+        "5, 7, 8, 11, 12, 14",
+        """Each page begins as crash.txt: E was killed, and A coordinates. Then A itself dies, right before or right after its first
+        message of a kind to somebody else. Whatever A had begun, B finishes or replaces. It asks a quorum for promises with
+        ballot 1/B; if anybody has voted for A's list, B must propose that one again, for A may have counted enough votes for it.
+        A itself is left out by the same change, or by the next.""",
+        """In none of these histories do two members act in different lists of one epoch. That is the whole point of the protocol.""",
     )
-    _coordinator_dies(
-        tale, "Before the first ACCEPT", "Nobody has voted for anything. B proposes a list without both.", ("Accept", True), 2
+    _somebody_dies(
+        tale,
+        "Before the first ACCEPT",
+        "Nobody who lives has voted. B is free to propose a list without both of the dead.",
+        ("A", "before", "Accept"),
+        first="E",
     )
-    _coordinator_dies(
+    _somebody_dies(
         tale,
         "After the first ACCEPT",
-        """B alone has voted for A's list, as it tells itself in its promise, and so proposes it: A is still in it. The view
-        is chosen and never active; the next one is without A.""",
-        ("Accept", False),
-        3,
+        """B has voted for A's list, as its own promise says, and so must propose it: with A, which is dead. That list is chosen, and
+        never active, since READY of A will never come. The next one, by the members of the chosen list, is without A.""",
+        ("A", "after", "Accept"),
+        first="E",
+        epoch=3,
     )
-    _coordinator_dies(
+    _somebody_dies(
         tale,
         "Before the first FLUSH-REQUEST",
-        "A has counted its votes: the list is chosen, and the only one who knows is dead. The promises lead B to the same list.",
-        ("FlushRequest", True),
-        3,
+        """D is slow here. A has a quorum without D's vote, waits 5 ms for it, and would ask for D's report then. B and C know from
+        A's pings that there is a newer list, have asked for it, and follow it; so they go on with the next epoch at once. D
+        has to catch up before it promises anything.""",
+        ("A", "before", "FlushRequest"),
+        first="E",
+        epoch=3,
+        late="D",
     )
-    _coordinator_dies(
+    _somebody_dies(
         tale,
         "After the first FLUSH-REQUEST",
-        "D alone learns that the list is chosen, and tells B, when B asks it for a promise of the same epoch.",
-        ("FlushRequest", False),
-        3,
+        "D, slow again, gets the question when nobody is there any more for its answer; but so it knows that the list is chosen.",
+        ("A", "after", "FlushRequest"),
+        first="E",
+        epoch=3,
+        late="D",
     )
-    _coordinator_dies(
+    _somebody_dies(
         tale,
         "Before the first INSTALL",
-        "As before: D knows the choice.",
-        ("Install", True),
-        3,
+        "Everybody has voted and reported, and A alone knows it. Each of these votes tells B what to propose.",
+        ("A", "before", "Install"),
+        first="E",
+        epoch=3,
     )
-    _coordinator_dies(
+    _somebody_dies(
         tale,
         "After the first INSTALL",
-        "B has everybody's report and builds its group, C and D do not. Nobody can be active without A's READY.",
-        ("Install", False),
-        3,
+        """B alone has everybody's report, and builds its group. It never acts in it, for without the READY of A, C and D there is no
+        ACTIVATE. B follows the chosen list already, so it coordinates the next change as one of its members.""",
+        ("A", "after", "Install"),
+        first="E",
+        epoch=3,
     )
-    _coordinator_dies(
+    _somebody_dies(
         tale,
         "Before the first ACTIVATE",
-        "All have built their groups, and nobody knows it of the others.",
-        ("Activate", True),
-        3,
+        "All have built their groups, but only A knows it.",
+        ("A", "before", "Activate"),
+        first="E",
+        epoch=3,
     )
-    _coordinator_dies(
+    _somebody_dies(
         tale,
         "After the first ACTIVATE",
-        "B acts in epoch 2, C and D never do: that is no fork, for they act in no other view of that epoch.",
-        ("Activate", False),
-        3,
+        """B acts in epoch 2; C and D never do. That is no fork: they act in no other list of epoch 2, and no average of B can end there,
+        for C and D take no part in it.""",
+        ("A", "after", "Activate"),
+        first="E",
+        epoch=3,
     )
 
 
-def _somebody_dies(
-    tale: Tale, heading: str, text: str, who: int, trap: tuple[str, bool], epoch: int, *, first: int = 0
-) -> None:
-    """Number ``first`` is killed, and number ``who`` falls into the trap."""
-    world, members = start_job(5, page=tale.page(heading, text))
-    kind, before = trap
-    world.traps.append(Trap(members[who].name, kind, 1, before=before))
-    world.kill(members[first])
-    _survive(world, members, epoch)
-
-
-def second_crash(tale: Tale) -> None:
+def another_crash(tale: Tale) -> None:
     tale.head(
         "Somebody else dies in the middle of a change",
         "4, 5, 7, 8, 11, 14",
-        """A is killed, and B, the next in seniority, coordinates. On each page somebody dies right before or after a message: B itself, or
-        one of those who answer it. Nobody is waited for who is proven dead and was in touch until then.""",
+        """A, the most senior, is killed, and B coordinates: with ballot 1/B, and PREPARE first. Then one more dies, right before or after
+        a message: the one who found A dead, B itself, or one of those who answer it. Nobody is waited for who is proven dead and was in
+        touch until then.""",
     )
     _somebody_dies(
-        tale, "B, after its first EVIDENCE... C finds it", "", 2, ("Evidence", False), 2
+        tale,
+        "C dies after its first EVIDENCE",
+        "C has told B alone of A's death. Others find it, too: everybody is watched by three.",
+        ("C", "after", "Evidence"),
+        whole=True,
     )
-    _somebody_dies(tale, "B dies before its first PREPARE", "", 1, ("Prepare", True), 2)
-    _somebody_dies(tale, "B dies after its first PREPARE", "", 1, ("Prepare", False), 2)
-    _somebody_dies(tale, "B dies before its first ACCEPT", "", 1, ("Accept", True), 2)
-    _somebody_dies(tale, "B dies after its first ACCEPT", "", 1, ("Accept", False), 3)
-    _somebody_dies(tale, "C dies instead of promising", "", 2, ("Promise", True), 2)
-    _somebody_dies(tale, "C dies instead of voting", "", 2, ("Accepted", True), 3)
-    _somebody_dies(tale, "C dies before it says READY", "", 2, ("Ready", True), 3)
-    _somebody_dies(tale, "C dies after it said READY", "", 2, ("Ready", False), 3)
+    _somebody_dies(tale, "B dies before its first PREPARE", "C is the next in seniority.", ("B", "before", "Prepare"))
+    _somebody_dies(
+        tale,
+        "B dies after its first PREPARE",
+        "C has promised ballot 1/B, and proposes with a higher one.",
+        ("B", "after", "Prepare"),
+    )
+    _somebody_dies(
+        tale,
+        "B dies before its first ACCEPT",
+        "All have promised B's ballot, and nobody has voted in it: a promise binds nobody to a list.",
+        ("B", "before", "Accept"),
+    )
+    _somebody_dies(
+        tale,
+        "B dies after its first ACCEPT",
+        "C has voted for B's list, with B in it, and must propose it again.",
+        ("B", "after", "Accept"),
+        epoch=3,
+    )
+    _somebody_dies(
+        tale,
+        "C dies instead of promising",
+        "B, D and E are three of five, and the list is without both.",
+        ("C", "before", "Promise"),
+    )
+    _somebody_dies(
+        tale,
+        "C dies instead of voting",
+        """The list with C in it is asked for already, and is chosen by three of five; it can never be active. In the next epoch B is the
+        most senior, and needs no PREPARE.""",
+        ("C", "before", "Accepted"),
+        epoch=3,
+    )
+    _somebody_dies(
+        tale,
+        "C dies before it says READY",
+        "The list is installed everywhere, and nobody may act in it. The next change begins with the proof of C's death.",
+        ("C", "before", "Ready"),
+        epoch=3,
+    )
+    _somebody_dies(
+        tale,
+        "C dies after it said READY",
+        "B has heard READY of all, so all who live act in epoch 2, for the 7 ms until they have to freeze again.",
+        ("C", "after", "Ready"),
+        epoch=3,
+    )

@@ -17,9 +17,9 @@ GOLDEN = Path(__file__).parent / "golden"
 STORIES: dict[str, Callable[[Tale], None]] = {
     "crash": stories.crash,
     "coordinator_crash": stories.coordinator_crash,
-    "second_crash": stories.second_crash,
+    "another_crash": stories.another_crash,
     "partition": stories.partition,
-    "join_during_a_crash": stories.join_during_a_crash,
+    "join": stories.join,
     "ten_crashes": stories.ten_crashes,
     "majority_lost": stories.majority_lost,
     "shrink_to_one": stories.shrink_to_one,

@@ -40,6 +40,7 @@ class Opinion:
 
     proofs: Mapping[str, Proof]
     discounted: frozenset[str]
+    newcomers: frozenset[str]
     silent: tuple[str, ...]
     shunned: frozenset[str]
     waits: bool
@@ -50,7 +51,7 @@ def opinion(machine: Machine) -> Opinion:
     core, acceptor = machine._core, machine._change.voter._acceptor
     waits = acceptor is not None and acceptor.deferred is not None
     book, discounted = core.evidence, machine._change.proposer.discounted
-    return Opinion(dict(book.proofs), discounted, tuple(book.silent), frozenset(core.shunned), waits)
+    return Opinion(dict(book.proofs), discounted, book._newcomers, tuple(book.silent), frozenset(core.shunned), waits)
 
 
 def leaving(machine: Machine) -> bool:

@@ -131,9 +131,7 @@ def _merged(rows: list[Row]) -> list[Row]:
         alike: dict[tuple[frozenset[str], ...], list[frozenset[str]]] = {}
         for row in rows:
             alike.setdefault(row[:column] + row[column + 1 :], []).append(row[column])
-        rows = [
-            (*rest[:column], frozenset[str]().union(*values), *rest[column:]) for rest, values in alike.items()
-        ]
+        rows = [(*rest[:column], frozenset[str]().union(*values), *rest[column:]) for rest, values in alike.items()]
     return rows
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ...messages import JoinReply, JoinRequest, Message
-from ...protocol.effects import Activated, Effect, Freeze, Installed, Note, Send, Stopped
+from ...protocol.effects import Activated, Effect, Freeze, Installed, Note, Send, Stopped, Wish
 from ...protocol.evidence import Proof
 from ..invariants import inside
 from ..observer import Observer
@@ -135,8 +135,12 @@ class Transcript(Observer):
         match effect:
             case Send(address, _):
                 self._address = address
-            case Freeze():
-                self._add(host, "freezes")
+            case Freeze(epoch, _):
+                self._add(host, f"freezes for epoch {epoch}")
+            case Wish(wanted):
+                self._add(
+                    host, "asks for a stop after a call, to let somebody in" if wanted else "waits for no such stop any more"
+                )
             case Installed(view, _):
                 self._add(host, f"builds the group of epoch {view.epoch}")
             case Activated(view):
@@ -187,7 +191,7 @@ class Transcript(Observer):
         self._known[host.id] = now
         for accused, proof in now.proofs.items():
             if before is None or accused not in before.proofs:
-                self._add(host, self._verdict(proof, discounted=accused in now.discounted), accused)
+                self._add(host, self._verdict(accused, proof, now), accused)
         for accused in now.silent:
             if before is None or accused not in before.silent:
                 self._once(host, f"takes {ABOUT} for silent", accused)
@@ -202,11 +206,12 @@ class Transcript(Observer):
         """The first of what a member says to people, with names; a view's id means nothing to them."""
         return self.people.translate(re.sub(r"\(\w{6}: ", "(", text.partition(";")[0]))
 
-    def _verdict(self, proof: Proof, *, discounted: bool) -> str:
+    def _verdict(self, accused: str, proof: Proof, now: inside.Opinion) -> str:
         told = " (says " in proof.detail
         found = f"hears that {ABOUT} is dead" if told else f"finds {ABOUT} dead ({self.people.translate(proof.detail)})"
-        if discounted:
-            return f"{found}, may discount it" + ("" if proof.discounted else ": it is new")
+        if accused in now.discounted:
+            new = accused in now.newcomers and not proof.discounted
+            return f"{found}, may discount it" + (": it is new" if new else "")
         return f"{found}, may not discount it: " + ("leaves itself" if proof.discounted else "no contact within T")
 
     def _follow(self, host: Host) -> None:
