@@ -21,7 +21,7 @@ MAX_JOB = 64
 MIN_SECRET = 16
 """Bytes that a secret has at least."""
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 
@@ -35,7 +35,10 @@ class Home(Enum):
 
 
 class Policy(Enum):
-    """Who may decide the next view; see ``protocol/quorum.py``."""
+    """Who may decide the next view; see ``protocol/quorum.py``.
+
+    Under ANY nobody ever blocks, and a job cut in two goes on as two, until they meet: see ``protocol/contact.py``.
+    """
 
     MAJORITY = "majority"
     STORAGE = "storage"
@@ -112,6 +115,13 @@ class Config:
     fence_after: float = 0.75
     """Share of ``exclude_after`` after which a suspect's supervisor is asked to kill it."""
 
+    fence_command: str = ""
+    """A command that kills a member which its arguments name (``{id}``, ``{host}``, ...: see ``runtime/fencing.py``), and exits
+    with 0 once that process is certainly gone. For those who start members by other means than ``ftlib run``. Empty: none."""
+
+    fence_timeout: float = 10.0
+    """``fence_command`` is killed after so long, and has then proven nothing."""
+
     drift: float = 0.05
     """Share of ``exclude_after`` allowed for clocks that run apart, when dead members are discounted."""
 
@@ -169,8 +179,8 @@ class Config:
                 raise ConfigError(f"{item.name}={value} is negative; give a value of at least 0")
         if not self.job or len(self.job) > MAX_JOB:
             raise ConfigError(f"job={self.job!r} must have 1 to {MAX_JOB} characters")
-        if self.policy is not Policy.MAJORITY:
-            raise ConfigError(f"policy={self.policy.value} is not part of this release: choose majority")
+        if self.policy is Policy.STORAGE:
+            raise ConfigError("policy=storage is not part of this release: choose majority, or any")
         if self.max_size is not None and self.max_size < 1:
             raise ConfigError(f"max_size={self.max_size} must be at least 1")
         if self.initial_size < 1:

@@ -33,6 +33,7 @@ __all__ = [
     "LeaveRequest",
     "Message",
     "Nack",
+    "Overtaken",
     "Ping",
     "PingRequest",
     "Prepare",
@@ -41,6 +42,7 @@ __all__ = [
     "Pull",
     "Ready",
     "Refused",
+    "Standing",
     "Status",
     "Stranger",
     "Update",
@@ -159,21 +161,48 @@ class Vote:
 class JoinRequest:
     """``member`` asks to join. ``wants``: ready to be admitted, not only looking. ``terms`` must equal the job's.
 
-    ``vote``: see ``protocol/founding.py``; None where the list of introducers itself says who founds.
+    ``vote``: see ``protocol/founding.py``; None where the list of introducers itself says who founds. ``waited``: milliseconds
+    since it has been ready, so that every coordinator knows who has waited longest.
     """
 
     member: Member
     wants: bool
     terms: str
     vote: Vote | None = None
+    waited: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What decides between two sides of a job that meet: committed steps, then members, then the lowest id of these."""
+
+    steps: int
+    size: int
+    lowest: str
+
+    def above(self, other: Standing) -> bool:
+        """Whether the side with this standing goes on, and the other stops. Of two different standings one is above."""
+        return (self.steps, self.size, other.lowest) > (other.steps, other.size, self.lowest)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinReply:
-    """What the asked member knows: its view (None while there is none) and whom to ask (the coordinator)."""
+    """What a member knows: its view (None while there is none), whom to ask (the coordinator), and how its side stands.
+
+    Sent unasked, too, to whoever may belong to another chain of views (see ``protocol/contact.py``).
+    """
 
     view: View | None
     coordinator: Member | None
+    standing: Standing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """From its coordinator to the members of a side (in ``view_id``): the rival side in ``view`` goes on, this one stops."""
+
+    view_id: str
+    view: View
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +358,7 @@ Message = (
     | Activate
     | Pull
     | Chosen
+    | Overtaken
 )
 
 MESSAGES: tuple[type, ...] = (
@@ -355,6 +385,7 @@ MESSAGES: tuple[type, ...] = (
     Activate,
     Pull,
     Chosen,
+    Overtaken,
 )
 
 

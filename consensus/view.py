@@ -1,7 +1,8 @@
 """A view: the agreed, ordered member list of one epoch, and the proposals that lead from one view to the next.
 
 Order is seniority (order of admission), so survivors keep their order and joiners come last. ``view_id`` hashes the whole
-ancestry (parent id, epoch, members): two members that hold the same ``view_id`` hold the same history.
+ancestry (parent id, epoch, members): two members that hold the same ``view_id`` hold the same history. ``cluster`` is the id of
+the founding view: two views of different clusters have no history in common.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The ordered members of one epoch. ``epoch`` counts from 1; ``parent_id`` is the ``view_id`` of epoch - 1."""
+    """The ordered members of one epoch. ``epoch`` counts from 1; ``parent_id`` is the ``view_id`` of epoch - 1.
+
+    ``origin``: the ``view_id`` of the founding view that it descends from, "" for a founding view itself.
+    """
 
     epoch: int
     parent_id: str
     members: tuple[Member, ...]
+    origin: str = ""
     view_id: str = ""
 
     def __post_init__(self) -> None:
@@ -43,7 +48,7 @@ class View:
 
     def _hash(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
-        digest.update(f"{self.parent_id}|{self.epoch}".encode())
+        digest.update(f"{self.parent_id}|{self.epoch}|{self.origin}".encode())
         for member in self.members:
             digest.update(f"|{member.id}@{member.host}:{member.port}".encode())
         return digest.hexdigest()
@@ -51,6 +56,11 @@ class View:
     def consistent(self) -> bool:
         """Whether ``view_id`` is the hash of the rest, ids are unique and somebody is in it (checked on receipt)."""
         return bool(self.members) and len(set(self.ids)) == len(self.members) and self.view_id == self._hash()
+
+    @property
+    def cluster(self) -> str:
+        """The ``view_id`` of its founding view: what all views of one chain have in common."""
+        return self.origin or self.view_id
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -114,4 +124,4 @@ class Proposal:
             raise ValueError(f"proposal for epoch {self.epoch} does not follow {parent}")
         gone = {removal.member_id for removal in self.removed}
         kept = tuple(member for member in parent.members if member.id not in gone)
-        return View(self.epoch, parent.view_id, kept + self.joined)
+        return View(self.epoch, parent.view_id, kept + self.joined, origin=parent.cluster)

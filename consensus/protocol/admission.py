@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from ..errors import JoinError, LeftError
-from ..member import Address, Member
+from ..member import Address, Member, format_address
 from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
 from ..view import NO_VIEW_ID, View
 from .change import Kind
+from .contact import Contact
 from .core import Core
 from .detection import Detection
 from .effects import Check
@@ -21,6 +23,9 @@ __all__ = ["Admission"]
 BEACON_EVERY = 0.25
 """How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
 
+STAND_BY = 0.4
+"""How often those who may have to coordinate next ping applicants."""
+
 
 class Admission:
     """One member's part in joins and leaves, its own and others'."""
@@ -30,6 +35,7 @@ class Admission:
         core: Core,
         detection: Detection,
         change: ViewChange,
+        contact: Contact,
         search: Search,
         now: float,
         founding: Founding | None = None,
@@ -38,6 +44,7 @@ class Admission:
         self._core = core
         self._detection = detection
         self._change = change
+        self._contact = contact
         self.search = search
         self._founding = founding
         self._next_beacon = now + BEACON_EVERY
@@ -56,7 +63,7 @@ class Admission:
         if now >= self._next_beacon:
             self._next_beacon = now + BEACON_EVERY
             self._beacon()
-        if core.coordinates():
+        if core.applicants and core.stands_by():
             self._ping_applicants(now)
         if core.leaving and now >= self._next_leave:
             self._ask_to_leave(now)
@@ -88,7 +95,8 @@ class Admission:
             vote, met = None, []
             if self._founding is not None:  # its list may be shorter than ours: it is asked wherever we heard it
                 vote, met = self._founding.vote, [a.member.address for a in core.applicants.fresh(now, wanting=False)]
-            request = JoinRequest(core.member, self.search.wants, core.config.terms, vote)
+            waited = int(1000 * (now - self.search.ready)) if self.search.wants else 0
+            request = JoinRequest(core.member, self.search.wants, core.config.terms, vote, waited)
             for address in self.search.targets(met):
                 core.outbox.send_to(address, request)
 
@@ -119,6 +127,9 @@ class Admission:
     def on_join_reply(self, address: Address, reply: JoinReply, now: float) -> None:
         """Somebody that we asked answered, or a coordinator's beacon reached us."""
         if self._core.view is None:
+            if reply.view is not None and self.search.rivals(reply.view):
+                known = JoinReply(self.search.cluster, self.search.coordinator, self.search.standing)
+                self._contact.bring_together(known, reply, now)
             knew = self.search.cluster is not None
             self.search.replied(address, reply, now)
             if self.search.cluster is not None and not knew:
@@ -132,6 +143,7 @@ class Admission:
 
     def seek_admission(self, now: float) -> None:
         """From now on this joiner wants to be admitted."""
+        self.search.ready = self.search.ready if self.search.wants else now
         self.search.wants = True
         self.search.next_send = now
 
@@ -165,22 +177,34 @@ class Admission:
             if self.search.founder or self._founding is not None:
                 core.applicants.heard(request.member, request.wants, now, request.vote)
             known = self.search.cluster
-            core.outbox.send_to(address, JoinReply(known, self.search.coordinator if known else None))
+            reply = JoinReply(known, self.search.coordinator, self.search.standing) if known else JoinReply(None, None)
+            core.outbox.send_to(address, reply)
             self._search(now)
             return
-        core.outbox.send_to(address, JoinReply(core.view, core.coordinator()))
+        core.outbox.send_to(address, self._contact.introduction())
         for member in core.view.members:
             if member.address == request.member.address and member.id not in (sender, core.member.id):
                 core.outbox.emit(Check(member))  # its address was taken over: it must be gone
-        if core.coordinates() and sender not in core.view:
-            if core.applicants.heard(request.member, request.wants, now) is None:
+        if core.stands_by() and sender not in core.view:
+            taken = core.applicants.heard(request.member, request.wants, now, waited=request.waited / 1000)
+            if taken is None and core.coordinates():
                 core.outbox.send_to(address, Refused(f"{core.config.max_members} joiners are waiting already"))
             self._ping_applicants(now)
 
+    def spares(self) -> list[dict[str, Any]]:
+        """Who waits to be admitted, the longest waiting first, as plain values; the coordinator and the next two know."""
+        wanting = sorted((each for each in self._core.applicants if each.wants), key=lambda each: each.ready)
+        return [
+            {"id": each.member.id, "address": format_address(each.member.address), "meta": each.member.shown()}
+            for each in wanting
+        ]
+
     def _ping_applicants(self, now: float) -> None:
+        """Only who acked a moment ago may be admitted; the next two in seniority keep in touch, in case they have to."""
         core = self._core
+        pause = min(0.1 if core.coordinates() else STAND_BY, core.config.contact_interval)
         for applicant in core.applicants.fresh(now, wanting=True):
-            if now - applicant.pinged >= min(0.1, core.config.contact_interval):
+            if now - applicant.pinged >= pause:
                 applicant.pinged = now
                 self._detection.ping_applicant(applicant.member, now)
 
@@ -195,9 +219,10 @@ class Admission:
         core = self._core
         if core.view is not None and self._beaconing():
             inside = {member.address for member in core.view.members}
+            beacon = self._contact.introduction()
             for address in self.search.introducers:
                 if address not in inside:
-                    core.outbox.send_to(address, JoinReply(core.view, core.member))
+                    core.outbox.send_to(address, beacon)
 
     # Leaving
 

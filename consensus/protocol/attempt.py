@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from enum import Enum
 
+from ..config import Policy
 from ..messages import Accept, Ballot, Prepare, Promise
 from ..view import Proposal, View
-from .quorum import is_quorum, missing
+from .quorum import is_everybody, is_quorum, missing
 
 __all__ = ["Attempt", "Phase"]
 
@@ -25,10 +26,13 @@ class Phase(Enum):
 
 
 class Attempt:
-    """A ballot for the successor of ``parent``."""
+    """A ballot for the successor of ``parent``, decided as ``policy`` says."""
 
-    def __init__(self, parent: View, ballot: Ballot, after_call: int | None, now: float) -> None:
+    def __init__(
+        self, parent: View, ballot: Ballot, after_call: int | None, now: float, policy: Policy = Policy.MAJORITY
+    ) -> None:
         self.parent = parent
+        self._policy = policy
         self.epoch = parent.epoch + 1
         self.ballot = ballot
         self.after_call = after_call
@@ -62,7 +66,10 @@ class Attempt:
         return frozenset(self.promises if self.phase is Phase.PREPARE else self.reports)
 
     def decided(self, discounted: frozenset[str]) -> bool:
-        """Whether the answers so far are a quorum."""
+        """Whether the answers so far are a quorum. Under ``any`` those that the value removes are not asked either."""
+        if self._policy is Policy.ANY:
+            removed = () if self.proposal is None else self.proposal.removed
+            return is_everybody(self.parent, self.responders, discounted.union(item.member_id for item in removed))
         return is_quorum(self.parent, self.responders, discounted)
 
     def without(self, discounted: frozenset[str]) -> tuple[str, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..config import Config
-from ..errors import StoppedError
+from ..errors import ExcludedError, LeftError, StoppedError
 from ..member import Address, Member
-from ..messages import Chosen, Message, Pull
+from ..messages import Message
 from ..progress import NOWHERE
 from ..view import NO_VIEW_ID, Reason, View
 from .awareness import Awareness
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from random import Random
 
 __all__ = ["Core"]
+
+TRAIL = 64
+"""So many view ids are remembered."""
 
 
 class Core:
@@ -47,6 +49,8 @@ class Core:
         self.view: View | None = None
         self.installed: View | None = None
         self.active: View | None = None
+        self.trail: dict[int, str] = {}
+        """The ids of the newest views that this member followed, by epoch."""
         self.reasons: dict[str, Reason] = {}
         """Why members of older views are not in the installed one (replaced, never changed: other threads read it)."""
         self.driver = ""
@@ -70,6 +74,13 @@ class Core:
         """Of the newest chosen view."""
         return NO_VIEW_ID if self.view is None else self.view.view_id
 
+    def follow(self, view: View) -> None:
+        """``view`` is the newest chosen one."""
+        self.view = view
+        self.trail[view.epoch] = view.view_id
+        while len(self.trail) > TRAIL:
+            del self.trail[next(iter(self.trail))]
+
     def coordinator(self) -> Member | None:
         """The first member of the view that nothing is held against."""
         if self.view is None:
@@ -78,6 +89,19 @@ class Core:
             if member.id not in self.evidence.proofs and self.table.trusted(member.id):
                 return member
         return self.member if self.member.id in self.view else None
+
+    def stands_by(self) -> bool:
+        """Whether this member is the coordinator or one of the next two: whoever has to know what a coordinator must."""
+        coordinator = self.coordinator()
+        if self.view is None or coordinator is None:
+            return False
+        rest = self.view.members[self.view.index(coordinator.id) :]
+        return self.member.id in [member.id for member in rest if member.id not in self.evidence.proofs][:3]
+
+    @property
+    def room(self) -> int:
+        """How many more members the newest view may have by the own settings."""
+        return self.config.room - (0 if self.view is None else len(self.view))
 
     def coordinates(self) -> bool:
         """Whether that is this member."""
@@ -90,21 +114,16 @@ class Core:
             self.stopped = error
             self.outbox.emit(Stopped(error))
 
+    def out(self, view: View) -> None:
+        """The others went on without this member in ``view``: as it wished, or not."""
+        if self.leaving or self.member.id in self.evidence.leaving:
+            self.stop(LeftError("left the job on its own wish"))
+        else:
+            self.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again", view))
+
     def reply(self, sender: str, address: Address, message: Message) -> None:
         """Answer whoever sent something, oneself included."""
         if sender == self.member.id:
             self.outbox.send(self.member, message)
         else:
             self.outbox.send_to(address, message)
-
-    def compare(self, sender: str, address: Address, epoch: int, view_id: str, *, may_tell: bool) -> None:
-        """Anti-entropy: the digest of a view is its id. Tell laggards and the excluded, ask who is ahead."""
-        if self.view is None or (epoch, view_id) == (self.epoch, self.view_id) or epoch == 0:
-            return
-        if epoch > self.epoch:
-            self.outbox.send_to(address, Pull(self.epoch))
-        elif epoch < self.epoch and may_tell:
-            self.outbox.send_to(address, Chosen(self.view, self.driver))
-        elif epoch == self.epoch:
-            text = f"{sender} holds another view of epoch {epoch}: {view_id} against {self.view_id}"
-            self.outbox.note(logging.CRITICAL, "fork", text)

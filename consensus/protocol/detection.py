@@ -260,7 +260,10 @@ class Detection:
             applicant = core.applicants.get(sender)
             if applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
-            core.table.answered(sender, probe.sent)
+            if ack.view_id == core.view_id or 0 < ack.epoch < core.epoch:
+                core.table.answered(sender, probe.sent)
+            else:  # in no view yet, or ahead, perhaps without us: it lives, but does not vote on our successor
+                core.table.met(sender, probe.sent, ack.epoch)
             self._heard(sender, ack.progress, now)
         peer = core.table.get(ack.target)
         if peer is not None:

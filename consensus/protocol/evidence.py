@@ -79,6 +79,11 @@ class EvidenceBook:
         """Ids that rule (b) may do without."""
         return frozenset(key for key, proof in self.proofs.items() if proof.discounted or key in self._newcomers)
 
+    @property
+    def accused(self) -> frozenset[str]:
+        """Ids of all that there is reason to remove."""
+        return frozenset((*self.proofs, *self.leaving, *self.unready, *self.silent))
+
     def leave(self, member_id: str, after_call: int | None, now: float) -> None:
         """It leaves on its own wish; ``after_call``: the call that it has ended last."""
         self.leaving.setdefault(member_id, now)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from ..errors import LeftError
 from ..member import Address, Member
 from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushReply, FlushRequest, Install, Ready
 from ..view import View
@@ -60,7 +59,7 @@ class Installer:
             return
         self._push(now)
         if self._in_vain(installation, now):
-            self._core.stop(LeftError("left the job on its own wish"))
+            self._core.out(installation.view)
         elif now >= installation.started + self._core.config.ready_timeout:
             what = "did not report" if installation.missing_reports() else "did not build its group"
             detail = f"{what} within ready_timeout={self._core.config.ready_timeout:g} s"
@@ -146,7 +145,7 @@ class Installer:
             for member in installation.view.members:
                 self._core.outbox.send(member, Activate(installation.view.epoch, installation.view.view_id))
             if self._core.member.id not in installation.view:
-                self._core.stop(LeftError("left the job on its own wish"))
+                self._core.out(installation.view)
 
     def after(self, attempt: Attempt, view: View, leavers: tuple[Member, ...], now: float) -> Installation:
         """The installation of what ``attempt`` had chosen."""

@@ -8,14 +8,15 @@ at once nor restarting the first introducer makes a second cluster of one job. W
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..config import Config
 from ..member import Address, Member, format_address
-from ..messages import JoinReply, Vote
+from ..messages import JoinReply, Standing, Vote
 from ..view import View
 from .member_table import NEVER
+from .side import Relation, related
 
 __all__ = ["Applicant", "Applicants", "Search"]
 
@@ -31,18 +32,19 @@ MUTE_PATIENCE = 10.0
 
 @dataclass(slots=True)
 class Applicant:
-    """Somebody who asked to join. ``contact``: our clock before the ping that it acked."""
+    """Somebody who asked to join. ``contact``: our clock before the ping that it acked; ``ready``: since when it ``wants``."""
 
     member: Member
     wants: bool
     heard: float
+    ready: float
     contact: float = NEVER
     pinged: float = NEVER
     vote: Vote | None = None
 
 
 class Applicants:
-    """Who asks to join, in order of arrival."""
+    """Who asks to join. Who has been ready longest, by its own word, comes first: a new coordinator keeps that order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -51,13 +53,19 @@ class Applicants:
     def __len__(self) -> int:
         return len(self._known)
 
-    def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None) -> Applicant | None:
+    def __iter__(self) -> Iterator[Applicant]:
+        return iter(self._known.values())
+
+    def heard(
+        self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0
+    ) -> Applicant | None:
         """A request arrived; None where the queue is full. A vote older than the known one is not taken."""
         known = self._known.get(member.id)
         if known is None:
             if len(self._known) >= self._limit:
                 return None
-            known = self._known[member.id] = Applicant(member, wants, now)
+            known = self._known[member.id] = Applicant(member, False, now, now)
+        known.ready = min(known.ready, now - waited) if wants and known.wants else now - waited
         known.wants = wants
         known.heard = now
         if vote is not None and (known.vote is None or vote.turn >= known.vote.turn):
@@ -78,9 +86,9 @@ class Applicants:
             del self._known[key]
 
     def fresh(self, now: float, *, wanting: bool) -> list[Applicant]:
-        """Who asked lately (``wanting``: only those ready to be admitted), in order of arrival."""
+        """Who asked lately, in order of arrival; ``wanting``: only those ready to be admitted, the longest waiting first."""
         found = [applicant for applicant in self._known.values() if now - applicant.heard <= FRESH]
-        return [applicant for applicant in found if applicant.wants] if wanting else found
+        return sorted((each for each in found if each.wants), key=lambda each: each.ready) if wanting else found
 
     def admissible(self, now: float) -> list[Member]:
         """Who wants to be admitted and acked us a moment ago: a joiner that is gone would hold up the next change."""
@@ -107,8 +115,13 @@ class Search:
         self.next_send = now
         self.last_reply = now
         self.wants = False
+        self.ready = now
+        """Since when it has wanted to be admitted."""
         self.cluster: View | None = None
         self.coordinator: Member | None = None
+        self.standing: Standing | None = None
+        """The cluster's."""
+        self._confirmed = now
         self._lonely: set[Address] = set()
         self._listening: set[Address] = set()
 
@@ -134,9 +147,25 @@ class Search:
             return
         self.last_reply = now
         self._lonely.discard(source)
-        if self.cluster is None or reply.view.epoch >= self.cluster.epoch:
+        if self._better(reply, now):
             self.cluster = reply.view
             self.coordinator = reply.coordinator
+            self.standing = reply.standing
+            self._confirmed = now
+
+    def rivals(self, view: View) -> bool:
+        """Whether ``view`` is of another side than the cluster that is known."""
+        if self.cluster is None:
+            return False
+        return related(self._config.policy, self._member.id, self.cluster, view) is Relation.RIVAL
+
+    def _better(self, reply: JoinReply, now: float) -> bool:
+        """Whether what a reply tells is newer than what is known; of two sides that which goes on, or which still answers."""
+        if self.cluster is None or reply.view is None or now - self._confirmed > FRESH:
+            return True
+        if not self.rivals(reply.view):
+            return reply.view.epoch >= self.cluster.epoch
+        return reply.standing is not None and (self.standing is None or reply.standing.above(self.standing))
 
     def attend(self, address: Address, listening: bool) -> None:
         """Whether somebody who may be of this job listens at ``address``, whatever he says or not."""

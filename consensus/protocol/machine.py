@@ -6,6 +6,7 @@ in a simulation with thousands of members.
 
 A packet's way: ``machine`` -> ``detection`` (``probe``, ``suspicion``, ``member_table``) -> ``evidence`` -> ``view_change``
 (``accusations``, ``proposer``, ``attempt``, ``quorum``, ``voter``, ``acceptor``, ``flush``, ``installer``) -> ``outbox``.
+What comes from outside of the view goes to ``admission`` and ``contact``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ..messages import (
     LeaveRequest,
     Message,
     Nack,
+    Overtaken,
     Ping,
     PingRequest,
     Prepare,
@@ -48,6 +50,7 @@ from ..progress import Progress
 from ..view import Reason, View
 from .admission import Admission
 from .change import Moment
+from .contact import Contact
 from .core import Core
 from .detection import Detection
 from .effects import Effect, Quit, Stalled
@@ -83,6 +86,7 @@ class Machine:
         self._introducers = introducers
         self._change = ViewChange(self._core)
         self._detection: Detection
+        self._contact: Contact
         self._admission: Admission
         self._awaited: float | None = None
         """When ``tick`` was promised at the latest."""
@@ -94,9 +98,12 @@ class Machine:
         core = self._core
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
+        change, ping = self._change, self._detection.ping_applicant
+        self._contact = Contact(core, ping, change.accusations.accuse, lambda: change.installer.may_tell)
+        self._change.contact = self._contact
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
         founding = Founding(core.member, now) if self._voted else None
-        self._admission = Admission(core, self._detection, self._change, search, now, founding)
+        self._admission = Admission(core, self._detection, self._change, self._contact, search, now, founding)
         self.tick(now)
 
     # In
@@ -118,6 +125,7 @@ class Machine:
                 self._judge_stall(now)
                 self._detection.tick(now)
                 self._change.tick(now)
+                self._contact.tick(now)
             self._settle(now)
 
     def evidence(self, accused: str, kind: EvidenceKind, detail: str, now: float) -> None:
@@ -217,7 +225,7 @@ class Machine:
             return None
         deadline = self._admission.deadline()
         if self._core.view is not None:
-            deadline = min(deadline, self._detection.deadline(), self._change.deadline())
+            deadline = min(deadline, self._detection.deadline(), self._change.deadline(), self._contact.deadline())
         self._awaited = max(deadline, self._latest)  # what was due before it could be known is not late
         return deadline
 
@@ -266,7 +274,7 @@ class Machine:
     @property
     def applicants_waiting(self) -> bool:
         """Whether somebody wants to be admitted (known at the coordinator only)."""
-        return bool(self._core.applicants)
+        return self._core.room > 0 and bool(self._core.applicants)
 
     @property
     def stopped(self) -> StoppedError | None:
@@ -289,6 +297,7 @@ class Machine:
             "awareness": core.awareness.score,
             "stopped": str(core.stopped) if core.stopped else None,
             "members": [self._describe(member) for member in core.view.members] if core.view else [],
+            "spares": self._admission.spares(),
             "view_changes": core.history.counts(),
             "history": core.history.as_list(),
             "under_way": self._change.under_way(),
@@ -339,21 +348,22 @@ class Machine:
     def _dispatch(  # noqa: C901, PLR0912, PLR0915 - one case a message type: a table, read as one
         self, sender: str, address: Address, message: Message, now: float
     ) -> None:
-        core, detection, change, admission = self._core, self._detection, self._change, self._admission
+        detection, change, admission, contact = self._detection, self._change, self._admission, self._contact
         match message:
             case Ping():
                 detection.on_ping(sender, address, message, now)
-                core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
+                contact.compare(sender, address, message.epoch, message.view_id, now)
             case Ack():
                 detection.on_ack(sender, message, now)
                 if message.target == sender:
-                    core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
+                    contact.compare(sender, address, message.epoch, message.view_id, now)
             case PingRequest():
                 detection.on_ping_request(address, message, now)
             case Nack():
                 detection.on_nack(message)
             case Stranger():
                 detection.on_stranger(address, message, now)
+                contact.gone(message.target)
             case Gossip():
                 detection.merge(message.updates, now)
             case Evidence():
@@ -379,14 +389,17 @@ class Machine:
             case Activate():
                 change.on_activate(message, now)
             case Pull():
-                change.on_pull(sender, address, message)
+                contact.pulled(sender, address, message.epoch, now)
             case Chosen():
                 change.on_chosen(message, now)
             case JoinRequest():
                 admission.on_join_request(sender, address, message, now)
             case JoinReply():
                 admission.on_join_reply(address, message, now)
+                contact.heard(message, now)
             case Refused():
                 admission.on_refused(message)
+            case Overtaken():
+                contact.on_overtaken(sender, message)
             case LeaveRequest():
                 admission.on_leave_request(sender, message, now)

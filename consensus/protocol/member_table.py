@@ -32,12 +32,15 @@ class Peer:
     status: Status = Status.ALIVE
     incarnation: int = 0
     contact: float = NEVER
+    met: float = NEVER
+    """The same, whatever view the peer had by then: a sign of life."""
+    met_epoch: int = 0
     suspicion: Suspicion | None = None
 
     @property
     def last_sign(self) -> float:
         """When it was last known to live, with the benefit of ``since``."""
-        return max(self.contact, self.since)
+        return max(self.contact, self.met, self.since)
 
 
 class MemberTable:
@@ -73,6 +76,18 @@ class MemberTable:
         if peer is not None:
             peer.contact = max(peer.contact, sent)
         return peer
+
+    def met(self, member_id: str, sent: float, epoch: int) -> None:
+        """``member_id`` acked our ping sent at ``sent``, though it does not hold our view (or one before it)."""
+        peer = self._peers.get(member_id)
+        if peer is not None:
+            peer.met, peer.met_epoch = max(peer.met, sent), epoch
+
+    def all_in(self, epoch: int) -> None:
+        """Everybody has adopted the view of ``epoch``: what they acked on the way there binds them as voters of it."""
+        for peer in self._peers.values():
+            if peer.met_epoch <= epoch:
+                peer.contact = max(peer.contact, peer.met)
 
     def apply(self, update: Update) -> bool:
         """Whether a rumour about a peer is news by SWIM's order; ALIVE is applied at once, SUSPECT is left to the caller."""

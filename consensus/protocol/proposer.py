@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+from ..config import Policy
 from ..errors import LeftError
 from ..messages import Accepted, Ballot, Promise, Promised
 from ..view import Proposal, View
@@ -138,7 +139,7 @@ class Proposer:
         else:
             self._round = max(self._round, promised[0], 0) + 1
         ballot: Ballot = (self._round, core.member.id)
-        attempt = self.attempt = Attempt(core.view, ballot, self._after_call, now)
+        attempt = self.attempt = Attempt(core.view, ballot, self._after_call, now, core.config.policy)
         core.history.proposed(ballot, now)
         if self._round == 0:
             attempt.propose(self._proposal(attempt.parent, now))
@@ -207,8 +208,13 @@ class Proposer:
 
     @property
     def discounted(self) -> frozenset[str]:
-        """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody."""
+        """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody.
+
+        Under ``any``: everybody there is reason to remove.
+        """
         evidence = self._core.evidence
+        if self._core.config.policy is Policy.ANY:
+            return evidence.accused
         return frozenset() if self._core.member.id in evidence.leaving else evidence.discounted
 
     @property

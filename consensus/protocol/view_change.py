@@ -10,13 +10,15 @@ import logging
 from math import inf
 from typing import Any
 
-from ..errors import ExcludedError, LeftError, QuorumLostError
+from ..config import Policy
+from ..errors import LeftError, QuorumLostError
 from ..member import Address, Member
-from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushRequest, Install, Pull, Ready
+from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushRequest, Install, Ready
 from ..view import Cause, View
 from .accusations import Accusations
 from .attempt import Attempt
 from .change import Kind, Moment
+from .contact import Contact
 from .core import Core
 from .detection import Detection
 from .effects import Activated, Installed, Tether
@@ -39,7 +41,8 @@ class ViewChange:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.detection: Detection  # set by the machine: the two know each other
+        self.detection: Detection  # set by the machine: they know each other
+        self.contact: Contact
         self.voter = Voter(core)
         self.proposer = Proposer(core, self.voter, self._chosen)
         self.accusations = Accusations(core, self.proposer.consider)
@@ -174,12 +177,6 @@ class ViewChange:
 
     # Learner
 
-    def on_pull(self, sender: str, address: Address, message: Pull) -> None:
-        """A laggard asks what was chosen since."""
-        core = self._core
-        if core.view is not None and core.epoch > message.epoch:
-            core.reply(sender, address, Chosen(core.view, core.driver))
-
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
         """The driver of a chosen view, which we may not know yet, needs our report."""
         core = self._core
@@ -193,17 +190,27 @@ class ViewChange:
         core = self._core
         if message.view.epoch <= core.epoch or not message.view.consistent():
             return
-        if core.member.id in message.view:
+        if core.member.id not in message.view or not self._follows(message.view):
+            self._left_out(message.view, now)
+        else:
             self.adopt(message.view, message.driver, now)
-        elif core.view is not None:
-            self._out(message.view)
 
-    def _out(self, view: View) -> None:
+    def _follows(self, view: View) -> bool:
+        """Whether a newer ``view`` is of this member's chain. Under ``any`` only the next one certainly is."""
+        mine = self._core.view
+        if mine is None:
+            return True
+        if self._core.config.policy is Policy.ANY:
+            return view.parent_id == mine.view_id
+        return view.cluster == mine.cluster
+
+    def _left_out(self, view: View, now: float) -> None:
         core = self._core
         if core.leaving or core.member.id in core.evidence.leaving:
-            core.stop(LeftError("left the job on its own wish"))
+            if core.view is not None and core.view.cluster == view.cluster:
+                core.out(view)
         else:
-            core.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again"))
+            self.contact.left_out(view, now)
 
     def on_install(self, sender: str, address: Address, message: Install, now: float) -> None:
         """A chosen view with everybody's report: build its group."""
@@ -211,9 +218,8 @@ class ViewChange:
         view = message.view
         if not view.consistent() or view.epoch < core.epoch:
             return
-        if core.member.id not in view:
-            if core.view is not None:
-                self._out(view)
+        if core.member.id not in view or (view.epoch > core.epoch and not self._follows(view)):
+            self._left_out(view, now)
             return
         if core.installed is not None and core.installed.view_id == view.view_id:
             self._ready_to = (sender, address)
@@ -225,7 +231,8 @@ class ViewChange:
         if view.epoch > core.epoch:
             self.adopt(view, sender, now)
         elif view.view_id != core.view_id:
-            core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
+            if core.config.policy is not Policy.ANY and core.view is not None and core.view.cluster == view.cluster:
+                core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
         core.installed = core.view
         core.reasons = {reason.member_id: reason for reason in message.removed}
@@ -255,6 +262,7 @@ class ViewChange:
             return
         if core.active is not core.installed and core.installed is core.view:
             core.active = core.installed
+            core.table.all_in(core.installed.epoch)
             core.history.activated(now)
             core.outbox.emit(Activated(core.installed))
             self.proposer.consider(now)
@@ -262,7 +270,9 @@ class ViewChange:
     def adopt(self, view: View, driver: str, now: float) -> None:
         """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
         core = self._core
-        parent, core.view = core.view, view
+        parent = core.view
+        self.contact.adopt(view, parent, now)
+        core.follow(view)
         core.driver = driver
         core.history.adopt(view, driver, now)
         self._adopted_at = now

@@ -1,0 +1,285 @@
+"""Meeting members of other chains of views: those that were left behind, and rival sides (see ``side``).
+
+Whoever hears of a stranger that knows another view introduces itself: newest view, coordinator, standing. So a member that the
+others went on without learns that it is out, even where nobody it knew lives any more. The coordinator also looks, ever more
+rarely, for members that were removed without proof, since two sides of a healed partition ping each other no more.
+
+Where two sides meet, each coordinator compares the two standings, and the lower side stops. No answer is needed for that: what
+a coordinator claims for its side never falls again, so if side 1 stops because side 2 claimed more, side 2 will not stop
+because of what side 1 claimed before; nor do three in a circle. States are never merged. Under ``any`` that ends a fork; under
+``majority`` it happens only to clusters of one job that were founded apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from ..config import Policy
+from ..errors import FoundedApartError, OvertakenError, StoppedError
+from ..member import Address, Member
+from ..messages import Chosen, EvidenceKind, JoinReply, Overtaken, Pull, Standing
+from ..view import View
+from .core import Core
+from .side import Relation, related, standing
+
+__all__ = ["LOOK_AT_MOST", "LOST", "Contact"]
+
+INTRODUCE_EVERY = 0.2
+"""Seconds between two introductions to one address."""
+
+TOLD = 256
+"""So many addresses are remembered for that."""
+
+LOST = 64
+"""So many members that were removed without proof are looked for, the newest."""
+
+LOOK_AT_MOST = 4.0
+"""Seconds between two looks for one of them, growing up to this."""
+
+TELLS = 4
+"""How often a coordinator tells its side that it stops, ``resend`` apart, before it stops itself."""
+
+_ASTRAY = "it went on in another view"
+
+
+@dataclass(slots=True)
+class _Lost:
+    member: Member
+    pause: float
+    due: float
+
+
+@dataclass(slots=True)
+class _GivingIn:
+    """The side stops: what to tell its members, and how often still."""
+
+    error: StoppedError
+    message: Overtaken
+    left: int
+    due: float
+
+
+class Contact:
+    """One member's dealings with members outside of its view. ``ping``: how to look for one of them."""
+
+    def __init__(
+        self,
+        core: Core,
+        ping: Callable[[Member, float], None],
+        accuse: Callable[[str, EvidenceKind, str, float], None],
+        may_tell: Callable[[], bool],
+    ) -> None:
+        """``may_tell``: whether the newest chosen view may be told yet."""
+        self._core = core
+        self._ping = ping
+        self._accuse = accuse
+        self._may_tell = may_tell
+        self._told: dict[Address, float] = {}
+        self._lost: dict[str, _Lost] = {}
+        self._claimed: Standing | None = None
+        self._giving_in: _GivingIn | None = None
+
+    @property
+    def lost(self) -> tuple[Member, ...]:
+        """Members that were removed without proof, and may live on elsewhere."""
+        return tuple(lost.member for lost in self._lost.values())
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Look for lost members; end this side's life."""
+        core = self._core
+        if self._giving_in is not None and now >= self._giving_in.due:
+            self._give_in(self._giving_in, now)
+        if self._lost and core.coordinates():
+            for lost in self._lost.values():
+                if now >= lost.due:
+                    lost.pause = min(2 * lost.pause, LOOK_AT_MOST)
+                    lost.due = now + lost.pause
+                    self._ping(lost.member, now)
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        times = [] if self._giving_in is None else [self._giving_in.due]
+        if self._lost and self._core.coordinates():
+            times.append(min(lost.due for lost in self._lost.values()))
+        return min(times, default=inf)
+
+    def adopt(self, view: View, parent: View | None, now: float) -> None:
+        """Follow a new view; call before the evidence of its parent is forgotten."""
+        for member_id in view.ids if self._lost else ():
+            self._lost.pop(member_id, None)
+        evidence = self._core.evidence
+        gone = () if parent is None else [member for member in parent.members if member.id not in view]
+        parted = [each for each in gone if each.id not in evidence.proofs and each.id not in evidence.leaving][:LOST]
+        for member in parted:
+            while len(self._lost) >= LOST:
+                del self._lost[next(iter(self._lost))]
+            self._lost[member.id] = _Lost(member, INTRODUCE_EVERY, now + INTRODUCE_EVERY)
+        if parted:
+            self._claimed = None  # what was claimed with them counts for either side alike
+
+    def gone(self, member_id: str) -> None:
+        """A lost member is certainly dead."""
+        self._lost.pop(member_id, None)
+
+    # Who we are
+
+    def introduction(self) -> JoinReply:
+        """What this member knows, for whoever may not know it."""
+        core = self._core
+        if core.view is None:
+            return JoinReply(None, None)
+        return JoinReply(core.view, core.coordinator(), self._claim(core.view))
+
+    def introduce(self, address: Address, now: float) -> None:
+        """Tell whoever lives at ``address`` who we are, now and then."""
+        if self._core.view is not None and self._may_tell() and self._giving_in is None and self._due(address, now):
+            self._core.outbox.send_to(address, self.introduction())
+
+    def _due(self, address: Address, now: float) -> bool:
+        if now - self._told.get(address, -inf) < INTRODUCE_EVERY:
+            return False
+        self._told.pop(address, None)
+        while len(self._told) >= TOLD:
+            del self._told[next(iter(self._told))]
+        self._told[address] = now
+        return True
+
+    def _claim(self, view: View) -> Standing:
+        """How this side stands: never lower than what was claimed for it before."""
+        claim = standing(view, self._core.progress.finished)
+        if self._claimed is None or claim.above(self._claimed):
+            self._claimed = claim
+        return self._claimed
+
+    # Whom we meet
+
+    def compare(self, sender: str, address: Address, epoch: int, view_id: str, now: float) -> None:
+        """Anti-entropy: the digest of a view is its id. Tell laggards and strangers, ask who is ahead."""
+        core = self._core
+        view = core.view
+        if view is None or view_id == view.view_id or epoch == 0:
+            return
+        if epoch > view.epoch:
+            core.outbox.send_to(address, Pull(view.epoch))
+        elif sender not in view:
+            self.introduce(address, now)
+        elif core.trail.get(epoch, view_id) != view_id:  # a member of ours holds a view that we never had
+            self.introduce(address, now)
+            if core.config.policy is Policy.ANY:
+                self._accuse(sender, EvidenceKind.UNREADY, _ASTRAY, now)
+        elif self._may_tell():
+            core.outbox.send_to(address, Chosen(view, core.driver))
+
+    def pulled(self, sender: str, address: Address, epoch: int, now: float) -> None:
+        """Somebody who knows views up to ``epoch`` asks for the newest."""
+        core = self._core
+        if core.view is None or epoch >= core.view.epoch:
+            return
+        if sender in core.view or sender == core.member.id:
+            core.reply(sender, address, Chosen(core.view, core.driver))
+        else:
+            self.introduce(address, now)
+
+    def heard(self, reply: JoinReply, now: float) -> None:
+        """An introduction, or a late answer to a request of our own."""
+        core, view = self._core, reply.view
+        if core.view is None or view is None or core.stopped is not None:
+            return
+        relation = related(core.config.policy, core.member.id, core.view, view)
+        if relation is Relation.AHEAD:
+            self._left_behind(view, reply.standing, now)
+        elif relation is Relation.RIVAL:
+            self._contest(reply, view, now)
+        elif relation is Relation.TWIN and core.config.policy is not Policy.ANY:
+            core.outbox.note(logging.CRITICAL, "fork", f"two views of epoch {view.epoch}: {view} against {core.view}")
+        elif reply.coordinator is not None and reply.coordinator.id != core.member.id:
+            if relation is Relation.BEHIND:
+                self.introduce(reply.coordinator.address, now)
+            elif relation is Relation.OWN and view.epoch > core.view.epoch:
+                core.outbox.send(reply.coordinator, Pull(core.view.epoch))
+
+    def bring_together(self, one: JoinReply, other: JoinReply, now: float) -> None:
+        """A joiner has found two sides: tell each of the other."""
+        for told, known in ((one, other), (other, one)):
+            if told.coordinator is not None and self._due(told.coordinator.address, now):
+                self._core.outbox.send(told.coordinator, known)
+
+    def _left_behind(self, view: View, theirs: Standing | None, now: float) -> None:
+        """Members of our view went on without us. Under ``any`` the larger part does not follow the smaller."""
+        core = self._core
+        mine = core.view
+        assert mine is not None
+        if core.config.policy is Policy.ANY:
+            rest = [member.id for member in mine.members if member.id not in view and core.table.trusted(member.id)]
+            ours = Standing(core.progress.finished, len(rest), min(rest))
+            if ours.above(standing(view, ours.steps) if theirs is None else theirs):
+                for member_id in mine.ids:
+                    if member_id in view:
+                        self._accuse(member_id, EvidenceKind.UNREADY, _ASTRAY, now)
+                return
+        core.out(view)
+
+    def left_out(self, view: View, now: float) -> None:
+        """``view`` was chosen, and this member is not in it, or it is of another chain."""
+        core = self._core
+        if core.view is not None:
+            if related(core.config.policy, core.member.id, core.view, view) is Relation.AHEAD:
+                self._left_behind(view, None, now)
+            elif view.cluster != core.view.cluster:
+                for member in view.members[:2]:
+                    self.introduce(member.address, now)
+
+    # Two sides
+
+    def _contest(self, reply: JoinReply, view: View, now: float) -> None:
+        """One of the two sides stops: the same one, whichever of them decides."""
+        core = self._core
+        mine, coordinator = core.view, core.coordinator()
+        if mine is None or coordinator is None or reply.coordinator is None or reply.standing is None:
+            return
+        if coordinator.id != core.member.id:
+            if self._due(coordinator.address, now):
+                core.outbox.send(coordinator, reply)
+        elif not reply.standing.above(self._claim(mine)):
+            self.introduce(reply.coordinator.address, now)
+        elif self._giving_in is None:
+            self._giving_in = _GivingIn(self._defeat(mine, view), Overtaken(mine.view_id, view), TELLS, now)
+            self._give_in(self._giving_in, now)
+
+    def _give_in(self, giving_in: _GivingIn, now: float) -> None:
+        core = self._core
+        if giving_in.left <= 0:
+            core.stop(giving_in.error)
+            return
+        giving_in.left -= 1
+        giving_in.due = now + core.config.resend
+        for member in () if core.view is None else core.view.members:
+            if member.id != core.member.id:
+                core.outbox.send(member, giving_in.message)
+
+    def on_overtaken(self, sender: str, message: Overtaken) -> None:
+        """Our coordinator says that our side stops."""
+        core = self._core
+        mine = core.view
+        if mine is None or sender not in mine or message.view_id not in (mine.view_id, mine.parent_id):
+            return
+        if related(core.config.policy, core.member.id, mine, message.view) is Relation.RIVAL:
+            core.stop(self._defeat(mine, message.view))
+
+    def _defeat(self, mine: View, other: View) -> StoppedError:
+        if mine.cluster == other.cluster:
+            text = f"the job was cut in two (policy any), and {other} goes on: what {mine} did since then is lost"
+            return OvertakenError(f"{text}; start anew to join again", other)
+        told = [f"{view}, at {', '.join(f'{each.host}:{each.port}' for each in view.members[:4])}" for view in (mine, other)]
+        if self._core.config.policy is Policy.ANY:
+            return OvertakenError(f"two clusters of the job met (policy any): {told[0]}; and {told[1]}, which goes on", other)
+        return FoundedApartError(
+            f"two clusters of job {self._core.config.job!r} were founded apart: {told[0]}; and {told[1]}, which goes on. "
+            "Give all members the same introducers, and an initial_size above half of their number; then start this one anew",
+            other,
+        )
