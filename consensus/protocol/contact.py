@@ -216,8 +216,8 @@ class Contact:
         assert mine is not None
         if core.config.policy is Policy.ANY:
             rest = [member.id for member in mine.members if member.id not in view and core.table.trusted(member.id)]
-            ours = Standing(core.progress.finished, len(rest), min(rest))
-            if ours.above(standing(view, ours.steps) if theirs is None else theirs):
+            steps = core.progress.finished
+            if (steps, len(rest)) > ((steps, len(view)) if theirs is None else (theirs.steps, theirs.size)):
                 for member_id in mine.ids:
                     if member_id in view:
                         self._accuse(member_id, EvidenceKind.UNREADY, _ASTRAY, now)

@@ -86,7 +86,8 @@ class Core:
         if self.view is None:
             return None
         for member in self.view.members:
-            if member.id not in self.evidence.proofs and self.table.trusted(member.id):
+            accused = member.id in self.evidence.proofs or member.id in self.evidence.unready
+            if not accused and self.table.trusted(member.id):
                 return member
         return self.member if self.member.id in self.view else None
 

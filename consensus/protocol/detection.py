@@ -260,7 +260,7 @@ class Detection:
             applicant = core.applicants.get(sender)
             if applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
-            if ack.view_id == core.view_id or 0 < ack.epoch < core.epoch:
+            if core.trail.get(ack.epoch) == ack.view_id:
                 core.table.answered(sender, probe.sent)
             else:  # in no view yet, or ahead, perhaps without us: it lives, but does not vote on our successor
                 core.table.met(sender, probe.sent, ack.epoch)
