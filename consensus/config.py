@@ -6,6 +6,7 @@ waiting time protects others only if all wait equally long.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, fields
 from enum import Enum
 
@@ -116,8 +117,8 @@ class Config:
     """Share of ``exclude_after`` after which a suspect's supervisor is asked to kill it."""
 
     fence_command: str = ""
-    """A command that kills a member which its arguments name (``{id}``, ``{host}``, ...: see ``runtime/fencing.py``), and exits
-    with 0 once that process is certainly gone. For those who start members by other means than ``ftlib run``. Empty: none."""
+    """A command that kills the member which its environment names, and exits with 0 once that process is certainly gone (see
+    ``runtime/fencing.py``). For those who start members by other means than ``ftlib run``. Empty: none."""
 
     fence_timeout: float = 10.0
     """``fence_command`` is killed after so long, and has then proven nothing."""
@@ -187,6 +188,12 @@ class Config:
             raise ConfigError(f"initial_size={self.initial_size} must be at least 1")
         if self.exclude_after < 0.05:
             raise ConfigError(f"exclude_after={self.exclude_after} is below 0.05 s: scheduling noise would exclude members")
+        try:
+            shlex.split(self.fence_command)
+        except ValueError as error:
+            raise ConfigError(f"fence_command={self.fence_command!r} is no command line: {error}") from None
+        if self.fence_command and self.fence_timeout <= 0:
+            raise ConfigError(f"fence_timeout={self.fence_timeout} leaves fence_command no time: give it some seconds")
         if len(self.socket_fds) not in (0, 2):
             raise ConfigError("socket_fds takes two descriptors: a UDP and a listening TCP socket")
         for name, text in [("bind", self.bind), ("advertise", self.advertise)]:

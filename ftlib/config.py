@@ -325,6 +325,7 @@ _DURATIONS = frozenset(
         "frozen_wait",
         "resend",
         "ready_timeout",
+        "fence_timeout",
     ]
 )
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {"str": _text, "int": _integer, "float": _number, "bool": _flag}

@@ -15,6 +15,7 @@ from .core import Core
 from .effects import Check, Fence, PeerProgress
 from .member_table import Peer
 from .probe import Probe, Prober
+from .quorum import is_quorum
 from .stall import Stall
 from .suspicion import Suspicion
 
@@ -180,18 +181,30 @@ class Detection:
             self._fenced[peer.member.id] = now
             reason = f"silent for {now - peer.last_sign:.1f} s"
             self._core.history.found(Kind.FENCE, peer.member.id, reason, self._core.member.id, now)
-            self._core.outbox.emit(Fence(peer.member, reason))
+            self._core.outbox.emit(Fence(peer.member, reason, self._commands()))
         if now >= self._verdict_time(peer):
             detail = f"no answer for {now - peer.last_sign:.2f} s, suspected by {len(peer.suspicion.accusers)}"
             self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
 
     def _fenceable(self, peer: Peer) -> bool:
-        return peer.suspicion is not None and peer.member.fact("supervisor") is not None
+        return peer.suspicion is not None and (peer.member.fact("supervisor") is not None or self._commands())
+
+    def _commands(self) -> bool:
+        """Whether ``fence_command`` is this member's business: the coordinator and the next two run it."""
+        return bool(self._core.config.fence_command) and self._core.stands_by()
 
     def _fence_time(self, peer: Peer) -> float:
         config = self._core.config
-        first = peer.last_sign + config.fence_after * config.exclude_after
+        share = config.fence_after
+        if peer.member.fact("supervisor") is None and not self._with_most():
+            share = (share + 1) / 2  # of two sides that shoot at each other the larger one comes first
+        first = peer.last_sign + share * config.exclude_after
         return max(first, self._fenced.get(peer.member.id, -inf) + FENCE_EVERY)
+
+    def _with_most(self) -> bool:
+        """Whether the members that nothing is held against are a quorum by their number."""
+        view, table = self._core.view, self._core.table
+        return view is not None and is_quorum(view, {key for key in view.ids if table.trusted(key)}, frozenset())
 
     # Rumours
 

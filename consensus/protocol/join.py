@@ -56,9 +56,7 @@ class Applicants:
     def __iter__(self) -> Iterator[Applicant]:
         return iter(self._known.values())
 
-    def heard(
-        self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0
-    ) -> Applicant | None:
+    def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0) -> Applicant | None:
         """A request arrived; None where the queue is full. A vote older than the known one is not taken."""
         known = self._known.get(member.id)
         if known is None:

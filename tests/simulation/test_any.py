@@ -40,7 +40,9 @@ def test_both_halves_go_on_and_the_larger_wins() -> None:
     world, members = job(5)
     small, large = members[:2], members[2:]
     world.isolate(small, large)
-    world.run_until(lambda: all(len(h.activated[-1]) == 2 for h in small) and all(len(h.activated[-1]) == 3 for h in large), 5.0)
+    world.run_until(
+        lambda: all(len(h.activated[-1]) == 2 for h in small) and all(len(h.activated[-1]) == 3 for h in large), 5.0
+    )
     world.faults.heal()
     stopped(world, small)
     world.run(5.0)
