@@ -23,6 +23,9 @@ __all__ = ["Admission"]
 BEACON_EVERY = 0.25
 """How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
 
+LEFT = 16
+"""At the addresses of so many dead members the coordinator looks for new lifetimes."""
+
 STAND_BY = 0.4
 """How often those who may have to coordinate next ping applicants."""
 
@@ -212,17 +215,24 @@ class Admission:
         core = self._core
         if core.view is None or not core.coordinates():
             return False
-        inside = {member.address for member in core.view.members}
-        return any(address not in inside for address in self.search.introducers)
+        return bool(self._outside())
+
+    def _outside(self) -> list[Address]:
+        """Where somebody may live who does not know this cluster: at the introducers, and where members of the view have died.
+
+        These are in it for long only where it has no quorum: perhaps because the others went on without this member.
+        """
+        members = () if self._core.view is None else self._core.view.members
+        proofs = self._core.evidence.proofs
+        inside = {member.address for member in members if member.id not in proofs}
+        left = [member.address for member in members if member.id in proofs][:LEFT] if proofs else []
+        return [address for address in dict.fromkeys((*self.search.introducers, *left)) if address not in inside]
 
     def _beacon(self) -> None:
-        core = self._core
-        if core.view is not None and self._beaconing():
-            inside = {member.address for member in core.view.members}
+        if self._beaconing():
             beacon = self._contact.introduction()
-            for address in self.search.introducers:
-                if address not in inside:
-                    core.outbox.send_to(address, beacon)
+            for address in self._outside():
+                self._core.outbox.send_to(address, beacon)
 
     # Leaving
 

@@ -305,7 +305,8 @@ class ViewChange:
         core = self._core
         if core.view is None or core.stopped is not None:
             return
-        if self.proposer.attempt is None and self._frozen_at is None and not self.installer.waits_for():
+        wanted = self._frozen or self.proposer.attempt is not None or core.evidence.due() is not None
+        if not wanted and not self.installer.waits_for():
             self._blocked_since, self._next_blocked_note = None, inf
             return
         if self._blocked_since is None:
@@ -327,8 +328,11 @@ class ViewChange:
             return None
         attempt = self.proposer.attempt
         waits = self.installer.waits_for() if attempt is None else attempt.waiting_for(self.proposer.discounted)
-        text = self._blocked_text() if self._frozen_at is not None else self._blocked_text().removeprefix("frozen, ")
-        return {**sketch, "waits_for": list(waits), "text": text}
+        return {**sketch, "waits_for": list(waits), "text": self._blocked_text()}
+
+    @property
+    def _frozen(self) -> bool:
+        return self._frozen_at is not None or self.voter.voted
 
     def _blocked_text(self) -> str:
         core = self._core
@@ -337,8 +341,10 @@ class ViewChange:
             known, waits = attempt.parent.members, attempt.waiting_for(self.proposer.discounted)
         else:
             known, waits = core.view.members if core.view is not None else (), self.installer.waits_for()
-        if not waits:
-            return f"frozen, waiting for coordinator {core.coordinator()} to propose the next view"
+        if not waits:  # a voter knows less than who proposed: at least it knows of whom it hears nothing
+            mute = [self._named(member) for member in known if not core.table.trusted(member.id)]
+            without = f"; it hears nothing of {', '.join(mute)}: bring their hosts back, or kill them there" if mute else ""
+            return f"{'frozen, ' if self._frozen else ''}waiting for {core.coordinator()} to complete the next view{without}"
         names = ", ".join(self._named(member) for member in known if member.id in waits)
         return f"the next view waits for {names}; kill them where they hang, or bring their hosts back"
 

@@ -40,9 +40,8 @@ def test_both_halves_go_on_and_the_larger_wins() -> None:
     world, members = job(5)
     small, large = members[:2], members[2:]
     world.isolate(small, large)
-    world.run_until(
-        lambda: all(len(h.activated[-1]) == 2 for h in small) and all(len(h.activated[-1]) == 3 for h in large), 5.0
-    )
+    agree(world, small, 5.0)
+    agree(world, large, 5.0)
     world.faults.heal()
     stopped(world, small)
     world.run(5.0)
@@ -56,8 +55,10 @@ def test_committed_steps_count_more_than_members() -> None:
     world, members = job(5)
     small, large = members[:2], members[2:]
     world.isolate(small, large)
-    agree(world, small), agree(world, large)
-    step(small, 9), step(large, 8)
+    agree(world, small)
+    agree(world, large)
+    step(small, 9)
+    step(large, 8)
     world.faults.heal()
     stopped(world, large)
     assert all(host.stopped is None for host in small)
@@ -66,7 +67,8 @@ def test_committed_steps_count_more_than_members() -> None:
 def test_of_equal_sides_that_with_the_lowest_id_goes_on() -> None:
     world, members = job(4)
     world.isolate(members[:2], members[2:])
-    agree(world, members[:2]), agree(world, members[2:])
+    agree(world, members[:2])
+    agree(world, members[2:])
     lowest = min(members, key=lambda host: host.id)
     losers = members[2:] if lowest in members[:2] else members[:2]
     world.faults.heal()
@@ -91,7 +93,8 @@ def test_three_sides_become_one(seed: int) -> None:
 def test_the_losers_come_back_through_the_winners() -> None:
     world, members = job(4)
     world.isolate(members[:1], members[1:])
-    agree(world, members[:1]), agree(world, members[1:])
+    agree(world, members[:1])
+    agree(world, members[1:])
     world.faults.heal()
     stopped(world, members[:1])
     error = members[0].stopped
@@ -106,7 +109,8 @@ def test_the_losers_come_back_through_the_winners() -> None:
 def test_a_joiner_brings_two_sides_together_that_do_not_look_for_each_other() -> None:
     world, members = job(4)
     world.isolate(members[:2], members[2:])
-    agree(world, members[:2]), agree(world, members[2:])
+    agree(world, members[:2])
+    agree(world, members[2:])
     joiner = world.start("j", introducers=(members[0].name, members[2].name))
     world.run_until(lambda: len(living(world)) == 3, 10.0)
     world.run_until(lambda: bool(joiner.activated) and len(joiner.activated[-1]) == 3, 10.0)
@@ -205,7 +209,8 @@ def test_introductions_are_bounded() -> None:
     """Two sides that meet say so a few times, and a lost member is looked for ever more rarely."""
     world, members = job(6)
     world.isolate(members[:3], members[3:])
-    agree(world, members[:3]), agree(world, members[3:])
+    agree(world, members[:3])
+    agree(world, members[3:])
     sent: list[object] = []
 
     def watch(_: Host, message: object) -> bool:

@@ -78,7 +78,7 @@ def test_under_any_the_loser_may_come_back() -> None:
 
 
 def test_a_member_of_both_ends_up_in_one() -> None:
-    """Two founders with lists of their own count the same member: it follows whoever told it first, and brings them together."""
+    """Two founders with lists of their own count the same member: it follows whoever told it first, and they meet."""
     world = World(1, Config(initial_size=2))
     a, b = world.start("a", introducers=("a",)), world.start("b", introducers=("b",))
     world.faults.cut_both(a.id, b.id)
