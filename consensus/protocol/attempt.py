@@ -7,6 +7,7 @@ already be chosen, and proposes that again. Reports come with the votes; a quoru
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from enum import Enum
 
 from ..config import Policy
@@ -14,7 +15,7 @@ from ..messages import Accept, Ballot, Prepare, Promise
 from ..view import Proposal, View
 from .quorum import is_everybody, is_quorum, missing
 
-__all__ = ["Attempt", "Phase"]
+__all__ = ["Attempt", "Phase", "promising"]
 
 
 class Phase(Enum):
@@ -23,6 +24,13 @@ class Phase(Enum):
     PREPARE = "prepare"
     ACCEPT = "accept"
     CHOSEN = "chosen"
+
+
+def promising(view: View, policy: Policy, present: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
+    """Whether the answers of ``present`` would be a quorum. To try without is safe, but leaves votes for a value of that time
+    behind: members that came back later would be voted out by it.
+    """
+    return policy is Policy.ANY or is_quorum(view, present, discounted)
 
 
 class Attempt:

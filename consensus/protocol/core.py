@@ -104,6 +104,16 @@ class Core:
         """How many more members the newest view may have by the own settings."""
         return self.config.room - (0 if self.view is None else len(self.view))
 
+    def present(self, now: float) -> frozenset[str]:
+        """Ids of the members of the view that may be expected to answer.
+
+        Who does not ack this member may have been asked to vote it out (see ``acceptor``), and be heard of all the same.
+        """
+        silent, since = self.evidence.silent, now - self.config.exclude_after
+        gone = {key for key in silent if (peer := self.table.get(key)) is not None and peer.heard < since}
+        ids = () if self.view is None else self.view.ids
+        return frozenset(key for key in ids if key not in gone and key not in self.evidence.proofs)
+
     def coordinates(self) -> bool:
         """Whether that is this member."""
         coordinator = self.coordinator()

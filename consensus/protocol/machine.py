@@ -112,6 +112,8 @@ class Machine:
         """A message from ``sender``, whose mail goes to ``address``. Nonsense changes nothing and raises nothing."""
         if self._core.stopped is None and sender != self._core.member.id:
             self._notice_lateness(now)
+            if (peer := self._core.table.get(sender)) is not None:
+                peer.heard = now
             self._dispatch(sender, address, message, now)
             self._settle(now)
 

@@ -35,6 +35,8 @@ class Peer:
     met: float = NEVER
     """The same, whatever view the peer had by then: a sign of life."""
     met_epoch: int = 0
+    heard: float = NEVER
+    """When any message of it arrived last. Proves that it can send, not that it can hear."""
     suspicion: Suspicion | None = None
 
     @property

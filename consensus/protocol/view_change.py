@@ -60,7 +60,7 @@ class ViewChange:
     def changing(self) -> bool:
         """Whether a newer view than the active one is on its way, as far as this member knows."""
         core = self._core
-        proposing = self.proposer.attempt is not None
+        proposing = self.proposer.attempt is not None or bool(self.proposer.missing)
         return core.active is not core.view or self.voter.voted or proposing or self._frozen_at is not None
 
     # The data plane's side
@@ -328,6 +328,7 @@ class ViewChange:
             return None
         attempt = self.proposer.attempt
         waits = self.installer.waits_for() if attempt is None else attempt.waiting_for(self.proposer.discounted)
+        waits = waits or self.proposer.missing
         return {**sketch, "waits_for": list(waits), "text": self._blocked_text()}
 
     @property
@@ -340,7 +341,8 @@ class ViewChange:
         if attempt is not None:
             known, waits = attempt.parent.members, attempt.waiting_for(self.proposer.discounted)
         else:
-            known, waits = core.view.members if core.view is not None else (), self.installer.waits_for()
+            known = core.view.members if core.view is not None else ()
+            waits = self.installer.waits_for() or self.proposer.missing
         if not waits:  # a voter knows less than who proposed: at least it knows of whom it hears nothing
             mute = [self._named(member) for member in known if not core.table.trusted(member.id)]
             without = f"; it hears nothing of {', '.join(mute)}: bring their hosts back, or kill them there" if mute else ""
