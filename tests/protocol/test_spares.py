@@ -1,4 +1,4 @@
-"""Joiners above ``max_size``: they wait, are known to whoever may have to coordinate next, and step in with the same view change."""
+"""Joiners above ``max_size``: they wait, known to whoever may coordinate next, and step in with the same view change."""
 
 from __future__ import annotations
 

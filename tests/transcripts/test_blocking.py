@@ -122,16 +122,3 @@ def test_a_blocked_half_goes_on_when_the_rest_of_the_other_half_comes_back() -> 
     world.run(1.0)
     world.faults.heal()
     agree(world, members[1:])
-
-
-def test_members_that_do_not_ack_the_coordinator_count_as_there_when_they_are_heard() -> None:
-    """C and D were asked to vote B out, and ack it no more in this epoch. Then A and E die, and nobody but B can propose."""
-    world, members = start_job(5)
-    a, b, c, d, e = members
-    for host in (c, d):
-        host.machine._core.shunned.add(b.id)
-    world.run(2.9)
-    assert set(b.machine._core.evidence.silent) == {c.id, d.id}
-    world.kill(a)
-    world.kill(e)
-    world.run_until(lambda: any(host.running and host.activated[-1].epoch > 1 for host in members), 5.0)
