@@ -30,8 +30,8 @@ __all__ = ["Settings", "resolve"]
 _Choice = TypeVar("_Choice", bound=Enum)
 
 _PREFIX = "FTLIB_"
-_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT"})
-"""Variables that are no settings."""
+_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT", "FENCE_NAME"})
+"""Variables that are no settings, though some look like one."""
 _DEFAULT_FILE = Path("ftlib.toml")
 BUCKET_MB = 8.0
 """Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""

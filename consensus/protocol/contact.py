@@ -13,9 +13,9 @@ because of what side 1 claimed before; nor do three in a circle. States are neve
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from ..config import Policy
 from ..errors import FoundedApartError, OvertakenError, StoppedError
@@ -23,7 +23,11 @@ from ..member import Address, Member
 from ..messages import Chosen, EvidenceKind, JoinReply, Overtaken, Pull, Standing
 from ..view import View
 from .core import Core
+from .detection import Detection
 from .side import Relation, related, standing
+
+if TYPE_CHECKING:
+    from .view_change import ViewChange
 
 __all__ = ["LOOK_AT_MOST", "LOST", "Contact"]
 
@@ -39,6 +43,9 @@ LOST = 64
 LOOK_AT_MOST = 4.0
 """Seconds between two looks for one of them, growing up to this."""
 
+LOOK_FOR = 3600.0
+"""After so many seconds it is not looked for any more: its address may be somebody else's."""
+
 TELLS = 4
 """How often a coordinator tells its side that it stops, ``resend`` apart, before it stops itself."""
 
@@ -48,6 +55,7 @@ _ASTRAY = "it went on in another view"
 @dataclass(slots=True)
 class _Lost:
     member: Member
+    until: float
     pause: float
     due: float
 
@@ -63,20 +71,13 @@ class _GivingIn:
 
 
 class Contact:
-    """One member's dealings with members outside of its view. ``ping``: how to look for one of them."""
+    """One member's dealings with members outside of its view."""
 
-    def __init__(
-        self,
-        core: Core,
-        ping: Callable[[Member, float], None],
-        accuse: Callable[[str, EvidenceKind, str, float], None],
-        may_tell: Callable[[], bool],
-    ) -> None:
-        """``may_tell``: whether the newest chosen view may be told yet."""
+    def __init__(self, core: Core, detection: Detection, change: ViewChange) -> None:
         self._core = core
-        self._ping = ping
-        self._accuse = accuse
-        self._may_tell = may_tell
+        self._detection = detection
+        self._accuse = change.accusations.accuse
+        self._installer = change.installer
         self._told: dict[Address, float] = {}
         self._lost: dict[str, _Lost] = {}
         self._claimed: Standing | None = None
@@ -95,11 +96,13 @@ class Contact:
         if self._giving_in is not None and now >= self._giving_in.due:
             self._give_in(self._giving_in, now)
         if self._lost and core.coordinates():
-            for lost in self._lost.values():
-                if now >= lost.due:
+            for lost in list(self._lost.values()):
+                if now >= lost.until:
+                    self.gone(lost.member.id)
+                elif now >= lost.due:
                     lost.pause = min(2 * lost.pause, LOOK_AT_MOST)
                     lost.due = now + lost.pause
-                    self._ping(lost.member, now)
+                    self._detection.ping_applicant(lost.member, now)
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
@@ -118,12 +121,12 @@ class Contact:
         for member in parted:
             while len(self._lost) >= LOST:
                 del self._lost[next(iter(self._lost))]
-            self._lost[member.id] = _Lost(member, INTRODUCE_EVERY, now + INTRODUCE_EVERY)
+            self._lost[member.id] = _Lost(member, now + LOOK_FOR, INTRODUCE_EVERY, now + INTRODUCE_EVERY)
         if parted:
             self._claimed = None  # what was claimed with them counts for either side alike
 
     def gone(self, member_id: str) -> None:
-        """A lost member is certainly dead."""
+        """A lost member is not looked for any more: it is certainly dead, or nobody has heard of it for long."""
         self._lost.pop(member_id, None)
 
     # Who we are
@@ -137,7 +140,9 @@ class Contact:
 
     def introduce(self, address: Address, now: float) -> None:
         """Tell whoever lives at ``address`` who we are, now and then."""
-        if self._core.view is not None and self._may_tell() and self._giving_in is None and self._due(address, now):
+        if self._core.view is None or not self._installer.may_tell or self._giving_in is not None:
+            return
+        if self._due(address, now):
             self._core.outbox.send_to(address, self.introduction())
 
     def _due(self, address: Address, now: float) -> bool:
@@ -172,7 +177,7 @@ class Contact:
             self.introduce(address, now)
             if core.config.policy is Policy.ANY:
                 self._accuse(sender, EvidenceKind.UNREADY, _ASTRAY, now)
-        elif self._may_tell():
+        elif self._installer.may_tell:
             core.outbox.send_to(address, Chosen(view, core.driver))
 
     def pulled(self, sender: str, address: Address, epoch: int, now: float) -> None:

@@ -98,9 +98,7 @@ class Machine:
         core = self._core
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
-        change, ping = self._change, self._detection.ping_applicant
-        self._contact = Contact(core, ping, change.accusations.accuse, lambda: change.installer.may_tell)
-        self._change.contact = self._contact
+        self._contact = self._change.contact = Contact(core, self._detection, self._change)
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
         founding = Founding(core.member, now) if self._voted else None
         self._admission = Admission(core, self._detection, self._change, self._contact, search, now, founding)
@@ -112,8 +110,7 @@ class Machine:
         """A message from ``sender``, whose mail goes to ``address``. Nonsense changes nothing and raises nothing."""
         if self._core.stopped is None and sender != self._core.member.id:
             self._notice_lateness(now)
-            if (peer := self._core.table.get(sender)) is not None:
-                peer.heard = now
+            self._core.table.heard(sender, now)
             self._dispatch(sender, address, message, now)
             self._settle(now)
 
@@ -306,8 +303,7 @@ class Machine:
         }
 
     def _describe(self, member: Member) -> dict[str, Any]:
-        peer = self._core.table.get(member.id)
-        cause = self._core.evidence.cause(member.id)
+        peer, cause = self._core.table.get(member.id), self._core.evidence.cause(member.id)
         return {
             "id": member.id,
             "address": format_address(member.address),

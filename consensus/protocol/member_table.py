@@ -72,6 +72,12 @@ class MemberTable:
                 fresh[member.id] = peer or Peer(member, now, contact=contacts.get(member.id, NEVER))
         self._peers = fresh
 
+    def heard(self, member_id: str, now: float) -> None:
+        """Something of ``member_id`` arrived."""
+        peer = self._peers.get(member_id)
+        if peer is not None:
+            peer.heard = now
+
     def answered(self, member_id: str, sent: float) -> Peer | None:
         """``member_id`` acked our ping sent at ``sent``."""
         peer = self._peers.get(member_id)
