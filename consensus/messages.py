@@ -28,6 +28,7 @@ __all__ = [
     "FlushRequest",
     "Gossip",
     "Install",
+    "Introduction",
     "JoinReply",
     "JoinRequest",
     "LeaveRequest",
@@ -187,14 +188,19 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class JoinReply:
-    """What a member knows: its view (None while there is none), whom to ask (the coordinator), and how its side stands.
-
-    Sent unasked, too, to whoever may belong to another chain of views (see ``protocol/contact.py``).
-    """
+    """What the asked member knows: its view (None while there is none) and whom to ask (the coordinator)."""
 
     view: View | None
     coordinator: Member | None
-    standing: Standing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """To somebody who may know another chain of views: the sender's newest view, its coordinator, and how its side stands."""
+
+    view: View
+    coordinator: Member
+    standing: Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +364,7 @@ Message = (
     | Activate
     | Pull
     | Chosen
+    | Introduction
     | Overtaken
 )
 
@@ -385,6 +392,7 @@ MESSAGES: tuple[type, ...] = (
     Activate,
     Pull,
     Chosen,
+    Introduction,
     Overtaken,
 )
 

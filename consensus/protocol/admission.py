@@ -131,13 +131,14 @@ class Admission:
         """Somebody that we asked answered, or a coordinator's beacon reached us."""
         if self._core.view is None:
             if reply.view is not None and self.search.rivals(reply.view):
-                known = JoinReply(self.search.cluster, self.search.coordinator, self.search.standing)
-                self._contact.bring_together(known, reply, now)
+                self._contact.bring_together(JoinReply(self.search.cluster, self.search.coordinator), reply, now)
             knew = self.search.cluster is not None
             self.search.replied(address, reply, now)
             if self.search.cluster is not None and not knew:
                 self.search.next_send = now
             self._search(now)
+        else:
+            self._contact.pointed(reply.view, reply.coordinator, now)
 
     def on_refused(self, message: Refused) -> None:
         """The cluster will never take us."""
@@ -180,11 +181,10 @@ class Admission:
             if self.search.founder or self._founding is not None:
                 core.applicants.heard(request.member, request.wants, now, request.vote)
             known = self.search.cluster
-            reply = JoinReply(known, self.search.coordinator, self.search.standing) if known else JoinReply(None, None)
-            core.outbox.send_to(address, reply)
+            core.outbox.send_to(address, JoinReply(known, self.search.coordinator if known else None))
             self._search(now)
             return
-        core.outbox.send_to(address, self._contact.introduction())
+        core.outbox.send_to(address, JoinReply(core.view, core.coordinator()))
         for member in core.view.members:
             if member.address == request.member.address and member.id not in (sender, core.member.id):
                 core.outbox.emit(Check(member))  # its address was taken over: it must be gone
@@ -230,7 +230,7 @@ class Admission:
 
     def _beacon(self) -> None:
         if self._beaconing():
-            beacon = self._contact.introduction()
+            beacon = JoinReply(self._core.view, self._core.member)
             for address in self._outside():
                 self._core.outbox.send_to(address, beacon)
 

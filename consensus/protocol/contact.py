@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ..config import Policy
 from ..errors import FoundedApartError, OvertakenError, StoppedError
 from ..member import Address, Member
-from ..messages import Chosen, EvidenceKind, JoinReply, Overtaken, Pull, Standing
+from ..messages import Chosen, EvidenceKind, Introduction, JoinReply, Overtaken, Pull, Standing
 from ..view import View
 from .core import Core
 from .detection import Detection
@@ -131,19 +131,13 @@ class Contact:
 
     # Who we are
 
-    def introduction(self) -> JoinReply:
-        """What this member knows, for whoever may not know it."""
-        core = self._core
-        if core.view is None:
-            return JoinReply(None, None)
-        return JoinReply(core.view, core.coordinator(), self._claim(core.view))
-
     def introduce(self, address: Address, now: float) -> None:
         """Tell whoever lives at ``address`` who we are, now and then."""
-        if self._core.view is None or not self._installer.may_tell or self._giving_in is not None:
+        core, coordinator = self._core, self._core.coordinator()
+        if core.view is None or coordinator is None or not self._installer.may_tell or self._giving_in is not None:
             return
         if self._due(address, now):
-            self._core.outbox.send_to(address, self.introduction())
+            core.outbox.send_to(address, Introduction(core.view, coordinator, self._claim(core.view)))
 
     def _due(self, address: Address, now: float) -> bool:
         if now - self._told.get(address, -inf) < INTRODUCE_EVERY:
@@ -167,7 +161,7 @@ class Contact:
         """Anti-entropy: the digest of a view is its id. Tell laggards and strangers, ask who is ahead."""
         core = self._core
         view = core.view
-        if view is None or view_id == view.view_id or epoch == 0:
+        if view is None or view_id == view.view_id or (epoch == 0 and sender not in view):
             return
         if epoch > view.epoch:
             core.outbox.send_to(address, Pull(view.epoch))
@@ -190,26 +184,34 @@ class Contact:
         else:
             self.introduce(address, now)
 
-    def heard(self, reply: JoinReply, now: float) -> None:
-        """An introduction, or a late answer to a request of our own."""
-        core, view = self._core, reply.view
-        if core.view is None or view is None or core.stopped is not None:
+    def pointed(self, view: View | None, coordinator: Member | None, now: float) -> None:
+        """A beacon, a late answer to a request of our own, or a joiner's hint: ``coordinator`` acts in ``view``."""
+        core = self._core
+        if core.view is None or view is None or coordinator is None or coordinator.id == core.member.id:
+            return
+        if core.member.id in view and view.cluster == core.view.cluster:
+            if view.epoch > core.view.epoch:
+                core.outbox.send(coordinator, Pull(core.view.epoch))
+        elif view.view_id != core.view.view_id:
+            self.introduce(coordinator.address, now)
+
+    def heard(self, met: Introduction, now: float) -> None:
+        """Somebody holds another view."""
+        core, view = self._core, met.view
+        if core.view is None or core.stopped is not None:
             return
         relation = related(core.config.policy, core.member.id, core.view, view)
         if relation is Relation.AHEAD:
-            self._left_behind(view, reply.standing, now)
+            self._left_behind(view, met.standing, now)
         elif relation is Relation.RIVAL:
-            self._contest(reply, view, now)
+            self._contest(met, core.view, now)
         elif relation is Relation.TWIN and core.config.policy is not Policy.ANY:
             core.outbox.note(logging.CRITICAL, "fork", f"two views of epoch {view.epoch}: {view} against {core.view}")
-        elif reply.coordinator is not None and reply.coordinator.id != core.member.id:
-            if relation is Relation.BEHIND:
-                self.introduce(reply.coordinator.address, now)
-            elif relation is Relation.OWN and view.epoch > core.view.epoch:
-                core.outbox.send(reply.coordinator, Pull(core.view.epoch))
+        elif relation is not Relation.TWIN:
+            self.pointed(view, met.coordinator, now)
 
     def bring_together(self, one: JoinReply, other: JoinReply, now: float) -> None:
-        """A joiner has found two sides: tell each of the other."""
+        """A joiner has found two sides: tell each coordinator of the other."""
         for told, known in ((one, other), (other, one)):
             if told.coordinator is not None and self._due(told.coordinator.address, now):
                 self._core.outbox.send(told.coordinator, known)
@@ -241,19 +243,18 @@ class Contact:
 
     # Two sides
 
-    def _contest(self, reply: JoinReply, view: View, now: float) -> None:
+    def _contest(self, met: Introduction, mine: View, now: float) -> None:
         """One of the two sides stops: the same one, whichever of them decides."""
-        core = self._core
-        mine, coordinator = core.view, core.coordinator()
-        if mine is None or coordinator is None or reply.coordinator is None or reply.standing is None:
+        core, coordinator = self._core, self._core.coordinator()
+        if coordinator is None or self._giving_in is not None:
             return
         if coordinator.id != core.member.id:
             if self._due(coordinator.address, now):
-                core.outbox.send(coordinator, reply)
-        elif not reply.standing.above(self._claim(mine)):
-            self.introduce(reply.coordinator.address, now)
-        elif self._giving_in is None:
-            self._giving_in = _GivingIn(self._defeat(mine, view), Overtaken(mine.view_id, view), TELLS, now)
+                core.outbox.send(coordinator, met)
+        elif not met.standing.above(self._claim(mine)):
+            self.introduce(met.coordinator.address, now)
+        else:
+            self._giving_in = _GivingIn(self._defeat(mine, met.view), Overtaken(mine.view_id, met.view), TELLS, now)
             self._give_in(self._giving_in, now)
 
     def _give_in(self, giving_in: _GivingIn, now: float) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..config import Config
 from ..member import Address, Member, format_address
-from ..messages import JoinReply, Standing, Vote
+from ..messages import JoinReply, Vote
 from ..view import View
 from .member_table import NEVER
 from .side import Relation, related
@@ -117,8 +117,6 @@ class Search:
         """Since when it has wanted to be admitted."""
         self.cluster: View | None = None
         self.coordinator: Member | None = None
-        self.standing: Standing | None = None
-        """The cluster's."""
         self._confirmed = now
         self._lonely: set[Address] = set()
         self._listening: set[Address] = set()
@@ -148,7 +146,6 @@ class Search:
         if self._better(reply, now):
             self.cluster = reply.view
             self.coordinator = reply.coordinator
-            self.standing = reply.standing
             self._confirmed = now
 
     def rivals(self, view: View) -> bool:
@@ -158,12 +155,10 @@ class Search:
         return related(self._config.policy, self._member.id, self.cluster, view) is Relation.RIVAL
 
     def _better(self, reply: JoinReply, now: float) -> bool:
-        """Whether what a reply tells is newer than what is known; of two sides that which goes on, or which still answers."""
+        """Whether what a reply tells is newer than what is known. Of two sides that which was met first, while it answers."""
         if self.cluster is None or reply.view is None or now - self._confirmed > FRESH:
             return True
-        if not self.rivals(reply.view):
-            return reply.view.epoch >= self.cluster.epoch
-        return reply.standing is not None and (self.standing is None or reply.standing.above(self.standing))
+        return not self.rivals(reply.view) and reply.view.epoch >= self.cluster.epoch
 
     def attend(self, address: Address, listening: bool) -> None:
         """Whether somebody who may be of this job listens at ``address``, whatever he says or not."""

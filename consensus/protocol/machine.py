@@ -30,6 +30,7 @@ from ..messages import (
     FlushRequest,
     Gossip,
     Install,
+    Introduction,
     JoinReply,
     JoinRequest,
     LeaveRequest,
@@ -394,9 +395,10 @@ class Machine:
                 admission.on_join_request(sender, address, message, now)
             case JoinReply():
                 admission.on_join_reply(address, message, now)
-                contact.heard(message, now)
             case Refused():
                 admission.on_refused(message)
+            case Introduction():
+                contact.heard(message, now)
             case Overtaken():
                 contact.on_overtaken(sender, message)
             case LeaveRequest():

@@ -9,7 +9,7 @@ import pytest
 from consensus.config import Config, Policy
 from consensus.errors import ExcludedError
 from consensus.member import Address
-from consensus.messages import Accept, Activate, Chosen, FlushRequest, Install, JoinReply, Message, Pull
+from consensus.messages import Accept, Activate, Chosen, FlushRequest, Install, Introduction, Message, Pull
 from consensus.protocol.member_table import MemberTable
 from consensus.simulation import Host, World
 
@@ -153,7 +153,7 @@ def unaware(*, loss: bool) -> tuple[World, Host, Host]:
     world.faults.heal()
     world.faults.cut_both(j.id, x.id)
     if loss:
-        world.watch = lambda _, message: not isinstance(message, (Chosen, Pull, JoinReply))
+        world.watch = lambda _, message: not isinstance(message, (Chosen, Pull, Introduction))
     world.run(0.6)
     world.kill(a)
     world.kill(b)
