@@ -15,7 +15,7 @@ from consensus.simulation import Host, World
 from ..transcripts.script import agree
 from .judgement import living
 
-SEEDS = 25
+SEEDS = 12
 
 
 def apart(world: World, first: int, second: int) -> tuple[list[Host], list[Host]]:
@@ -144,7 +144,7 @@ def founded(world: World) -> set[str]:
 
 def test_with_less_there_may_be_two_until_they_meet() -> None:
     """So the test below can fail."""
-    worlds = [founding(seed, voted=True, enough=False)[0] for seed in range(12)]
+    worlds = [founding(seed, voted=True, enough=False)[0] for seed in range(5)]
     assert any(len(founded(world)) > 1 for world in worlds)
     for world in worlds:
         world.faults.heal()
