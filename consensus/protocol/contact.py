@@ -65,6 +65,7 @@ class _GivingIn:
     """The side stops: what to tell its members, and how often still."""
 
     error: StoppedError
+    met: Introduction
     message: Overtaken
     left: int
     due: float
@@ -254,7 +255,7 @@ class Contact:
         elif not met.standing.above(self._claim(mine)):
             self.introduce(met.coordinator.address, now)
         else:
-            self._giving_in = _GivingIn(self._defeat(mine, met.view), Overtaken(mine.view_id, met.view), TELLS, now)
+            self._giving_in = _GivingIn(self._defeat(mine, met.view), met, Overtaken(mine.view_id, met.view), TELLS, now)
             self._give_in(self._giving_in, now)
 
     def _give_in(self, giving_in: _GivingIn, now: float) -> None:
@@ -267,6 +268,8 @@ class Contact:
         for member in () if core.view is None else core.view.members:
             if member.id != core.member.id:
                 core.outbox.send(member, giving_in.message)
+        for lost in self._lost.values():  # perhaps a third side, that the winner knows nothing of
+            core.outbox.send(lost.member, giving_in.met)
 
     def on_overtaken(self, sender: str, message: Overtaken) -> None:
         """Our coordinator says that our side stops."""

@@ -161,8 +161,11 @@ class ViewChange:
 
     def _chosen(self, attempt: Attempt, now: float) -> None:
         assert attempt.proposal is not None
-        parent = attempt.parent
+        core, parent = self._core, attempt.parent
         view = attempt.proposal.apply(parent)
+        if core.config.policy is Policy.ANY and core.member.id not in view and core.member.id not in core.evidence.leaving:
+            core.out(view)  # what it had to propose again leaves it out; the rest is for those who are in it
+            return
         removed = attempt.proposal.removed
         told = tuple(parent.member(item.member_id) for item in removed if item.cause is not Cause.PROOF)
         self.adopt(view, self._core.member.id, now)
