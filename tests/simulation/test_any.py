@@ -15,7 +15,7 @@ from consensus.protocol.contact import LOOK_AT_MOST
 from consensus.simulation import Host, World
 
 from ..transcripts.script import agree, start_job
-from .judgement import cut_off, living
+from .judgement import living
 
 ANY = Config(policy=Policy.ANY)
 SEEDS = [*range(25), 10007, 10010]
@@ -24,6 +24,15 @@ SEEDS = [*range(25), 10007, 10010]
 
 def job(size: int, seed: int = 1) -> tuple[World, list[Host]]:
     return start_job(size, seed=seed, config=ANY)
+
+
+def cut_off(world: World, host: Host) -> bool:
+    """Nobody that this process knows of is there any more to tell it anything."""
+    view = host.machine.known_view
+    known = set(host.introducers) | {member.address for member in view.members} if view else set(host.introducers)
+    others = [world.at_address.get(address) for address in sorted(known - {host.machine.member.address})]
+    alone = view is not None and view.ids == (host.id,)
+    return not alone and not any(other is not None and other.running for other in others)
 
 
 def stopped(world: World, hosts: list[Host], kind: type = OvertakenError, seconds: float = 8.0) -> float:
