@@ -10,7 +10,6 @@ from consensus.config import Config, Policy
 from consensus.errors import ExcludedError
 from consensus.member import Address
 from consensus.messages import Accept, Activate, Chosen, FlushRequest, Install, Introduction, Message, Pull
-from consensus.protocol.member_table import MemberTable
 from consensus.simulation import Host, World
 
 from ..simulation.judgement import living
@@ -168,9 +167,3 @@ def test_an_ack_from_a_newer_view_is_no_contact() -> None:
     assert j.activated[-1].ids == (j.id,)
     _, x, j = unaware(loss=False)
     assert isinstance(x.stopped, ExcludedError)
-
-
-def test_acks_from_newer_views_that_count_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemberTable, "met", lambda table, member_id, sent, _: table.answered(member_id, sent))
-    with pytest.raises(AssertionError, match="active"):
-        unaware(loss=True)

@@ -1,0 +1,55 @@
+"""Invariant 1: one view an epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...config import Policy
+from ...view import View
+from .invariant import Invariant
+
+if TYPE_CHECKING:
+    from ..host import Host
+    from .jury import Jury
+
+__all__ = ["Uniqueness"]
+
+
+class Uniqueness(Invariant):
+    """One ``view_id`` an activated epoch of a cluster, whoever activates it; clusters founded apart are two.
+
+    Under policy ``any`` the sides of a partition may go on apart: then two active views of one epoch have no member in common,
+    and nobody acts in a view that does not descend from its last one (see ``Succession``).
+    """
+
+    number = 1
+    title = "one view an epoch"
+
+    def __init__(self, jury: Jury) -> None:
+        super().__init__(jury)
+        self._active: dict[tuple[str, int], tuple[View, str, float]] = {}
+        self._sides: dict[int, dict[str, View]] = {}
+
+    def activated(self, host: Host, view: View) -> None:
+        """See ``Witness``."""
+        if self.world.config.policy is Policy.ANY:
+            self._apart(view)
+            return
+        first, who, when = self._active.setdefault((view.cluster, view.epoch), (view, host.id, self.now))
+        if first.view_id != view.view_id:
+            story = self.jury.story
+            self.fail(
+                f"two active views of epoch {view.epoch}: {story.name(who)} acts in {story.show(first)} since {when:.4f} s, "
+                f"{story.name(host.id)} in {story.show(view)}"
+            )
+
+    def _apart(self, view: View) -> None:
+        known = self._sides.setdefault(view.epoch, {})
+        if view.view_id not in known:
+            for other in known.values():
+                if not frozenset(other.ids).isdisjoint(view.ids):
+                    story = self.jury.story
+                    self.fail(
+                        f"two active views of epoch {view.epoch} share members: {story.show(other)} and {story.show(view)}"
+                    )
+            known[view.view_id] = view
