@@ -101,13 +101,13 @@ class Accusations:
                 return False
             peer.learn(Sign.PROVEN)
             core.applicants.drop(accused)
-            core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}")
+            core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}", accused)
         else:
             target = book.unready if kind is EvidenceKind.UNREADY else book.silent
             if accused in target:
                 return False
             target[accused] = now
-            core.outbox.note(logging.WARNING, kind.value, f"{peer.member}: {told}")
+            core.outbox.note(logging.WARNING, kind.value, f"{peer.member}: {told}", accused)
         core.history.found(Kind(kind.value), accused, detail, source, now)
         return True
 

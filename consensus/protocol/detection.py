@@ -15,6 +15,7 @@ from .core import Core
 from .effects import Check, Fence, PeerProgress
 from .member_table import Peer, Sign
 from .probe import Probe, Prober
+from .quorum import is_quorum
 from .stall import Stall
 from .suspicion import ENOUGH, Suspicion
 from .watch import Watch, watchers
@@ -278,7 +279,7 @@ class Detection:
             self._fenced[peer.member.id] = now
             reason = f"silent for {now - self._silent_since(peer):.1f} s"
             self._core.history.found(Kind.FENCE, peer.member.id, reason, self._core.member.id, now)
-            self._core.outbox.emit(Fence(peer.member, reason))
+            self._core.outbox.emit(Fence(peer.member, reason, self._commands()))
         if now >= self._verdict_time(peer):
             detail = f"no answer for {now - self._silent_since(peer):.2f} s, suspected by {len(peer.suspicion.accusers)}"
             self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
@@ -286,12 +287,24 @@ class Detection:
     def _fenceable(self, peer: Peer) -> bool:
         if peer.suspicion is None or not self._judges(peer.suspicion):
             return False
-        return peer.member.fact("supervisor") is not None
+        return peer.member.fact("supervisor") is not None or self._commands()
+
+    def _commands(self) -> bool:
+        """Whether ``fence_command`` is this member's business: the coordinator and the next two run it."""
+        return bool(self._core.config.fence_command) and self._core.stands_by()
 
     def _fence_time(self, peer: Peer) -> float:
         config = self._core.config
-        first = self._silent_since(peer) + config.fence_after * config.exclude_after
+        share = config.fence_after
+        if peer.member.fact("supervisor") is None and not self._with_most():
+            share = (share + 1) / 2  # of two sides that shoot at each other the larger one comes first
+        first = self._silent_since(peer) + share * config.exclude_after
         return max(first, self._fenced.get(peer.member.id, -inf) + FENCE_EVERY)
+
+    def _with_most(self) -> bool:
+        """Whether the members that nothing is held against are a quorum by their number."""
+        view, table = self._core.view, self._core.table
+        return view is not None and is_quorum(view, {key for key in view.ids if table.trusted(key)}, frozenset())
 
     # Rumours
 
@@ -380,7 +393,10 @@ class Detection:
             applicant = core.applicants.get(sender)
             if applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
-            core.table.answered(sender, probe.sent)
+            if core.trail.get(ack.epoch) == ack.view_id:
+                core.table.answered(sender, probe.sent)
+            else:  # in no view yet, or ahead, perhaps without us: it lives, but does not vote on our successor
+                core.table.met(sender, probe.sent, ack.epoch)
         if ack.target == sender:
             self._heard(sender, ack.progress, now)
         peer = core.table.get(ack.target)

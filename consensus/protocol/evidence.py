@@ -81,6 +81,11 @@ class EvidenceBook:
         """Ids that rule (b) may do without."""
         return frozenset(key for key, proof in self.proofs.items() if proof.discounted or key in self._newcomers)
 
+    @property
+    def accused(self) -> frozenset[str]:
+        """Ids of all that there is reason to remove."""
+        return frozenset((*self.proofs, *self.leaving, *self.unready, *self.silent))
+
     def late(self, time: float) -> frozenset[str]:
         """Ids discounted as newcomers alone whose proof came after ``time``: votes of then are no help with them."""
         return frozenset(key for key, proof in self.proofs.items() if not proof.discounted and proof.time > time)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from consensus.errors import ExcludedError, LeftError
-from consensus.messages import Ack, Chosen, EvidenceKind, Message
+from consensus.messages import Ack, Chosen, EvidenceKind, Introduction, Message
 from consensus.protocol import attempt, evidence
 from consensus.protocol.detection import Detection
 from consensus.protocol.proposer import Proposer
@@ -165,7 +165,7 @@ def acked_from_a_newer_view() -> tuple[World, list[Host]]:
     cut(world, (a, p))
     agree(world, [a])
     world.faults.heal()
-    world.watch = lambda _, message: not isinstance(message, Chosen)
+    world.watch = lambda _, message: not isinstance(message, (Chosen, Introduction))
     acks = Acks(p)
     world.observe(acks)
     world.run_until(lambda: acks.epochs != [], 5.0)
