@@ -27,6 +27,7 @@ import torch
 
 from consensus import format_address
 from ftlib import FTLib
+from tests.namespace import enter
 from tests.processes import moments, trace
 
 SLOTS = 20
@@ -60,6 +61,8 @@ class Task:
     habit: list[Any] = field(default_factory=list)
     """``["module:name", *arguments]``: what that makes of (FTLib, Lines, *arguments) is called before every average."""
     debug: bool = False
+    namespace: str = ""
+    """The network namespace to live in, if any."""
     socket_fds: list[int] = field(default_factory=list)
 
 
@@ -89,6 +92,8 @@ class Lines:
 def main(values: dict[str, Any]) -> int:
     """Run the task; 0 after a drain."""
     task = Task(**values)
+    if task.namespace:
+        enter(task.namespace)
     output = os.open(task.log + ".out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
