@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from math import inf
 
 from ..member import Member
 from ..messages import Evidence, EvidenceKind, Status
@@ -15,8 +14,12 @@ from ..view import View
 from .change import Kind
 from .core import Core
 from .effects import Check
+from .links import cut_off
 
 __all__ = ["Accusations"]
+
+_WITNESSES = 8
+"""So many are told of a broken link: whoever leads has to hear of it, perhaps not from both of its ends."""
 
 
 class Accusations:
@@ -28,16 +31,20 @@ class Accusations:
         self._due: dict[tuple[str, EvidenceKind], tuple[Evidence, float, float]] = {}
 
     def tick(self, now: float) -> None:
-        """Repeat reports that nobody has acted on yet."""
+        """Repeat reports that nobody has acted on yet, as long as they hold."""
+        self._judge_links(now)
         for key, (evidence, due, delay) in list(self._due.items()):
-            if now >= due:
+            if evidence.kind is EvidenceKind.SEVERED and not self._core.links.broken(evidence.accused):
+                del self._due[key]
+            elif now >= due:
                 self._due[key] = (evidence, now + delay, min(2 * delay, 1.0))
-                for member in self._seniors(evidence.accused):
+                many = _WITNESSES if evidence.kind is EvidenceKind.SEVERED else 3
+                for member in self._seniors(evidence.accused, many):
                     self._core.outbox.send(member, evidence)
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
-        return min((due for _, due, _ in self._due.values()), default=inf)
+        return min([self._core.links.deadline(), *(due for _, due, _ in self._due.values())])
 
     def adopt(self, view: View, now: float) -> None:
         """Follow a new view; those who died while the change was under way are reported again."""
@@ -87,6 +94,8 @@ class Accusations:
             fresh = book.frozen_since is None
             book.frozen_since = now if book.frozen_since is None else book.frozen_since
             return fresh
+        if kind is EvidenceKind.SEVERED:
+            return self._sever(accused, detail, source, now)
         peer = core.table.get(accused)
         if peer is None:
             return False
@@ -106,19 +115,43 @@ class Accusations:
         core.history.found(Kind(kind.value), accused, detail, source, now)
         return True
 
+    def _sever(self, accused: str, detail: str, source: str, now: float) -> bool:
+        """``source`` and ``accused`` cannot reach each other: whether that is news."""
+        core = self._core
+        if core.view is None or accused not in core.view or source == accused:
+            return False
+        fresh = core.links.told(source, accused, now)
+        if fresh:
+            core.outbox.note(logging.WARNING, "severed", f"{core.view.member(accused)}: {detail}")
+            core.history.found(Kind.SEVERED, accused, detail, source, now)
+        self._judge_links(now)
+        return fresh
+
+    def _judge_links(self, now: float) -> None:
+        """Who has to go because of broken links, as far as they are known here by now."""
+        core = self._core
+        known = core.links.known(now)
+        if core.view is None or (not known and not core.evidence.cut_off):
+            return
+        dead = core.evidence.proofs.keys()
+        out = cut_off(core.view, known, dead, core.evidence.discounted)
+        core.evidence.cut_off = dict.fromkeys(out, min(known.values(), default=now))
+        if not known:
+            core.history.mended()
+
     def _report(self, evidence: Evidence, now: float) -> None:
         self._due[evidence.accused, evidence.kind] = (evidence, now, self._core.config.resend)
         self.tick(now)
 
-    def _seniors(self, accused: str) -> list[Member]:
-        """The coordinator and the next two in seniority, without the accused and ourselves."""
+    def _seniors(self, accused: str, many: int) -> list[Member]:
+        """The coordinator and the next in seniority, ``many`` in all, without the accused and ourselves."""
         core = self._core
         coordinator = core.coordinator()
         if core.view is None or coordinator is None:
             return []
         start = core.view.index(coordinator.id)
         chosen = [m for m in core.view.members[start:] if m.id not in core.evidence.proofs and m.id != accused]
-        return [member for member in chosen[:3] if member.id != core.member.id]
+        return [member for member in chosen[:many] if member.id != core.member.id]
 
     # Others' evidence
 
@@ -127,7 +160,7 @@ class Accusations:
         core = self._core
         if core.view is None or sender not in core.view or message.view_id != core.view.view_id:
             return
-        if message.accused == core.member.id and message.kind is not EvidenceKind.FROZEN:
+        if message.accused == core.member.id and message.kind not in (EvidenceKind.FROZEN, EvidenceKind.SEVERED):
             return
         if message.kind is EvidenceKind.HINT:
             self._check(message.accused, now)

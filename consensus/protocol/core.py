@@ -17,6 +17,7 @@ from .effects import Stopped
 from .evidence import EvidenceBook
 from .history import History
 from .join import Applicants
+from .links import Links
 from .member_table import MemberTable
 from .outbox import Outbox
 
@@ -40,6 +41,7 @@ class Core:
         self.outbox = Outbox(member)
         self.table = MemberTable(member.id)
         self.evidence = EvidenceBook(config)
+        self.links = Links(member.id, config.exclude_after)
         self.history = History()
         self.applicants = Applicants(config.max_members)
         self.awareness = Awareness(config.awareness_max)
@@ -71,11 +73,12 @@ class Core:
         return NO_VIEW_ID if self.view is None else self.view.view_id
 
     def coordinator(self) -> Member | None:
-        """The first member of the view that nothing is held against."""
+        """The first member of the view that nothing is held against, and that reaches a quorum."""
         if self.view is None:
             return None
         for member in self.view.members:
-            if member.id not in self.evidence.proofs and self.table.trusted(member.id):
+            out = member.id in self.evidence.proofs or member.id in self.evidence.cut_off
+            if not out and self.table.trusted(member.id):
                 return member
         return self.member if self.member.id in self.view else None
 

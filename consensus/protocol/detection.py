@@ -77,6 +77,7 @@ class Detection:
         """
         core = self._core
         core.awareness.worse()
+        core.links.overslept(late)
         self.stall.awake = now
         self._prober.postpone(late)
         for peer in core.table:
@@ -90,6 +91,7 @@ class Detection:
         self._prober.next_round = now
         self._prober.forget(keep)
         self._core.rumours.forget(keep)
+        self._core.links.adopt(view)
         self._fenced = {key: time for key, time in self._fenced.items() if key in keep}
         self.stall.forget()
 
@@ -106,6 +108,11 @@ class Detection:
         targets = [peer.member for peer in self._core.table if peer.status in (Status.ALIVE, Status.SUSPECT)]
         for probe in self._prober.begin_round(targets, now):
             self._send_ping(probe, now)
+        for peer in self._core.table:
+            waited = self._core.links.silent_for(peer.member.id, now)
+            if waited and peer.suspicion is None and peer.status is Status.ALIVE:
+                detail = f"no direct answer to {self._core.member.id[:6]} for {waited:.2f} s, though others reach it"
+                self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
 
     def _send_ping(self, probe: Probe, now: float) -> None:
         core = self._core
@@ -118,6 +125,8 @@ class Detection:
 
     def _ask_others(self, probe: Probe) -> None:
         core = self._core
+        if len(core.table) < core.config.mesh_limit and core.table.get(probe.target.id) is not None:
+            core.links.missed(probe.target.id, probe.sent)
         helpers = [p.member for p in core.table if p.status is Status.ALIVE and p.member.id != probe.target.id]
         chosen = core.rng.sample(helpers, min(core.config.indirect_probes, len(helpers)))
         probe.helpers = len(chosen)
@@ -132,6 +141,7 @@ class Detection:
 
     def answered_check(self, member_id: str) -> None:
         """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
+        self._core.links.heard(member_id)
         self._prober.answered_otherwise(member_id)
         peer = self._core.table.get(member_id)
         if peer is not None:
@@ -253,6 +263,8 @@ class Detection:
         if relay is not None and ack.target == sender:
             core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
             return
+        if ack.target == sender:
+            core.links.heard(sender)  # late ones too: a slow link is no broken one
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
             return

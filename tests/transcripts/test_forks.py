@@ -14,6 +14,7 @@ import pytest
 from consensus.errors import ExcludedError, LeftError
 from consensus.messages import EvidenceKind
 from consensus.protocol import attempt, evidence
+from consensus.protocol.links import Links
 from consensus.protocol.proposer import Proposer
 from consensus.simulation import Host, World
 from consensus.simulation.ballots import Ballots
@@ -26,6 +27,12 @@ def majority_of_the_living(view: View, responders: AbstractSet[str], discounted:
     living = [key for key in view.ids if key not in discounted]
     present = [key for key in living if key in responders]
     return 2 * len(present) > len(living) or (2 * len(present) == len(living) and present[0] == living[0])
+
+
+@pytest.fixture(autouse=True)
+def no_word_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cannot reach a living member says so, and these histories take another turn: here it is the quorum's turn."""
+    monkeypatch.setattr(Links, "silent_for", lambda *_: 0.0)
 
 
 @pytest.fixture
