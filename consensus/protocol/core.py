@@ -41,7 +41,7 @@ class Core:
         self.outbox = Outbox(member)
         self.table = MemberTable(member.id)
         self.evidence = EvidenceBook(config)
-        self.links = Links(member.id, config.exclude_after)
+        self.links = Links(member.id, config.link_timeout)
         self.history = History()
         self.applicants = Applicants(config.max_members)
         self.awareness = Awareness(config.awareness_max)

@@ -139,9 +139,9 @@ class Detection:
         if self._core.table.get(probe.target.id) is not None:
             self._suspect(probe.target.id, self._core.member.id, now)
 
-    def answered_check(self, member_id: str) -> None:
+    def answered_check(self, member_id: str, now: float) -> None:
         """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
-        self._core.links.heard(member_id)
+        self._core.links.heard(member_id, now)
         self._prober.answered_otherwise(member_id)
         peer = self._core.table.get(member_id)
         if peer is not None:
@@ -264,7 +264,7 @@ class Detection:
             core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
             return
         if ack.target == sender:
-            core.links.heard(sender)  # late ones too: a slow link is no broken one
+            core.links.heard(sender, now)  # late ones too: a slow link is no broken one
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
             return

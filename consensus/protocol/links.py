@@ -57,9 +57,10 @@ class Links:
     """Which links this member knows to be broken: its own, by its own pings, and others' as they are told."""
 
     def __init__(self, own_id: str, patience: float) -> None:
-        """``patience``: seconds without a direct answer after which a link is broken."""
+        """``patience``: seconds without a direct answer after which a link is broken; 0: never."""
         self._own_id = own_id
         self._patience = patience
+        self._heard: dict[str, float] = {}
         self._missed: dict[str, float] = {}
         """Whose direct answers are missing, and since when."""
         self._own: dict[str, float] = {}
@@ -68,11 +69,13 @@ class Links:
         """Others' words: when they came first and last."""
 
     def missed(self, member_id: str, sent: float) -> None:
-        """A ping sent at ``sent`` is not answered yet."""
-        self._missed.setdefault(member_id, sent)
+        """A ping sent at ``sent`` is not answered yet (one sent later may be)."""
+        if sent > self._heard.get(member_id, sent - 1.0):
+            self._missed.setdefault(member_id, sent)
 
-    def heard(self, member_id: str) -> None:
+    def heard(self, member_id: str, now: float) -> None:
         """An answer came, on the direct way."""
+        self._heard[member_id] = now
         self._missed.pop(member_id, None)
         self._own.pop(member_id, None)
 
@@ -83,7 +86,7 @@ class Links:
     def silent_for(self, member_id: str, now: float) -> float:
         """Seconds for which direct answers have been missing, once that is long enough to call the link broken; else 0."""
         waited = now - self._missed.get(member_id, now)
-        return waited if waited >= self._patience else 0.0
+        return waited if waited >= self._patience > 0.0 else 0.0
 
     def broken(self, member_id: str) -> bool:
         """Whether the own link to that member is."""
@@ -102,6 +105,7 @@ class Links:
 
     def adopt(self, view: View) -> None:
         """Follow a new view: each pair in it has to be told anew."""
+        self._heard = {member_id: time for member_id, time in self._heard.items() if member_id in view}
         self._missed = {member_id: since for member_id, since in self._missed.items() if member_id in view}
         self._own.clear()
         self._told.clear()

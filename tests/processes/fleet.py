@@ -38,7 +38,7 @@ class Fleet(Cluster):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
         self.until("all have ended", lambda: all(worker.code is not None for worker in self.workers))
-        self.network.heal()
+        self.heal()
         self._lives += 1
         self.workers = []
         self.directory = self._top / f"{self._lives:02}"
@@ -75,6 +75,12 @@ class Fleet(Cluster):
         return min(self.alive(), key=lambda worker: worker.last["rank"])
 
     # Faults
+
+    def heal(self) -> None:
+        """All hosts reach each other again, those that vanished too."""
+        self.network.heal()
+        for host in self.network.hosts:
+            host.nft("flush ruleset")
 
     def vanish(self, worker: Worker) -> float:
         """Its host's link breaks, and with it the host: nobody hears of its end. CLOCK_MONOTONIC of that."""

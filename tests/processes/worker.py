@@ -56,6 +56,8 @@ class Task:
     """Count control messages: rest for so many seconds after 50 steps, then train (see ``Census``)."""
     kill_at: str = ""
     """A moment (see ``moments``) at which the worker sends itself SIGKILL; after ``later``: only from its tenth step on."""
+    silently: bool = False
+    """Then its host (see ``namespace``) goes with it."""
     trace: bool = False
     """Note when the phases of a recovery were passed (see ``trace``)."""
     habit: list[Any] = field(default_factory=list)
@@ -130,7 +132,7 @@ def _train(task: Task, lines: Lines) -> int:
         settings["socket_fds"] = task.socket_fds
     later = task.kill_at.removeprefix("later ")
     if later == task.kill_at and later:
-        moments.arm(later)
+        moments.arm(later, silently=task.silently)
     if task.trace or moments.of_the_agent(later):
         settings["agent"] = "thread"
     tracer = trace.Tracer() if task.trace else None
@@ -164,7 +166,7 @@ def _train(task: Task, lines: Lines) -> int:
                 torch._foreach_add_(params, grads, alpha=-1e-3)
             steps += 1
             if steps == 10 and later != task.kill_at:
-                moments.arm(later)
+                moments.arm(later, silently=task.silently)
             told: dict[str, Any] = {
                 "end": end,
                 "call": ft._plane.finished,

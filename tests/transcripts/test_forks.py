@@ -11,10 +11,10 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
+from consensus.config import Config
 from consensus.errors import ExcludedError, LeftError
 from consensus.messages import EvidenceKind
 from consensus.protocol import attempt, evidence
-from consensus.protocol.links import Links
 from consensus.protocol.proposer import Proposer
 from consensus.simulation import Host, World
 from consensus.simulation.ballots import Ballots
@@ -23,16 +23,14 @@ from consensus.view import View
 from .script import agree, cut, epochs, start_job
 
 
+CUT_ONLY = Config(link_timeout=0.0)
+"""With a word on broken links these histories take another turn: see ``test_partitions``."""
+
+
 def majority_of_the_living(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
     living = [key for key in view.ids if key not in discounted]
     present = [key for key in living if key in responders]
     return 2 * len(present) > len(living) or (2 * len(present) == len(living) and present[0] == living[0])
-
-
-@pytest.fixture(autouse=True)
-def no_word_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever cannot reach a living member says so, and these histories take another turn: here it is the quorum's turn."""
-    monkeypatch.setattr(Links, "silent_for", lambda *_: 0.0)
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def give_up(world: World, host: Host, others: list[Host]) -> None:
 
 def chain_of_four() -> tuple[World, list[Host]]:
     """Links 0-1, 0-3, 2-3 are cut; 0 and 2 choose {0, 1, 2}; 2 dies before 1 hears of it."""
-    world, members = start_job(4)
+    world, members = start_job(4, config=CUT_ONLY)
     m0, m1, m2, m3 = members
     cut(world, (m0, m1), (m0, m3), (m2, m3))
     give_up(world, m0, [m3])
@@ -66,7 +64,7 @@ def chain_of_four() -> tuple[World, list[Host]]:
 
 def seven() -> tuple[World, list[Host]]:
     """G, H, B, C choose {G, H, B, C, A}; B and C die before A hears of it; A is in touch with F and K alone."""
-    world, members = start_job(7)
+    world, members = start_job(7, config=CUT_ONLY)
     g, h, b, c, a, f, k = members
     world.isolate([g, h, b, c], [f, k])
     world.isolate([g, h], [a])
@@ -107,7 +105,7 @@ def test_dropping_the_dead_from_the_denominator_forks(story: Callable[[], object
 
 def two_leavers() -> tuple[World, list[Host]]:
     """P and Q leave; A, B, C agree but cannot tell them, let J in, and die: P and Q were voted out without any lease."""
-    world, members = start_job(5)
+    world, members = start_job(5, config=CUT_ONLY)
     a, b, c, p, q = members
     world.faults.cut |= {(one.id, other.id) for one in (a, b, c) for other in (p, q)}
     cut(world, (p, q))
