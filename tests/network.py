@@ -206,6 +206,16 @@ class Network:
         """Nothing gets from or to ``host``."""
         self.split([host], [other for other in self.hosts if other is not host])
 
+    def gag(self, host: Host) -> None:
+        """Nothing from ``host`` gets anywhere; it hears the others."""
+        self._lost |= {(host, other): 1.0 for other in self.hosts if other is not host}
+        self._filter()
+
+    def deafen(self, host: Host) -> None:
+        """Nothing gets to ``host``; the others hear it."""
+        self._lost |= {(other, host): 1.0 for other in self.hosts if other is not host}
+        self._filter()
+
     def degrade(self, share: float) -> None:
         """This share of all packets gets lost, each way of each link."""
         for one, other in itertools.permutations(self.hosts, 2):

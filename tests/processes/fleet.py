@@ -62,7 +62,7 @@ class Fleet(Cluster):
     def _on(self, host: Host, introducers: Iterable[Host], size: int, task: dict[str, Any]) -> Worker:
         addresses = [f"{each.v4}:{PORT}" for each in introducers]
         settings = {"introducers": addresses, "initial_size": size, "bind": f"{host.v4}:{PORT}"}
-        return self._spawn(settings, None, namespace=host.name, **task)
+        return self._spawn(settings, None, **{**task, "namespace": host.name})
 
     # Who is where
 
@@ -82,13 +82,17 @@ class Fleet(Cluster):
         for host in self.network.hosts:
             host.nft("flush ruleset")
 
-    def vanish(self, worker: Worker) -> float:
-        """Its host's link breaks, and with it the host: nobody hears of its end. CLOCK_MONOTONIC of that."""
+    def vanish(self, worker: Worker, *, unplug: bool = True) -> float:
+        """Its host's link breaks, and with it the host: nobody hears of its end. CLOCK_MONOTONIC of that.
+
+        ``unplug``: not even the question where that host is is answered any more; a link that comes up again takes a second.
+        """
         host = self.host_of(worker)
         pids = host.pids()
         began = time.monotonic()
         self.network.isolate(host)
-        self.network.unplug(host)
+        if unplug:
+            self.network.unplug(host)
         worker.killed = began
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

@@ -48,7 +48,7 @@ POINTS: dict[str, tuple[Any, str]] = {
 
 
 _SILENCE = "\n".join(
-    f"table inet silence {{ chain {hook} {{ type filter hook {hook} priority 0; drop; }} }}" for hook in ("input", "output")
+    f"table inet silence {{\nchain {hook} {{\ntype filter hook {hook} priority 0;\ndrop\n}}\n}}\n" for hook in ("input", "output")
 )
 """Of the namespace that this process is in."""
 
