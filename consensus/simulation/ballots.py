@@ -6,9 +6,11 @@ What a member sends to itself never reaches the wire, so a proposer is always co
 
 from __future__ import annotations
 
-from ..config import Config
 from ..messages import Accept, Accepted, Ack, Ballot, Chosen, FlushRequest, Install, JoinReply, Message, Ping, Promise
+from ..protocol.effects import Effect, Installed
 from ..view import Cause, Proposal, View
+from .host import Host
+from .observer import Observer
 
 __all__ = ["Ballots"]
 
@@ -16,11 +18,10 @@ SLACK = 1e-6
 """Seconds by which floating point may be off."""
 
 
-class Ballots:
+class Ballots(Observer):
     """Ballots, promises, votes, leases and quorums of one simulated job."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._views: dict[str, View] = {}
         self._values: dict[tuple[str, Ballot], Proposal] = {}
         self._told: dict[tuple[str, Ballot], Ballot] = {}
@@ -34,12 +35,21 @@ class Ballots:
         self._died: dict[str, float] = {}
         self._installed: set[str] = set()
 
-    def died(self, member_id: str, now: float) -> None:
-        """The process is gone."""
-        self._died[member_id] = now
+    def killed(self, host: Host) -> None:
+        """See ``Observer``."""
+        self._died[host.id] = self.world.now
 
-    def sent(self, sender: str, receiver: str, message: Message, now: float) -> None:
-        """``sender`` sends something to ``receiver``, whether it arrives or not."""
+    def effect(self, host: Host, effect: Effect) -> None:
+        """See ``Observer``."""
+        if isinstance(effect, Installed):
+            self._install(host.id, effect.view)
+
+    def sent(self, host: Host, target: Host | None, message: Message) -> None:
+        """See ``Observer``."""
+        if target is not None:
+            self._say(host.id, target.id, message, self.world.now)
+
+    def _say(self, sender: str, receiver: str, message: Message, now: float) -> None:
         match message:
             case Ping():
                 self._pinged[sender, message.seq] = now
@@ -58,8 +68,11 @@ class Ballots:
             case JoinReply() if message.view is not None:
                 self._views[message.view.view_id] = message.view
 
-    def delivered(self, receiver: str, sender: str, message: Message) -> None:
-        """Something arrived."""
+    def delivered(self, host: Host, sender: Host, message: Message) -> None:
+        """See ``Observer``."""
+        self._hear(host.id, sender.id, message)
+
+    def _hear(self, receiver: str, sender: str, message: Message) -> None:
         if isinstance(message, Ack) and message.target == sender:
             at = self._pinged.get((receiver, message.seq))
             if at is not None:
@@ -113,9 +126,9 @@ class Ballots:
                 continue
             self._shunned.add((voter, message.parent_id, out))
             since = now - self._acked.get((voter, out), float("-inf"))
-            assert since >= self._config.exclude_after - SLACK, f"{voter} votes {out} out {since:.3f} s after its last ack"
+            assert since >= self.world.config.exclude_after - SLACK, f"{voter} votes {out} out {since:.3f} s after its last ack"
 
-    def installed(self, member_id: str, view: View) -> None:
+    def _install(self, member_id: str, view: View) -> None:
         """``view`` comes to life: a quorum of its parent must have voted for it."""
         self._views[view.view_id] = view
         parent = self._views.get(view.parent_id)
@@ -147,5 +160,5 @@ class Ballots:
 
     def _discountable(self, owner: str, member_id: str) -> bool:
         died, contact = self._died.get(member_id), self._contact.get((owner, member_id))
-        limit = self._config.exclude_after * (1 - self._config.drift)
+        limit = self.world.config.exclude_after * (1 - self.world.config.drift)
         return died is not None and contact is not None and died - contact < limit

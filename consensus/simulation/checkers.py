@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from ..protocol.effects import Activated, Effect, Installed
 from ..view import View
+from .host import Host
+from .observer import Observer
 
 __all__ = ["Checkers"]
 
 
-class Checkers:
+class Checkers(Observer):
     """One view an epoch, rising epochs, a chain of parents, ready members, exactly the continuing members' reports."""
 
     def __init__(self) -> None:
@@ -17,8 +20,20 @@ class Checkers:
         self._known: dict[str, View] = {}
         self._who: dict[str, set[str]] = {}
 
-    def activated(self, member_id: str, view: View) -> None:
-        """``member_id`` acts in ``view``."""
+    def effect(self, host: Host, effect: Effect) -> None:
+        """See ``Observer``."""
+        if isinstance(effect, Installed):
+            self._chosen(host)
+            self._install(host.id, effect.view, dict(effect.reports))
+        elif isinstance(effect, Activated):
+            self._chosen(host)
+            self._activate(host.id, effect.view)
+
+    def settled(self, host: Host) -> None:
+        """See ``Observer``."""
+        self._chosen(host)
+
+    def _activate(self, member_id: str, view: View) -> None:
         known = self._active.setdefault(view.epoch, view)
         assert known.view_id == view.view_id, f"two active views of epoch {view.epoch}: {known} and {view}"
         assert member_id in view, f"{member_id} acts in {view} without being a member"
@@ -41,15 +56,12 @@ class Checkers:
             assert active is None or active.view_id == below.parent_id, f"active {active} is no ancestor of {view}"
             below = self._known.get(below.parent_id)
 
-    def chosen(self, view: View) -> None:
-        """Somebody holds ``view`` to be chosen."""
-        self._known.setdefault(view.view_id, view)
+    def _chosen(self, host: Host) -> None:
+        if host.machine.view is not None:
+            self._known.setdefault(host.machine.view.view_id, host.machine.view)
 
-    def installed(self, member_id: str, view: View, reports: dict[str, bytes]) -> None:
-        """``member_id`` got everybody's reports for ``view``."""
+    def _install(self, member_id: str, view: View, reports: dict[str, bytes]) -> None:
         self._who.setdefault(view.view_id, set()).add(member_id)
-        for writer, report in reports.items():
-            assert report == f"{writer}:{view.epoch}".encode(), f"a report of another epoch in {view}: {report!r}"
         known = self._installed.setdefault(view.epoch, (view, reports))
         if known[0].view_id == view.view_id:
             assert known[1] == reports, f"two sets of reports for {view}"

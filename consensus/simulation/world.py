@@ -1,7 +1,7 @@
 """A deterministic world of machines: virtual time, a simulated network, processes that crash, pause and restart.
 
-One seed decides everything; two worlds with the same seed and script have the same trace. The data plane is a stub that
-answers at once (its report says which member wrote it for which epoch), so that reports are checked too.
+One seed decides everything; two worlds with the same seed and script have the same trace. What happens is shown to observers,
+the checkers of the invariants among them; what a process's data plane does is up to its ``plane``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from random import Random
 
 from ..codec import Codec
 from ..config import Config
-from ..errors import StoppedError
 from ..member import Address, Member
 from ..messages import Envelope, EvidenceKind, Message
 from ..protocol.effects import (
@@ -33,58 +32,24 @@ from ..protocol.effects import (
     Wish,
 )
 from ..protocol.machine import Machine
-from ..view import View
 from .ballots import Ballots
 from .checkers import Checkers
 from .faults import Faults
+from .host import Host
+from .observer import Observer
+from .plane import MakePlane, StubPlane
 
-__all__ = ["Host", "World"]
+__all__ = ["World"]
 
 CHECK_TIME = 0.001
 """How long connecting to an address takes to be refused."""
 
 
-class Host:
-    """One process lifetime: a machine, what it reported and what became of it."""
-
-    def __init__(self, world: World, machine: Machine, name: str) -> None:
-        self.world = world
-        self.machine = machine
-        self.name = name
-        self.alive = True
-        self.paused = False
-        self.backlog: list[Callable[[], None]] = []
-        """What happened to it while it was paused."""
-        self.tethers: tuple[Member, ...] = ()
-        self.activated: list[View] = []
-        self.installed: list[tuple[View, dict[str, bytes]]] = []
-        self.frozen_for = 0
-        self.stopped: StoppedError | None = None
-        self.notes: list[tuple[float, str, str]] = []
-        self.calls = 0
-        self.wished = False
-        self.woken = 0.0
-        self.spins = 0
-
-    @property
-    def id(self) -> str:
-        """The member id."""
-        return self.machine.member.id
-
-    @property
-    def running(self) -> bool:
-        """Alive, not paused, not stopped."""
-        return self.alive and not self.paused and self.stopped is None
-
-    def __repr__(self) -> str:
-        state = "dead" if not self.alive else "paused" if self.paused else str(self.stopped or "up")
-        return f"<{self.name} {self.id[:4]} epoch {self.machine.status()['epoch']} {state}>"
-
-
 class World:
     """Time, network and processes. Script it with ``start``, ``kill``, ``pause``, ``run`` and ``faults``."""
 
-    def __init__(self, seed: int, config: Config | None = None, *, fences: bool = False) -> None:
+    def __init__(self, seed: int, config: Config | None = None, *, fences: bool = False, plane: MakePlane = StubPlane) -> None:
+        """``fences``: every process has a supervisor that kills it on its peers' request. ``plane``: makes data planes."""
         self.rng = Random(seed)
         self.now = 100.0
         self.config = config or Config()
@@ -92,8 +57,9 @@ class World:
         self.fences = fences
         self.hosts: dict[str, Host] = {}
         self.at_address: dict[Address, Host] = {}
-        self.checkers = Checkers()
-        self.ballots = Ballots(self.config)
+        self.observers: list[Observer] = []
+        self.observe(Checkers())
+        self.observe(Ballots())
         self.watch: Callable[[Host, Message], bool] | None = None
         """Sees every message before it is sent; False: it is not sent."""
         self.trace: list[tuple[float, str, str]] = []
@@ -102,6 +68,13 @@ class World:
         self._count = 0
         self._codec = Codec(self.config.job)
         self._timers: dict[str, float] = {}
+        self._plane = plane
+
+    def observe(self, observer: Observer) -> Observer:
+        """Show everything from now on to ``observer``, too."""
+        observer.world = self
+        self.observers.append(observer)
+        return observer
 
     # Script
 
@@ -127,9 +100,11 @@ class World:
         founder = not addresses or addresses[0] == member.address
         rng = Random(self.rng.getrandbits(64))
         machine = Machine(config, member, rng, founder=founder, introducers=addresses, voted=resolved is not None)
-        host = Host(self, machine, name)
+        host = Host(self, machine, name, self._plane)
         self.hosts[ident] = host
         self.at_address[member.address] = host
+        for observer in self.observers:
+            observer.started(host)
         machine.start(self.now)
         if wants:
             machine.seek_admission(self.now)
@@ -161,20 +136,25 @@ class World:
     def kill(self, host: Host) -> None:
         """SIGKILL: its connections close, and whoever holds one finds out."""
         host.alive = False
-        self.ballots.died(host.id, self.now)
+        for observer in self.observers:
+            observer.killed(host)
         if self.at_address.get(host.machine.member.address) is host:
             del self.at_address[host.machine.member.address]
         for other in list(self.hosts.values()):
             if other.alive and any(member.id == host.id for member in other.tethers):
-                self._later(CHECK_TIME, lambda o=other: self._check_result(o, host.machine.member))  # type: ignore[misc]
+                self.after(CHECK_TIME, lambda o=other: self._check_result(o, host.machine.member))  # type: ignore[misc]
 
     def pause(self, host: Host) -> None:
         """SIGSTOP."""
         host.paused = True
+        for observer in self.observers:
+            observer.paused(host)
 
     def resume(self, host: Host) -> None:
         """SIGCONT: what happened to it meanwhile reaches it now."""
         host.paused = False
+        for observer in self.observers:
+            observer.resumed(host)
         backlog, host.backlog = host.backlog, []
         for action in backlog:
             self.inside(host, action)
@@ -214,7 +194,8 @@ class World:
 
     # Machinery
 
-    def _later(self, delay: float, action: Callable[[], None]) -> None:
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        """``action`` happens ``delay`` seconds from now, outside of any process."""
         self._count += 1
         heapq.heappush(self._queue, (self.now + delay, self._count, action))
 
@@ -234,16 +215,18 @@ class World:
         at = max(deadline, self.now + 1e-6)
         if self._timers.get(host.id) != at:
             self._timers[host.id] = at
-            self._later(at - self.now, lambda: self._wake(host, at))
+            self.after(at - self.now, lambda: self._wake(host, at))
 
     def _settle(self, host: Host) -> None:
         """Carry out effects until there are none."""
-        if host.machine.view is not None:
-            self.checkers.chosen(host.machine.view)
         while effects := host.machine.drain():
             for effect in effects:
                 if host.alive:  # it may die in the middle of what it does
+                    for observer in self.observers:
+                        observer.effect(host, effect)
                     self._carry_out(host, effect)
+        for observer in self.observers:
+            observer.settled(host)
         self._arm(host)
 
     def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case an effect
@@ -251,27 +234,26 @@ class World:
             case Send(address, message):
                 self._send(host, address, message)
             case Check(member):
-                self._later(CHECK_TIME, lambda: self._check_result(host, member))
+                self.after(CHECK_TIME, lambda: self._check_result(host, member))
             case Tether(members):
                 self._tether(host, members)
             case Fence(member):
                 victim = self.hosts[member.id]
-                self._later(0.01, lambda: self._fence(host, victim))
-            case Freeze(epoch, _):
-                self._freeze(host, epoch)
+                self.after(0.01, lambda: self._fence(host, victim))
+            case Freeze(epoch, after_call):
+                host.frozen_for = epoch
+                host.plane.freeze(epoch, after_call)
             case Installed(view, reports):
                 self.trace.append((self.now, host.id, f"install {view.view_id}"))
                 host.installed.append((view, dict(reports)))
-                self.checkers.installed(host.id, view, dict(reports))
-                self.ballots.installed(host.id, view)
-                ready = lambda: host.machine.ready(view.view_id, self.now)  # noqa: E731
-                self._later(0.002, lambda: self.inside(host, ready))
+                host.plane.install(view, dict(reports))
             case Activated(view):
                 self.trace.append((self.now, host.id, f"activate {view.view_id}"))
                 host.activated.append(view)
-                self.checkers.activated(host.id, view)
+                host.plane.activate(view)
             case Stopped(error):
                 host.stopped = error
+                host.plane.stopped(error)
                 self.trace.append((self.now, host.id, f"stop {type(error).__name__}"))
             case Note(_, kind, text):
                 host.notes.append((self.now, kind, text))
@@ -279,15 +261,11 @@ class World:
                     raise AssertionError(text)
             case Wish(wanted):
                 host.wished = wanted
+                host.plane.wish(wanted)
             case Quit():
                 self.kill(host)
             case _:  # nothing here depends on it
                 assert isinstance(effect, (PeerProgress, Stalled))
-
-    def _freeze(self, host: Host, epoch: int) -> None:
-        host.frozen_for = epoch
-        report = f"{host.id}:{epoch}".encode()
-        host.machine.flushed(epoch, report, self.now)
 
     def _fence(self, asker: Host, victim: Host) -> None:
         if victim.alive:
@@ -299,7 +277,7 @@ class World:
         host.tethers = members
         for member in members:  # connecting to one that is gone is refused at once
             if not self.hosts[member.id].alive:
-                self._later(CHECK_TIME, lambda m=member: self._check_result(host, m))  # type: ignore[misc]
+                self.after(CHECK_TIME, lambda m=member: self._check_result(host, m))  # type: ignore[misc]
 
     def _check_result(self, host: Host, member: Member) -> None:
         target = self.hosts[member.id]
@@ -317,8 +295,8 @@ class World:
             return
         self.messages += 1
         target = self.at_address.get(address)
-        if target is not None:
-            self.ballots.sent(host.id, target.id, message, self.now)
+        for observer in self.observers:
+            observer.sent(host, target, message)
         if target is None or (host.id, target.id) in self.faults.cut or self.rng.random() < self.faults.loss:
             return
         # The real bytes: what the codec cannot carry, or a comparison by identity, shows here too.
@@ -328,14 +306,15 @@ class World:
             delay = self.rng.uniform(*self.faults.latency)
             if self.rng.random() < self.faults.reordering:
                 delay += self.rng.uniform(0, self.faults.late)
-            self._later(delay, lambda: self._deliver(target, host, packet))
+            self.after(delay, lambda: self._deliver(target, host, packet))
 
     def _deliver(self, host: Host, sender: Host, packet: bytes) -> None:
         envelope = self._codec.decode(packet)
         message = envelope.message
 
         def receive() -> None:
-            self.ballots.delivered(host.id, sender.id, message)
+            for observer in self.observers:
+                observer.delivered(host, sender, message)
             host.machine.receive(sender.id, envelope.address, message, self.now)
 
         self.inside(host, receive)

@@ -38,7 +38,7 @@ def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "is_quorum", majority_of_the_living)
     monkeypatch.setattr(evidence.EvidenceBook, "discounted", property(lambda book: frozenset(book.proofs)))
     # The fork itself shall show, not the checker of quorums that sees it coming.
-    monkeypatch.setattr(Ballots, "installed", lambda *_: None)
+    monkeypatch.setattr(Ballots, "effect", lambda *_: None)
 
 
 def give_up(world: World, host: Host, others: list[Host]) -> None:
@@ -132,6 +132,6 @@ def test_who_leaves_discounts_nobody() -> None:
 
 def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Proposer, "discounted", property(lambda proposer: proposer._core.evidence.discounted))
-    monkeypatch.setattr(Ballots, "installed", lambda *_: None)
+    monkeypatch.setattr(Ballots, "effect", lambda *_: None)
     with pytest.raises(AssertionError, match="active"):
         two_leavers()
