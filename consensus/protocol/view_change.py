@@ -203,7 +203,7 @@ class ViewChange:
         if core.leaving or core.member.id in core.evidence.leaving:
             core.stop(LeftError("left the job on its own wish"))
         else:
-            core.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again"))
+            core.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again", view))
 
     def on_install(self, sender: str, address: Address, message: Install, now: float) -> None:
         """A chosen view with everybody's report: build its group."""
