@@ -3,9 +3,9 @@
     python -m benchmarks.sixty_four                    # 4, 16 and 64 members: three minutes
     python -m benchmarks.sixty_four --sizes 64 --rounds 3
 
-Every member has sockets, a key for every other member and an agent of its own; no tensors. They are started one after another, as
-fast as they start, and join through the first. The members share three processes, but one has a process of its own, which is
-killed. CPU time is that of all processes, user and system, while nothing happens.
+Every member has sockets and an agent of its own, and authenticates the others; no tensors. They are started one after another,
+as fast as they start, and join through the first. The members share three processes, but one has a process of its own, which
+is killed. CPU time is that of all processes, user and system, while nothing happens.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Town:
         deadline = time.monotonic() + LIMIT
         while not condition():
             try:
-                house, news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
+                _, news = self._news.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise Stuck(f"not within {LIMIT:g} s: {what}; newest views {self.views}") from None
             if "member" in news:

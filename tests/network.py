@@ -3,8 +3,8 @@
 ``with Network(2) as hosts`` gives hosts 10.77.0.1, 10.77.0.2, ... (IPv6: fd77::1, ...). Sockets made ``with host.inside()``
 belong to that host, as do those of threads and processes started there.
 
-What is between the hosts is the network's: ``cut``, ``lose``, ``isolate``, ``split`` drop packets at the bridge (nftables), all at
-one instant and without any answer, as a broken cable does; ``heal`` mends all of that. ``unplug`` takes a host's link down.
+What is between the hosts is the network's: ``cut``, ``lose``, ``isolate``, ``split`` drop packets at the bridge (nftables), all
+at one instant and without any answer, as a broken cable does; ``heal`` mends all of that. ``unplug`` takes a host's link down.
 ``Network(2, delay=0.02, jitter=0.005)`` has long cables: netem where the kernel has it, else a process (see ``wire``).
 """
 

@@ -124,6 +124,7 @@ class Accusations:
         if fresh:
             core.outbox.note(logging.WARNING, "severed", f"{core.view.member(accused)}: {detail}")
             core.history.found(Kind.SEVERED, accused, detail, source, now)
+            core.history.found(Kind.SEVERED, source, f"it does not reach {accused[:6]}, though others do", source, now)
         self._judge_links(now)
         return fresh
 

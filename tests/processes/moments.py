@@ -47,8 +47,8 @@ POINTS: dict[str, tuple[Any, str]] = {
 }
 
 
-_SILENCE = "\n".join(
-    f"table inet silence {{\nchain {hook} {{\ntype filter hook {hook} priority 0;\ndrop\n}}\n}}\n" for hook in ("input", "output")
+_SILENCE = "".join(
+    f"table inet silence {{\nchain {way} {{\ntype filter hook {way} priority 0;\ndrop\n}}\n}}\n" for way in ("input", "output")
 )
 """Of the namespace that this process is in."""
 

@@ -1,4 +1,4 @@
-"""Four workers on four hosts: hosts that vanish, links that are cut one way or both, halves, loss and delay, and what comes back.
+"""Workers on several hosts: hosts that vanish, links that are cut one way or both, halves, loss and delay, and what comes back.
 
 Times are those of ``exclude_after=1``, half of the default.
 """
@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,13 @@ from tests.network import Network, needs_bridge_filter, needs_delay, needs_netwo
 
 from .cluster import Worker
 from .fleet import Fleet
+from .test_kills import CHANGE, DRIVER, JOINER
 from .verdict import Verdict
 
 pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter, pytest.mark.timeout(90)]
 
 T_EXCL = 1.0
-SETTINGS = {"bucket_mb": 0.08, "exclude_after": T_EXCL, "link_timeout": T_EXCL}
+SETTINGS = {"bucket_mb": 0.08, "exclude_after": T_EXCL, "link_timeout": T_EXCL, "rejoin": True}
 TASK = {"sizes": [20_000, 300], "pause": 0.004}
 
 
@@ -44,9 +46,9 @@ def fleet(hosts: Fleet) -> Iterator[Fleet]:
     assert not verdict.violations
 
 
-def start(fleet: Fleet, size: int = 4) -> list[Worker]:
+def start(fleet: Fleet, size: int = 4, **settings: Any) -> list[Worker]:
     """They train; in seniority order."""
-    fleet.found(size)
+    fleet.found(size, settings=settings)
     fleet.training(size)
     fleet.advanced()
     return sorted(fleet.workers, key=lambda worker: worker.last["rank"])
@@ -60,16 +62,17 @@ def stopped_acting(workers: list[Worker], since: float) -> None:
         assert not late, f"{worker.task.name} went on: {late}"
 
 
-def returns(fleet: Fleet, workers: list[Worker], size: int) -> None:
-    """The network is mended: they learn that the others went on without them, and new ones take part."""
+def return_all(fleet: Fleet, workers: list[Worker], size: int) -> None:
+    """The network is mended: they learn that the others went on without them, and join again."""
+    healed = time.monotonic()
     fleet.heal()
-    fleet.until("they learn it", lambda: all(worker.code is not None for worker in workers))
     for worker in workers:
-        worker.read()
-        assert worker.events[-1]["text"].startswith("Excluded: the other members went on without this one")
-    for worker in workers:
-        fleet.join(fleet.host_of(worker))
+        worker.killed = 0.0
     fleet.training(size)
+    for worker in workers:
+        assert worker.last["lifetime"] == 1
+        first = next(line["end"] for line in worker.calls if line["lifetime"])
+        assert first - healed < 5.0
 
 
 def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
@@ -86,8 +89,7 @@ def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
 def test_a_host_that_is_back_without_its_worker_refuses_connections_which_is_proof(fleet: Fleet) -> None:
     workers = start(fleet)
     gone = workers.pop(1)
-    vanished = fleet.vanish(gone)
-    time.sleep(0.2)
+    vanished = fleet.vanish(gone, unplug=False)
     fleet.heal()
     assert fleet.went_on(workers, vanished) < T_EXCL
 
@@ -98,7 +100,7 @@ def test_a_host_is_cut_off_and_healed(fleet: Fleet) -> None:
     cut = fleet.lost(senior)
     assert fleet.went_on(others, cut) < T_EXCL + 1.5
     stopped_acting([senior], cut)
-    returns(fleet, [senior], 4)
+    return_all(fleet, [senior], 4)
 
 
 def test_of_two_halves_the_one_with_the_most_senior_goes_on(fleet: Fleet) -> None:
@@ -108,7 +110,7 @@ def test_of_two_halves_the_one_with_the_most_senior_goes_on(fleet: Fleet) -> Non
     time.sleep(0.5)
     stopped_acting([two, four], cut)
     assert two.code is None and four.code is None, "they block"
-    returns(fleet, [two, four], 4)
+    return_all(fleet, [two, four], 4)
 
 
 def test_a_host_that_nobody_hears(fleet: Fleet) -> None:
@@ -120,9 +122,10 @@ def test_a_host_that_nobody_hears(fleet: Fleet) -> None:
     mute.killed = cut
     assert fleet.went_on(workers, cut) < T_EXCL + 1.5
     stopped_acting([mute], cut)
-    returns(fleet, [mute], 4)
+    return_all(fleet, [mute], 4)
 
 
+@pytest.mark.soak
 def test_a_host_that_hears_nobody(fleet: Fleet) -> None:
     """The other way: the others hear its pings, and answer them until they are asked to vote it out; then T_excl begins."""
     workers = start(fleet)
@@ -132,13 +135,13 @@ def test_a_host_that_hears_nobody(fleet: Fleet) -> None:
     deaf.killed = cut
     assert fleet.went_on(workers, cut) < 2 * T_EXCL + 2.0
     stopped_acting([deaf], cut)
-    returns(fleet, [deaf], 4)
+    return_all(fleet, [deaf], 4)
 
 
-@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize("ways", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_link_between_two_living_hosts_is_cut(fleet: Fleet, ways: int) -> None:
     """Everybody lives, and no group of all can work: the junior one of the two has to go."""
-    one, two, three, four = start(fleet)
+    one, two, three, four = start(fleet, rejoin=False)
     first, second = fleet.host_of(two), fleet.host_of(three)
     cut = time.monotonic()
     if ways == 1:
@@ -148,19 +151,21 @@ def test_a_link_between_two_living_hosts_is_cut(fleet: Fleet, ways: int) -> None
     three.killed = cut
     assert fleet.went_on([one, two, four], cut) < 2 * T_EXCL + 2.5
     stopped_acting([three], cut)
-    assert "without" in one.output() and "cut off" in one.output()
-    returns(fleet, [three], 4)
+    fleet.until("it learns it", lambda: three.code is not None)
+    assert three.events[-1]["text"].startswith("Excluded: the other members went on without this one")
+    assert "(cut off: " in one.output()
 
 
+@pytest.mark.soak
 def test_halves_that_one_host_connects(fleet: Fleet) -> None:
     """The third reaches everybody: the most senior stays with those that it reaches itself."""
-    one, two, three, four, five = start(fleet, 5)
+    one, two, three, four, five = start(fleet, 5, rejoin=False)
     cut = time.monotonic()
     fleet.network.split([fleet.host_of(one), fleet.host_of(two)], [fleet.host_of(four), fleet.host_of(five)])
     four.killed = five.killed = cut
     assert fleet.went_on([one, two, three], cut) < 2 * T_EXCL + 2.5
     stopped_acting([four, five], cut)
-    returns(fleet, [four, five], 5)
+    fleet.until("they learn it", lambda: four.code is not None and five.code is not None)
 
 
 def test_a_short_cut_excludes_nobody(fleet: Fleet) -> None:
@@ -175,6 +180,7 @@ def test_a_short_cut_excludes_nobody(fleet: Fleet) -> None:
     assert workers[0].last["epoch"] == before
 
 
+@pytest.mark.soak
 def test_one_host_vanishes_and_a_process_is_killed_at_the_same_time(fleet: Fleet) -> None:
     """Silence and proof: three of five are a quorum whatever comes first."""
     workers = start(fleet, 5)
@@ -183,10 +189,11 @@ def test_one_host_vanishes_and_a_process_is_killed_at_the_same_time(fleet: Fleet
     assert fleet.went_on(workers, vanished) < T_EXCL + 1.5
 
 
-MOMENTS = ["send:Accept@2", "send:Install@2", "install", "build:before", "ready:after", "activate:before"]
+MOMENTS = [*CHANGE, *DRIVER]
+IN_SOAK = [pytest.param(moment, marks=pytest.mark.soak) for moment in MOMENTS if moment != "install"]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["install", *IN_SOAK])
 def test_a_host_vanishes_in_the_middle_of_a_view_change(fleet: Fleet, moment: str) -> None:
     """Of the most senior one, which drives the change that removes the host that vanished before."""
     driver, gone, *others = fleet.found(5, first={"kill_at": f"later {moment}", "silently": True})
@@ -199,7 +206,8 @@ def test_a_host_vanishes_in_the_middle_of_a_view_change(fleet: Fleet, moment: st
     assert fleet.went_on(others, driver.ended) < T_EXCL + 2.0
 
 
-@pytest.mark.parametrize("moment", ["build:after", "load:before"])
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", JOINER)
 def test_a_host_vanishes_while_its_worker_joins(fleet: Fleet, moment: str) -> None:
     members = start(fleet, 3)
     joiner = fleet.join(kill_at=moment, silently=True)
@@ -208,6 +216,7 @@ def test_a_host_vanishes_while_its_worker_joins(fleet: Fleet, moment: str) -> No
     assert fleet.went_on(members, joiner.ended) < T_EXCL + 2.0
 
 
+@pytest.mark.soak
 def test_a_donor_vanishes_in_the_middle_of_a_transfer_of_state(fleet: Fleet) -> None:
     """64 MB for the joiner, from several donors: it takes the rest from those that are left."""
     large = {"sizes": [16_000_000], "digest": True, "pause": 0.0, "settings": {"bucket_mb": 16}}
@@ -220,15 +229,16 @@ def test_a_donor_vanishes_in_the_middle_of_a_transfer_of_state(fleet: Fleet) -> 
 
 
 @needs_delay
-def test_loss_and_delay_exclude_nobody(tmp_path: Path) -> None:
-    """5 % of all packets are lost each way, the others take 15 to 25 ms, and overtake each other. The settings are the defaults."""
-    network = Network(4, delay=0.02, jitter=0.005)
+@pytest.mark.parametrize(("size", "seconds"), [(3, 3.0), pytest.param(4, 60.0, marks=pytest.mark.soak)])
+def test_loss_and_delay_exclude_nobody(tmp_path: Path, size: int, seconds: float) -> None:
+    """5 % of all packets are lost each way, the others take 15 to 25 ms and overtake each other. All settings are defaults."""
+    network = Network(size, delay=0.02, jitter=0.005)
     with network, Fleet(tmp_path, network, sizes=[300], pause=0.004) as fleet:
         network.degrade(0.05)
-        workers = fleet.found(4)
-        fleet.training(4, 40.0)
-        time.sleep(5.0)
-        fleet.training(4, 20.0)
+        workers = fleet.found(size)
+        fleet.training(size, 40.0)
+        time.sleep(seconds)
+        fleet.training(size, 20.0)
         assert all(line["epoch"] == 1 for worker in workers for line in worker.calls), "nobody was excluded"
         gone = workers.pop(0)
         killed = gone.kill()

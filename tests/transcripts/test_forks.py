@@ -22,7 +22,6 @@ from consensus.view import View
 
 from .script import agree, cut, epochs, start_job
 
-
 CUT_ONLY = Config(link_timeout=0.0)
 """With a word on broken links these histories take another turn: see ``test_partitions``."""
 
