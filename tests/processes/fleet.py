@@ -60,6 +60,8 @@ class Fleet(Cluster):
         return self._on(place, introducers, 1, task)
 
     def _on(self, host: Host, introducers: Iterable[Host], size: int, task: dict[str, Any]) -> Worker:
+        # whoever was there has ended, but its agent, a process of its own, ends a moment later
+        self.until("the port is free again", lambda: not host.pids())
         addresses = [f"{each.v4}:{PORT}" for each in introducers]
         settings = {"introducers": addresses, "initial_size": size, "bind": f"{host.v4}:{PORT}"}
         return self._spawn(settings, None, **{**task, "namespace": host.name})
