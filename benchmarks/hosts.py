@@ -83,8 +83,8 @@ def measure(fleet: Fleet, fault: str, repetitions: int, report: Report) -> Verdi
         fleet.read()
         late = [line for worker in lost for line in worker.calls if line["end"] > began + 0.5]
         assert not late, f"somebody acts on both sides: {late}"
-        fleet.heal()
         healed = time.monotonic()
+        fleet.heal()
         if fault in ("vanish", "link"):
             fleet.until("it is gone", lambda lost=lost: all(worker.code is not None for worker in lost), LIMIT)
             lost = [fleet.join(fleet.host_of(worker)) for worker in lost]
