@@ -1,10 +1,10 @@
 """Broken links between living members: two cannot reach each other, though others reach both, and no group of both can work.
 
 SWIM calls neither of them dead, and rightly: they answer through helpers. But their data planes wait for each other for ever.
-So a member whose direct pings to another stay unanswered for ``link_timeout``, over TCP too, says so; each pair is known by either end's
-word, which is repeated as long as it holds and forgotten soon after. ``cut_off`` decides from the pairs who has to go, the same
-at all who know the same pairs. A wrong choice costs a member, never agreement: a living member is excluded by a quorum that
-first stops acking it (see ``acceptor``), whatever the reason.
+So a member whose direct pings to another stay unanswered for ``link_timeout``, over TCP too, says so. Each pair is known by
+either end's word, which is repeated as long as it holds and forgotten soon after. ``cut_off`` decides from the pairs who has to
+go, the same at all who know the same pairs. A wrong choice costs a member, never agreement: a living member is excluded by a
+quorum that first stops acking it (see ``acceptor``), whatever the reason.
 
 Up to ``mesh_limit`` members, where everybody pings everybody each round; beyond that a broken link ends by ``step_timeout``.
 """
