@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
 
@@ -19,19 +21,22 @@ def receiver(host: Host) -> socket.socket:
     return sock
 
 
-def arrive(source: socket.socket, target: socket.socket, count: int = 1, wait: float = 0.2) -> int:
-    """How many of so many datagrams arrive."""
-    for number in range(count):
-        source.sendto(bytes([number % 256]), target.getsockname())
+def arrive(source: socket.socket, target: socket.socket, count: int = 1, wait: float = 0.3) -> int:
+    """How many of so many new datagrams arrive, each at most ``wait`` seconds after the one before."""
+    sent = {os.urandom(8) for _ in range(count)}
+    for datagram in sent:
+        source.sendto(datagram, target.getsockname())
     target.settimeout(wait)
-    arrived = 0
-    try:
-        while arrived < count:
-            target.recv(9)
-            arrived += 1
-    except TimeoutError:
-        pass
-    return arrived
+    arrived = set[bytes]()
+    with contextlib.suppress(TimeoutError):
+        while arrived != sent:
+            arrived |= {target.recv(9)} & sent  # others may be late ones
+    return len(arrived)
+
+
+def passes(source: socket.socket, target: socket.socket) -> bool:
+    """Whether a datagram arrives; the kernel may have to ask first where its target is, which it does every second."""
+    return any(arrive(source, target, wait=2.0) for _ in range(3))
 
 
 def test_cuts_have_a_direction_and_heal() -> None:
@@ -39,14 +44,15 @@ def test_cuts_have_a_direction_and_heal() -> None:
     with network as hosts:
         one, two, three = map(receiver, hosts)
         with one, two, three:
-            assert arrive(one, two) == arrive(two, one) == arrive(one, three) == 1
+            assert passes(one, two) and passes(two, one) and passes(one, three) and passes(three, two)
             network.cut(hosts[0], hosts[1])
-            assert (arrive(one, two), arrive(two, one), arrive(one, three)) == (0, 1, 1)
+            assert not arrive(one, two)
+            assert passes(two, one) and passes(one, three)
             network.isolate(hosts[2])
-            assert (arrive(one, three), arrive(three, two), arrive(two, one)) == (0, 0, 1)
+            assert not arrive(one, three) and not arrive(three, two)
+            assert passes(two, one)
             network.heal()
-            for source, target in [(one, two), (three, two), (one, three)]:
-                assert arrive(source, target, wait=3.0) == 1  # the kernel asks every second where somebody is
+            assert passes(one, two) and passes(three, two) and passes(one, three)
 
 
 @needs_delay
@@ -55,12 +61,10 @@ def test_degraded_links_lose_and_delay() -> None:
     with network as hosts:
         one, two = map(receiver, hosts)
         with one, two:
-            arrive(one, two)  # the first one waits for ARP
-            times = []
+            assert passes(one, two)
             for _ in range(5):
                 began = time.monotonic()
-                assert arrive(one, two) == 1
-                times.append(time.monotonic() - began)
-            assert min(times) >= 0.02
+                assert arrive(one, two, wait=2.0) == 1
+                assert time.monotonic() - began >= 0.02
             network.degrade(0.3)
-            assert 20 < arrive(one, two, 100) < 95
+            assert 30 < arrive(one, two, 100) < 95
