@@ -72,7 +72,7 @@ def return_all(fleet: Fleet, workers: list[Worker], size: int) -> None:
     for worker in workers:
         assert worker.last["lifetime"] == 1
         first = next(line["end"] for line in worker.calls if line["lifetime"])
-        assert first - healed < 5.0
+        assert first - healed < 10.0  # on an idle machine one to three
 
 
 def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
