@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from .config import Config, Home
-from .errors import ConfigError, ConsensusError, ExcludedError, StoppedError
+from .errors import ConfigError, ConsensusError, StoppedError
 from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .keys import KeyRing
 from .member import Address, Member
@@ -121,11 +121,11 @@ class Gossip(Consensus):
 
     def anew(self) -> Gossip:
         """A member for this process's next lifetime, at the same port where ``bind`` names one."""
-        stopped = self._snapshot.stopped
-        views = [stopped.view if isinstance(stopped, ExcludedError) else None, self._latest_view]
-        members = [member for view in views if view is not None for member in view.members[:_MET]]
-        met = dict.fromkeys(member.address for member in members if member.id != self.member.id)
-        return Gossip(replace(self._config, socket_fds=()), met=tuple(met) or self._met or ())
+        # Those who went on without this one, where it learned who they are: of its own view some may have lost their way, too.
+        view: View | None = getattr(self._snapshot.stopped, "view", None) or self._latest_view
+        members = () if view is None else view.members[:_MET]
+        met = tuple(member.address for member in members if member.id != self.member.id)
+        return Gossip(replace(self._config, socket_fds=()), met=met or self._met or ())
 
     def leave(self) -> None:
         """Say goodbye after the last call that ``average_success`` reported; no call may be entered after it."""

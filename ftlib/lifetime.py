@@ -218,11 +218,12 @@ class Lifetime:
             threading.Thread(target=self._announce, args=(view.epoch,), name="ftlib-announce", daemon=True).start()
 
     def _tell_of(self, past: _Past, view: View) -> None:
-        took = time.monotonic() - past.ended
+        took, session = time.monotonic() - past.ended, self.plane.session
+        assert session is not None  # it has just been activated
         fields = {"was": past.member_id, "why": past.why, "seconds": took}
         logger.info(
             "rejoined as %s (was %s) in epoch %d, %.1f s after this was learned: %s",
-            view.member(self.plane.member_id),
+            session.name(session.member_id),
             past.member_id[:6],
             view.epoch,
             took,

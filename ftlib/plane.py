@@ -110,7 +110,7 @@ class Plane:
         self.session: Session | None = None
         """The newest activated one (kept while FROZEN)."""
         self.finished = 0
-        self.step = 0 if former is None else former.step  # for who looks before it is admitted: then it is the cluster's
+        self.step: int = 0 if former is None else former.step  # for who looks before it is admitted: then it is the cluster's
         self.current: Call | None = None
         self.running: Session | None = None
         """The session in which the training thread has operations under way."""
