@@ -218,14 +218,14 @@ def test_a_host_vanishes_while_its_worker_joins(fleet: Fleet, moment: str) -> No
 
 @pytest.mark.soak
 def test_a_donor_vanishes_in_the_middle_of_a_transfer_of_state(fleet: Fleet) -> None:
-    """64 MB for the joiner, from several donors: it takes the rest from those that are left."""
-    large = {"sizes": [16_000_000], "digest": True, "pause": 0.0, "settings": {"bucket_mb": 16}}
+    """32 MB for the joiner, from several donors: it takes the rest from those that are left."""
+    large = {"sizes": [8_000_000], "digest": True, "pause": 0.0, "settings": {"bucket_mb": 16}}
     donors = fleet.found(4, **large)
     fleet.training(4)
     joiner = fleet.join(**large)
     fleet.until("it is let in", lambda: donors[0].last["size"] == 5 or "size 4 -> 5" in donors[0].output())
     vanished = fleet.vanish(donors[3])
-    fleet.went_on([*donors[:3], joiner], vanished)
+    fleet.went_on([*donors[:3], joiner], vanished, 40.0)
 
 
 @needs_delay
