@@ -15,6 +15,7 @@ from .change import Kind
 from .core import Core
 from .effects import Check
 from .links import cut_off
+from .member_table import Sign
 
 __all__ = ["Accusations"]
 
@@ -103,7 +104,7 @@ class Accusations:
         if kind is EvidenceKind.PROOF:
             if not book.prove(accused, told, peer.contact, now):
                 return False
-            peer.status, peer.suspicion = Status.DEAD, None
+            peer.learn(Sign.PROVEN)
             core.applicants.drop(accused)
             core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}")
         else:

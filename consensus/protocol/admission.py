@@ -6,7 +6,7 @@ from math import inf
 
 from ..errors import JoinError, LeftError
 from ..member import Address, Member
-from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
+from ..messages import JoinReply, JoinRequest, LeaveRequest, Pull, Refused
 from ..view import NO_VIEW_ID, View
 from .change import Kind
 from .core import Core
@@ -14,6 +14,7 @@ from .detection import Detection
 from .effects import Check
 from .founding import Founding
 from .join import Search
+from .life import Turn
 from .view_change import ViewChange
 
 __all__ = ["Admission"]
@@ -124,6 +125,9 @@ class Admission:
             if self.search.cluster is not None and not knew:
                 self.search.next_send = now
             self._search(now)
+        elif reply.view is not None and reply.view.epoch > self._core.epoch:
+            # A coordinator's beacon to one that the others went on without, and that knows nobody who still lives.
+            self._core.outbox.send_to(address, Pull(self._core.epoch))
 
     def on_refused(self, message: Refused) -> None:
         """The cluster will never take us."""
@@ -207,7 +211,8 @@ class Admission:
         if core.view is None or (len(core.view) == 1 and core.member.id in core.view):
             core.stop(LeftError("left the job on its own wish"))
             return
-        core.leaving = True
+        if core.stopped is None:
+            core.turn(Turn.WISHED)
         self._leave_call = after_call
         self._ask_to_leave(now)
 

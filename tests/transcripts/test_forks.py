@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import pytest
 
 from consensus.config import Config
 from consensus.errors import ExcludedError, LeftError
-from consensus.messages import EvidenceKind
+from consensus.messages import Ack, Chosen, EvidenceKind, Message
 from consensus.protocol import attempt, evidence
+from consensus.protocol.detection import Detection
 from consensus.protocol.proposer import Proposer
 from consensus.simulation import Host, World
-from consensus.simulation.ballots import Ballots
+from consensus.simulation.invariants import Activation, Exclusion
+from consensus.simulation.observer import Observer
 from consensus.view import View
 
-from .script import agree, cut, epochs, start_job
+from .script import agree, cut, epochs, start_job, unchecked
 
 CUT_ONLY = Config(link_timeout=0.0)
 """With a word on broken links these histories take another turn: see ``test_partitions``."""
@@ -32,17 +35,23 @@ def majority_of_the_living(view: View, responders: AbstractSet[str], discounted:
     return 2 * len(present) > len(living) or (2 * len(present) == len(living) and present[0] == living[0])
 
 
+@pytest.fixture(autouse=True)
+def silence_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``give_up`` tells members whom to take for silent."""
+    unchecked(monkeypatch, Exclusion)
+
+
 @pytest.fixture
 def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "is_quorum", majority_of_the_living)
     monkeypatch.setattr(evidence.EvidenceBook, "discounted", property(lambda book: frozenset(book.proofs)))
     # The fork itself shall show, not the checker of quorums that sees it coming.
-    monkeypatch.setattr(Ballots, "effect", lambda *_: None)
+    unchecked(monkeypatch, Activation)
 
 
-def give_up(world: World, host: Host, others: list[Host]) -> None:
+def give_up(world: World, host: Host, others: list[Host], seconds: float = 2.6) -> None:
     """After T_excl, ``host`` holds silence against ``others`` (whose word still reaches it through the rest)."""
-    world.run(2.6)
+    world.run(seconds)
     for other in others:
         world.inside(host, lambda o=other: host.machine.evidence(o.id, EvidenceKind.SILENCE, "", world.now))  # type: ignore[misc]
 
@@ -67,7 +76,7 @@ def seven() -> tuple[World, list[Host]]:
     g, h, b, c, a, f, k = members
     world.isolate([g, h, b, c], [f, k])
     world.isolate([g, h], [a])
-    give_up(world, g, [f, k])
+    give_up(world, g, [f, k], 1.7)  # before its own detector judges one of them alone
     world.run_until(lambda: g.machine.status()["epoch"] == 2, 10.0)
     assert g.machine.view is not None
     assert g.machine.view.ids == (g.id, h.id, b.id, c.id, a.id)
@@ -131,6 +140,53 @@ def test_who_leaves_discounts_nobody() -> None:
 
 def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Proposer, "discounted", property(lambda proposer: proposer._core.evidence.discounted))
-    monkeypatch.setattr(Ballots, "effect", lambda *_: None)
+    unchecked(monkeypatch, Activation)
     with pytest.raises(AssertionError, match="active"):
         two_leavers()
+
+
+class Acks(Observer):
+    """The epochs of the acks that arrive at one member."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.epochs: list[int] = []
+
+    def delivered(self, host: Host, sender: Host, message: Message) -> None:
+        if host is self.host and isinstance(message, Ack):
+            self.epochs.append(message.epoch)
+
+
+def acked_from_a_newer_view() -> tuple[World, list[Host]]:
+    """A votes P out of {A, P} and acts alone. Healed, its acks reach P, the views that it tells do not; then A dies."""
+    world, (a, p) = start_job(2)
+    cut(world, (a, p))
+    agree(world, [a])
+    world.faults.heal()
+    world.watch = lambda _, message: not isinstance(message, Chosen)
+    acks = Acks(p)
+    world.observe(acks)
+    world.run_until(lambda: acks.epochs != [], 5.0)
+    assert acks.epochs[0] == 2, "A knows a newer view, and acks all the same"
+    world.kill(a)
+    world.run(5.0)
+    return world, [a, p]
+
+
+def test_an_ack_from_a_newer_view_is_no_contact() -> None:
+    """Found by writing down why discounting is safe: a voter does not ack whom it excludes, but only until the epoch ends."""
+    _, (a, p) = acked_from_a_newer_view()
+    assert epochs([a, p]) == [2, 1], "P cannot know whether A went on without it"
+
+
+def test_counting_it_as_contact_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Detection.on_ack
+
+    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+        core = self._core
+        honest(self, sender, replace(ack, epoch=core.epoch, view_id=core.view_id), now)
+
+    monkeypatch.setattr(Detection, "on_ack", on_ack)
+    unchecked(monkeypatch, Activation)
+    with pytest.raises(AssertionError, match="activate"):
+        acked_from_a_newer_view()
