@@ -12,7 +12,7 @@ from ..member import Member
 from ..messages import Evidence, EvidenceKind, Status
 from ..view import View
 from .change import Kind
-from .core import Core
+from .core import SENIORS, Core
 from .effects import Check
 from .links import cut_off
 from .member_table import Sign
@@ -26,8 +26,10 @@ _WITNESSES = 8
 class Accusations:
     """What this member holds against others of its view. ``changed(now)`` is called when there may be reason to act."""
 
-    def __init__(self, core: Core, changed: Callable[[float], None]) -> None:
+    def __init__(self, core: Core, changed: Callable[[float], None], believes: Callable[[str, str, float], bool]) -> None:
+        """``believes(accused, source, now)``: whether another member's word that somebody is silent counts here."""
         self._core = core
+        self._believes = believes
         self._changed = changed
         self._due: dict[tuple[str, EvidenceKind], tuple[Evidence, float, float]] = {}
 
@@ -35,11 +37,11 @@ class Accusations:
         """Repeat reports that nobody has acted on yet, as long as they hold."""
         self._judge_links(now)
         for key, (evidence, due, delay) in list(self._due.items()):
-            if evidence.kind is EvidenceKind.SEVERED and not self._core.links.broken(evidence.accused):
+            if not self._holds(evidence):
                 del self._due[key]
             elif now >= due:
                 self._due[key] = (evidence, now + delay, min(2 * delay, 1.0))
-                many = _WITNESSES if evidence.kind is EvidenceKind.SEVERED else 3
+                many = _WITNESSES if evidence.kind is EvidenceKind.SEVERED else SENIORS
                 for member in self._seniors(evidence.accused, many):
                     self._core.outbox.send(member, evidence)
 
@@ -145,15 +147,19 @@ class Accusations:
         self._due[evidence.accused, evidence.kind] = (evidence, now, self._core.config.resend)
         self.tick(now)
 
+    def _holds(self, evidence: Evidence) -> bool:
+        """Whether it is still so: the silent may have answered after all, a link may have been mended."""
+        match evidence.kind:
+            case EvidenceKind.SILENCE:
+                return evidence.accused in self._core.evidence.silent
+            case EvidenceKind.SEVERED:
+                return self._core.links.broken(evidence.accused)
+            case _:
+                return True
+
     def _seniors(self, accused: str, many: int) -> list[Member]:
         """The coordinator and the next in seniority, ``many`` in all, without the accused and ourselves."""
-        core = self._core
-        coordinator = core.coordinator()
-        if core.view is None or coordinator is None:
-            return []
-        start = core.view.index(coordinator.id)
-        chosen = [m for m in core.view.members[start:] if m.id not in core.evidence.proofs and m.id != accused]
-        return [member for member in chosen[:many] if member.id != core.member.id]
+        return [member for member in self._core.seniors(accused, many) if member.id != self._core.member.id]
 
     # Others' evidence
 
@@ -166,14 +172,6 @@ class Accusations:
             return
         if message.kind is EvidenceKind.HINT:
             self._check(message.accused, now)
-        elif message.kind is not EvidenceKind.SILENCE or self._believable(message.accused, now):
+        elif message.kind is not EvidenceKind.SILENCE or self._believes(message.accused, sender, now):
             self._record(message.accused, message.kind, message.detail[:200], sender, now)
         self._changed(now)
-
-    def _believable(self, accused: str, now: float) -> bool:
-        """Silence told by others counts only where we have no fresher contact ourselves."""
-        peer = self._core.table.get(accused)
-        if peer is None:
-            return False
-        mesh = len(self._core.table) < self._core.config.mesh_limit
-        return not mesh or now - peer.last_sign >= self._core.config.exclude_after

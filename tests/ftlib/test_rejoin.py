@@ -372,14 +372,15 @@ def test_agents_as_processes_leave_nothing_behind_either() -> None:
         thread = in_thread(lambda: until(over, staying))
         joiner = Trainee(ft)
         assert joiner.step()
-        before = held()
-        for _ in range(3):
+        before = {}
+        for number in range(4):
             pid = ft._consensus._host.pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: ft._plane.phase.value == "stopped", "it knows")
             assert joiner.step()
             assert not Path(f"/proc/{pid}").exists(), "it was reaped"
-        assert_no_more(lambda: held() if joiner.step() else {}, before, buffers=4)  # the other one waits for its calls
+            before = before if number else held()
+        assert_no_more(lambda: held() if joiner.step() else {}, before, buffers=4, descriptors=2)  # the other one waits for it
         ft.leave()
         over.set()
         thread.join(5)
@@ -402,14 +403,13 @@ def held() -> dict[str, int]:
     }
 
 
-def assert_no_more(measure: Callable[[], dict[str, int]], before: dict[str, int], *, buffers: int) -> None:
-    """But for ``buffers`` of calls under way, and what is just being closed."""
+def assert_no_more(measure: Callable[[], dict[str, int]], before: dict[str, int], **more: int) -> None:
+    """But for so many ``more`` of some: buffers of calls under way, descriptors of groups just closed."""
     now: list[dict[str, int]] = []
 
     def settled() -> bool:
         now.append(measure())
-        most = {**before, "buffers": before["buffers"] + buffers}
-        return all(count <= most[name] for name, count in now[-1].items())
+        return all(count <= before[name] + more.get(name, 0) for name, count in now[-1].items())
 
     try:
         eventually(settled, "nothing is left")

@@ -106,8 +106,8 @@ class Bounds(Invariant):
         self._add(host, message.epoch)
 
     def _count_view(self, host: Host, target: Host | None, message: Install | FlushRequest) -> None:  # noqa: ARG002
-        self._proposers.setdefault(message.view.epoch, set()).add(host.id)
-        self._add(host, message.view.epoch)
+        self._proposers.setdefault(message.epoch, set()).add(host.id)
+        self._add(host, message.epoch)
 
     def _add(self, host: Host, epoch: int) -> None:
         change = self._changes.get(epoch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...messages import Accept, Accepted, Ack, Ballot, Chosen, FlushRequest, Install, JoinReply, Ping
+from ...messages import Accept, Accepted, Ack, Ballot, Chosen, Install, JoinReply, Ping
 from ...view import Proposal, View
 from .inside import awaits
 from .witness import Hears, Sees, Thinks, Witness
@@ -98,7 +98,6 @@ class Record(Witness):
             Accept: lambda host, _, message: self._propose(host, message),
             Accepted: lambda host, _, message: self._cast(host, message),
             Install: self._tell,
-            FlushRequest: self._tell,
             Chosen: self._tell,
             JoinReply: self._tell,
         }
@@ -123,7 +122,7 @@ class Record(Witness):
         """See ``Witness``."""
         self.meet(view)
 
-    def _tell(self, host: Host, target: Host | None, message: Install | FlushRequest | Chosen | JoinReply) -> None:  # noqa: ARG002
+    def _tell(self, host: Host, target: Host | None, message: Install | Chosen | JoinReply) -> None:  # noqa: ARG002
         if message.view is not None:
             self.meet(message.view)
 

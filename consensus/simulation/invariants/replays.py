@@ -132,8 +132,7 @@ class Replays(Invariant):
             return False
         if isinstance(message, (Evidence, LeaveRequest)):
             return message.view_id != view.view_id
-        about = message.view if isinstance(message, (Install, FlushRequest, Chosen)) else message
-        return int(getattr(about, "epoch", view.epoch)) < view.epoch
+        return int(getattr(message, "epoch", view.epoch)) < view.epoch
 
     def _replay(self, host: Host, letter: _Letter, when: str) -> None:
         machine = twin(host.machine)
