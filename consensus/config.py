@@ -113,6 +113,11 @@ class Config:
     mesh_limit: int = 32
     """Up to so many members everybody pings everybody each ``exclude_after / 4``: the contact that discounting needs."""
 
+    link_timeout: float = 5.0
+    """Two living members that have not reached each other for so long, over UDP or TCP, cannot work together: one has to go
+    (see ``protocol/links``). 0: they stay, and whatever they do together waits. Up to ``mesh_limit`` members. Ten pings long:
+    with 30 % loss each way half of them are not answered, and nobody should have to go for that."""
+
     fence_after: float = 0.75
     """Share of ``exclude_after`` after which a suspect's supervisor is asked to kill it."""
 

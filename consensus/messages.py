@@ -72,6 +72,8 @@ class EvidenceKind(Enum):
     HINT = "hint"
     SILENCE = "silence"
     UNREADY = "unready"
+    SEVERED = "severed"
+    """The sender and the accused cannot reach each other, though others reach both: see ``protocol/links.py``."""
     FROZEN = "frozen"
     """Not against anybody: the sender's data plane stopped and needs a new epoch."""
 

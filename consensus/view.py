@@ -26,6 +26,7 @@ class Cause(Enum):
     LEFT = "left"
     SILENCE = "silence"
     UNREADY = "unready"
+    SEVERED = "severed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,6 +316,7 @@ _SPECIAL: dict[str, Callable[[Any], Any]] = {
 _DURATIONS = frozenset(
     [
         "exclude_after",
+        "link_timeout",
         "stall_timeout",
         "quorum_timeout",
         "join_timeout",

@@ -18,6 +18,7 @@ from .evidence import EvidenceBook
 from .history import History
 from .join import Applicants
 from .life import LIFE, Life, Turn, turn_of
+from .links import Links
 from .member_table import MemberTable
 from .outbox import Outbox
 from .standing import STANDING, News
@@ -25,7 +26,7 @@ from .standing import STANDING, News
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["Core"]
+__all__ = ["SENIORS", "Core"]
 
 SENIORS = 3
 """So many members are told of evidence, and know who waits to join: the coordinator, and who would follow it."""
@@ -50,6 +51,7 @@ class Core:
         self.crowded = False
         """Whether the view is too large for everybody to ping everybody."""
         self.evidence = EvidenceBook(config)
+        self.links = Links(member.id, config.link_timeout)
         self.history = History()
         self.applicants = Applicants(config.max_members)
         self.awareness = Awareness(config.awareness_max)
@@ -107,22 +109,23 @@ class Core:
         self.life = LIFE.after(self.life, turn)
 
     def coordinator(self) -> Member | None:
-        """The first member of the view that nothing is held against."""
+        """The first member of the view that nothing is held against, and that reaches a quorum."""
         if self.view is None:
             return None
         for member in self.view.members:
-            accused = member.id in self.evidence.proofs or member.id in self.evidence.unready
-            if not accused and self.table.trusted(member.id):
+            book = self.evidence
+            out = member.id in book.proofs or member.id in book.unready or member.id in book.cut_off
+            if not out and self.table.trusted(member.id):
                 return member
         return self.member if self.member.id in self.view else None
 
-    def seniors(self, without: str = "") -> list[Member]:
-        """The coordinator and the next two in seniority, those who are proven dead and ``without`` left out."""
+    def seniors(self, without: str = "", many: int = SENIORS) -> list[Member]:
+        """The coordinator and the next in seniority, ``many`` in all; those proven dead and ``without`` are left out."""
         coordinator = self.coordinator()
         if self.view is None or coordinator is None:
             return []
         rest = islice(self.view.members, self.view.index(coordinator.id), None)
-        return list(islice((m for m in rest if m.id not in self.evidence.proofs and m.id != without), SENIORS))
+        return list(islice((m for m in rest if m.id not in self.evidence.proofs and m.id != without), many))
 
     def stands_by(self) -> bool:
         """Whether this member is the coordinator or one of the next two: whoever has to know what a coordinator must."""

@@ -82,6 +82,7 @@ class Detection:
         """
         core = self._core
         core.awareness.worse()
+        core.links.overslept(late)
         self.stall.awake = now
         self._prober.postpone(late)
         self._watch.postpone(late)
@@ -94,6 +95,7 @@ class Detection:
         """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""
         core = self._core
         core.rumours.forget(view)
+        core.links.adopt(view)
         self._prober.forget(view)
         self._fenced = {key: time for key, time in self._fenced.items() if key in view}
         watched = bool(self._watch.slots)
@@ -123,6 +125,11 @@ class Detection:
             targets = [peer.member for peer in core.table if peer.status is not Status.DEAD]
         for probe in self._prober.begin_round(targets, interval, now):
             self._send_ping(probe, now)
+        for peer in self._core.table:
+            waited = self._core.links.silent_for(peer.member.id, now)
+            if waited and peer.suspicion is None and peer.status is Status.ALIVE:
+                detail = f"no direct answer to {self._core.member.id[:6]} for {waited:.2f} s, though others reach it"
+                self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
 
     @property
     def _interval(self) -> float:
@@ -148,6 +155,8 @@ class Detection:
 
     def _ask_others(self, probe: Probe) -> None:
         core = self._core
+        if not core.crowded and core.table.get(probe.target.id) is not None:
+            core.links.missed(probe.target.id, probe.sent)
         chosen = self._some(core.config.indirect_probes, without=probe.target.id)
         probe.helpers = len(chosen)
         for helper in chosen:
@@ -197,8 +206,9 @@ class Detection:
         """Whether this member is one of those who find out at once."""
         return member_id in self._watch or any(each.id == self._core.member.id for each in self._core.seniors(member_id))
 
-    def answered_check(self, member_id: str) -> None:
+    def answered_check(self, member_id: str, now: float) -> None:
         """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
+        self._core.links.heard(member_id, now)
         self._prober.answered_otherwise(member_id)
         peer = self._core.table.get(member_id)
         if peer is not None:
@@ -385,6 +395,8 @@ class Detection:
         if relay is not None and ack.target == sender:
             core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
             return
+        if ack.target == sender:
+            core.links.heard(sender, now)  # late ones too: a slow link is no broken one
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
             return

@@ -144,7 +144,7 @@ class Machine:
     def checked(self, member_id: str, alive: bool | None, detail: str, now: float) -> None:
         """The result of a ``Check`` or of a closed tether: False proves death, None is undecided."""
         if alive:
-            self._detection.answered_check(member_id)
+            self._detection.answered_check(member_id, now)
         self._change.accusations.checked(member_id, alive, detail, now)
         self._admission.checked(member_id, alive, now)
         self._settle(now)

@@ -26,6 +26,7 @@ class Exclusion(Invariant):
     * LEFT: it wanted to leave.
     * SILENCE: its proposer had no ack of it for T_excl (up to ``mesh_limit`` members, where all ping all).
     * UNREADY: the parent view had been chosen for ``ready_timeout``.
+    * SEVERED: not of a member that has been well, as its proposer has, for ``link_timeout`` and ``patience``.
     * SILENCE and UNREADY: not a *false* exclusion. That is one of a member X by a proposer P who both have been well (see
       ``Ground``) for ``patience``: within that time X has acked P's pings again, or its word has spread, and whatever was held
       against it before is taken back. (UNREADY: X must also have done its part, that is, have said READY, or have reported
@@ -93,7 +94,7 @@ class Exclusion(Invariant):
                 return value
         return None
 
-    def _judge(self, removal: Removal, parent: View, first: Proposed) -> None:
+    def _judge(self, removal: Removal, parent: View, first: Proposed) -> None:  # noqa: C901 - one case a cause
         record, config, out = self.jury.record, self.world.config, removal.member_id
         match removal.cause:
             case Cause.PROOF:
@@ -108,6 +109,9 @@ class Exclusion(Invariant):
                 if len(parent) <= config.mesh_limit and since < config.exclude_after * (1 - config.drift) - SLACK:
                     self._false(removal, parent, first, f"its ack had reached the proposer {since:.3f} s before")
                 if first.well[out] > self.patience:
+                    self._false(removal, parent, first, f"both had been well for {first.well[out]:.3f} s")
+            case Cause.SEVERED:
+                if first.well[out] > config.link_timeout + self.patience:
                     self._false(removal, parent, first, f"both had been well for {first.well[out]:.3f} s")
             case Cause.UNREADY:
                 waited = first.time - self._met.get(parent.view_id, NEVER)
