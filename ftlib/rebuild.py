@@ -59,7 +59,13 @@ class _Stop:
     error: Exception
 
 
-_CAUSES = {Cause.PROOF: "dead", Cause.LEFT: "left", Cause.SILENCE: "silent", Cause.UNREADY: "never ready"}
+_CAUSES = {
+    Cause.PROOF: "dead",
+    Cause.LEFT: "left",
+    Cause.SILENCE: "silent",
+    Cause.UNREADY: "never ready",
+    Cause.SEVERED: "cut off",
+}
 _END = None
 _ALL = sys.maxsize
 """No epoch is as late."""
