@@ -140,4 +140,8 @@ def _number(text: str, actors: int) -> str:
     verb, space, rest = text.partition(" ")
     if actors == 1:
         return text
-    return {"is": "are", "goes": "go", "ACTS": "ACT"}.get(verb, verb.removesuffix("s")) + space + rest
+    bare = verb.rstrip(":")
+    return _PLURALS.get(bare, bare.removesuffix("s")) + verb[len(bare) :] + space + rest
+
+
+_PLURALS = {"is": "are", "goes": "go", "ACTS": "ACT"}
