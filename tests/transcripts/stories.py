@@ -16,12 +16,13 @@ def crash(tale: Tale) -> None:
     tale.head(
         "A crash",
         "4, 5, 7, 10, 11, 13",
-        """Five members, A the most senior. E is killed. Those who hold a connection to E see it close, and E's host refuses a new
-        one: proof. They tell the coordinator, which is A, and the next two. A waits 5 ms for more of the kind, then proposes the list
-        without E. As the most senior member it may use ballot 0 without asking for promises first.""",
-        """Whoever votes freezes first: nothing completes in the old group after that, and the vote carries a report of what has.
-        Three votes of five are a quorum, so the list is chosen; but INSTALL waits for the report of everybody who stays. When all
-        have built the new group, all may act in it: 14 ms after the death.""",
+        """Five members, A the most senior. E is killed. Those who hold a connection to E see it close, and E's host
+        refuses a new one: proof. They tell the coordinator, which is A, and the next two. A waits 5 ms for more of
+        the kind, then proposes the list without E. As the most senior member it may use ballot 0 without asking for
+        promises first.""",
+        """Whoever votes freezes first: nothing completes in the old group after that, and the vote carries a report
+        of what has. Three votes of five are a quorum, so the list is chosen; but INSTALL waits for the report of
+        everybody who stays. When all have built the new group, all may act in it: 14 ms after the death.""",
     )
     world, members = start_job(5, page=tale.page())
     world.kill(members[4])
@@ -35,12 +36,13 @@ def partition(tale: Tale) -> None:
     tale.head(
         "A partition, and its end",
         "3, 4, 6, 15, 16",
-        """A and B lose touch with C, D and E. Nobody is dead, so nobody has proof; after T = 2 s without a sign of life there is
-        silence. Both sides would like to go on without the other.""",
-        """A voter gives its vote against somebody only T after it last acked him: so whoever was acked knows for that long that it
-        has not been voted out. Three of five are a quorum and two are not: C, D and E go on. A and B propose nothing, since too
-        few are in sight. They are still active in epoch 1, but no average can end there, for the others have frozen it. When
-        the links are back, they learn what was decided, and stop. Their processes may join again, as new members.""",
+        """A and B lose touch with C, D and E. Nobody is dead, so nobody has proof; after T = 2 s without a sign of
+        life there is silence. Both sides would like to go on without the other.""",
+        """A voter gives its vote against somebody only T after it last acked him: so whoever was acked knows for that
+        long that it has not been voted out. Three of five are a quorum and two are not: C, D and E go on. A and B
+        propose nothing, since too few are in sight. They are still active in epoch 1, but no average can end there,
+        for the others have frozen it. When the links are back, they learn what was decided, and stop. Their processes
+        may join again, as new members.""",
     )
     world, members = start_job(5, page=tale.page())
     small, large = members[:2], members[2:]
@@ -62,9 +64,9 @@ def join(tale: Tale) -> None:
     tale.head(
         "A join, with and without a crash",
         "2, 4, 7, 9, 13",
-        """J asks to be let in. The coordinator pings it, and waits for a moment between two calls, at most a second: members tell each
-        other within a call that they stop after it, so that a join interrupts nothing. If somebody dies before that moment
-        comes, one view change does both.""",
+        """J asks to be let in. The coordinator pings it, and waits for a moment between two calls, at most a second:
+        members tell each other within a call that they stop after it, so that a join interrupts nothing. If somebody
+        dies before that moment comes, one view change does both.""",
     )
     page = tale.page(
         "Nobody dies", "All members stop after call 7, in which they have told each other that somebody wants to join."
@@ -89,8 +91,8 @@ def join(tale: Tale) -> None:
 
     page = tale.page(
         "The coordinator dies",
-        """A dies. J has asked the others, too, since it was told of them. B is the next in seniority; any ballot but that of the most
-        senior begins with PREPARE, since A may have had a list chosen without anybody knowing.""",
+        """A dies. J has asked the others, too, since it was told of them. B is the next in seniority; any ballot but
+        that of the most senior begins with PREPARE, since A may have had a list chosen without anybody knowing.""",
     )
     world, members = start_job(3, page=page)
     joiner = _knock(world, members)
@@ -102,9 +104,9 @@ def join(tale: Tale) -> None:
 
     page = tale.page(
         "The joiner dies once it is in",
-        """J is in the chosen list, and dies while it builds its group: the view can never be active. Its members, active or not, vote
-        for the next one. B and C were never in touch with J, but it was let in by this very view: as a newcomer it may be
-        discounted all the same, since newcomers alone are never a quorum.""",
+        """J is in the chosen list, and dies while it builds its group: the view can never be active. Its members,
+        active or not, vote for the next one. B and C were never in touch with J, but it was let in by this very view:
+        as a newcomer it may be discounted all the same, since newcomers alone are never a quorum.""",
     )
     world, members = start_job(3, page=page)
     joiner = world.start("J", introducers=(members[0].name,))
@@ -129,10 +131,11 @@ def ten_crashes(tale: Tale) -> None:
     tale.head(
         "Ten crashes at once",
         "4, 7, 8",
-        """Ten of 24 members die in the same instant, as when a rack loses power with its switch still alive. The data plane of
-        everybody else fails, and everybody checks everybody. The proofs come in within milliseconds; the coordinator waits 5 ms
-        after the first, so that all ten are one view change.""",
-        """14 of 24 are more than half. The others are dead, and who was in touch with them discounts them; it is not needed here.""",
+        """Ten of 24 members die in the same instant, as when a rack loses power with its switch still alive. The data
+        plane of everybody else fails, and everybody checks everybody. The proofs come in within milliseconds; the
+        coordinator waits 5 ms after the first, so that all ten are one view change.""",
+        """14 of 24 are more than half. The others are dead, and who was in touch with them discounts them; it is not
+        needed here.""",
     )
     world, members = start_job(24, page=tale.page())
     for victim in members[5:15]:
@@ -151,13 +154,14 @@ def majority_lost(tale: Tale) -> None:
     tale.head(
         "The majority is lost",
         "7, 8, 16",
-        """Three of five die. Two are less than half, but the dead cannot vote any more. May the two go on? It depends on what the
-        dead may have decided before they died.""",
+        """Three of five die. Two are less than half, but the dead cannot vote any more. May the two go on? It depends
+        on what the dead may have decided before they died.""",
     )
     page = tale.page(
         "In touch until the end: they go on",
-        """A and B were in touch with all three less than T before the proof. So none of the three has voted for a list without A
-        or B: it would have had to wait T after its last ack. They are discounted, and everybody else votes: kind (b) of a quorum.""",
+        """A and B were in touch with all three less than T before the proof. So none of the three has voted for a
+        list without A or B: it would have had to wait T after its last ack. They are discounted, and everybody else
+        votes: kind (b) of a quorum.""",
     )
     world, members = start_job(5, page=page)
     for victim in members[2:]:
@@ -169,9 +173,10 @@ def majority_lost(tale: Tale) -> None:
 
     page = tale.page(
         "Out of touch before: they block",
-        """This time the links were cut 1.95 s before the three die. The last pings that they acked are older than T, less the 5 % by
-        which clocks may differ; for all that A and B know, the three have voted for a list without them, and there may be
-        somebody who acts in it. A and B block, say for whom they wait, and give up after quorum_timeout, here 30 s.""",
+        """This time the links were cut 1.95 s before the three die. The last pings that they acked are older than T,
+        less the 5 % by which clocks may differ; for all that A and B know, the three have voted for a list without
+        them, and there may be somebody who acts in it. A and B block, say for whom they wait, and give up after
+        quorum_timeout, here 30 s.""",
     )
     world, members = start_job(5, config=Config(quorum_timeout=30.0), page=page)
     remark(world, "All links between A B and C D E are cut.")
@@ -194,9 +199,9 @@ def shrink_to_one(tale: Tale) -> None:
     tale.head(
         "From four to one",
         "5, 7, 8",
-        """One member after the other dies, always the most senior, which coordinates. Each change is decided by the members of the
-        view before it: 3 of 4, 2 of 3, then B and C are two, and C alone is half of them without the most senior. It goes on
-        all the same, since it was in touch with the dead one.""",
+        """One member after the other dies, always the most senior, which coordinates. Each change is decided by the
+        members of the view before it: B, C and D are three of four, C and D two of three. D alone is half of the last
+        two, and not the more senior one; it goes on all the same, since it was in touch with C until the end.""",
     )
     world, members = start_job(4, page=tale.page())
     for victim in members[:3]:
@@ -220,8 +225,8 @@ def _somebody_dies(
 ) -> None:
     """Member ``first`` of five is killed, then another one by the ``trap``: who, before or after which message.
 
-    What comes before the coordinator knows of the first death is the same everywhere, and told where ``whole``. All that ``late``
-    sends and is sent takes longer. The survivors agree on ``epoch`` in the end.
+    What comes before the coordinator knows of the first death is the same everywhere, and told where ``whole``. All that
+    ``late`` sends and is sent takes longer. The survivors agree on ``epoch`` in the end.
     """
     page = tale.page(heading, text)
     world, members = start_job(5, page=page)
@@ -250,11 +255,12 @@ def coordinator_crash(tale: Tale) -> None:
     tale.head(
         "The coordinator dies at each of its messages",
         "5, 7, 8, 11, 12, 14",
-        """Each page begins as crash.txt: E was killed, and A coordinates. Then A itself dies, right before or right after its first
-        message of a kind to somebody else. Whatever A had begun, B finishes or replaces. It asks a quorum for promises with
-        ballot 1/B; if anybody has voted for A's list, B must propose that one again, for A may have counted enough votes for it.
-        A itself is left out by the same change, or by the next.""",
-        """In none of these histories do two members act in different lists of one epoch. That is the whole point of the protocol.""",
+        """Each page begins as crash.txt: E was killed, and A coordinates. Then A itself dies, right before or right
+        after its first message of a kind to somebody else. Whatever A had begun, B finishes or replaces. It asks a
+        quorum for promises with ballot 1/B; if anybody has voted for A's list, B must propose that one again, for A
+        may have counted enough votes for it. A itself is left out by the same change, or by the next.""",
+        """In none of these histories do two members act in different lists of one epoch. That is the whole point of
+        the protocol.""",
     )
     _somebody_dies(
         tale,
@@ -266,8 +272,9 @@ def coordinator_crash(tale: Tale) -> None:
     _somebody_dies(
         tale,
         "After the first ACCEPT",
-        """B has voted for A's list, as its own promise says, and so must propose it: with A, which is dead. That list is chosen, and
-        never active, since READY of A will never come. The next one, by the members of the chosen list, is without A.""",
+        """B has voted for A's list, as its own promise says, and so must propose it: with A, which is dead. That list
+        is chosen, and never active, since READY of A will never come. The next one, by the members of the chosen
+        list, is without A.""",
         ("A", "after", "Accept"),
         first="E",
         epoch=3,
@@ -275,9 +282,9 @@ def coordinator_crash(tale: Tale) -> None:
     _somebody_dies(
         tale,
         "Before the first FLUSH-REQUEST",
-        """D is slow here. A has a quorum without D's vote, waits 5 ms for it, and would ask for D's report then. B and C know from
-        A's pings that there is a newer list, have asked for it, and follow it; so they go on with the next epoch at once. D
-        has to catch up before it promises anything.""",
+        """D is slow here. A has a quorum without D's vote, waits 5 ms for it, and would ask for D's report then. B
+        and C know from A's pings that there is a newer list, have asked for it, and follow it; so they go on with the
+        next epoch at once. D has to catch up before it promises anything.""",
         ("A", "before", "FlushRequest"),
         first="E",
         epoch=3,
@@ -286,7 +293,8 @@ def coordinator_crash(tale: Tale) -> None:
     _somebody_dies(
         tale,
         "After the first FLUSH-REQUEST",
-        "D, slow again, gets the question when nobody is there any more for its answer; but so it knows that the list is chosen.",
+        """D, slow again, gets the question when nobody is there any more for its answer; but so it knows that the
+        list is chosen.""",
         ("A", "after", "FlushRequest"),
         first="E",
         epoch=3,
@@ -303,8 +311,9 @@ def coordinator_crash(tale: Tale) -> None:
     _somebody_dies(
         tale,
         "After the first INSTALL",
-        """B alone has everybody's report, and builds its group. It never acts in it, for without the READY of A, C and D there is no
-        ACTIVATE. B follows the chosen list already, so it coordinates the next change as one of its members.""",
+        """B alone has everybody's report, and builds its group. It never acts in it, for without the READY of A, C
+        and D there is no ACTIVATE. B follows the chosen list already, so it coordinates the next change as one of its
+        members.""",
         ("A", "after", "Install"),
         first="E",
         epoch=3,
@@ -320,8 +329,8 @@ def coordinator_crash(tale: Tale) -> None:
     _somebody_dies(
         tale,
         "After the first ACTIVATE",
-        """B acts in epoch 2; C and D never do. That is no fork: they act in no other list of epoch 2, and no average of B can end there,
-        for C and D take no part in it.""",
+        """B acts in epoch 2; C and D never do. That is no fork: they act in no other list of epoch 2, and no average
+        of B can end there, for C and D take no part in it.""",
         ("A", "after", "Activate"),
         first="E",
         epoch=3,
@@ -332,9 +341,9 @@ def another_crash(tale: Tale) -> None:
     tale.head(
         "Somebody else dies in the middle of a change",
         "4, 5, 7, 8, 11, 14",
-        """A, the most senior, is killed, and B coordinates: with ballot 1/B, and PREPARE first. Then one more dies, right before or after
-        a message: the one who found A dead, B itself, or one of those who answer it. Nobody is waited for who is proven dead and was in
-        touch until then.""",
+        """A, the most senior, is killed, and B coordinates: with ballot 1/B, and PREPARE first. Then one more dies,
+        right before or after a message: the one who found A dead, B itself, or one of those who answer it. Nobody is
+        waited for who is proven dead and was in touch until then.""",
     )
     _somebody_dies(
         tale,
@@ -372,8 +381,8 @@ def another_crash(tale: Tale) -> None:
     _somebody_dies(
         tale,
         "C dies instead of voting",
-        """The list with C in it is asked for already, and is chosen by three of five; it can never be active. In the next epoch B is the
-        most senior, and needs no PREPARE.""",
+        """The list with C in it is asked for already, and is chosen by three of five; it can never be active. In the
+        next epoch B is the most senior, and needs no PREPARE.""",
         ("C", "before", "Accepted"),
         epoch=3,
     )

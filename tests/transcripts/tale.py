@@ -36,7 +36,9 @@ class Tale:
         self._head.pop()
 
     def page(self, heading: str = "", text: str = "", *, aside: bool = False) -> Transcript:
-        """A new history, below ``heading`` and a paragraph. ``aside``: where it goes as the one before it, it is not told again."""
+        """A new history, below ``heading`` and a paragraph. ``aside``: its beginning, as far as it is that of the page before,
+        is left out.
+        """
         page = Transcript()
         self._pages.append((heading, " ".join(text.split()), page, aside))
         return page

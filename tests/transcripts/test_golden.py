@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
@@ -44,3 +45,17 @@ def test_a_story_is_as_it_was_written_down(name: str) -> None:
     if told != known:
         lines = unified_diff(known.splitlines(), told.splitlines(), f"golden/{name}.txt", "what happens now", lineterm="")
         pytest.fail("\n".join([*lines, "", "If this is meant: make transcripts"]), pytrace=False)
+
+
+def test_every_story_is_in_the_list_to_read_and_every_file_is_a_story() -> None:
+    listed = re.findall(r"\]\((\w+)\.txt\)", (GOLDEN / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(STORIES) == sorted(path.stem for path in GOLDEN.glob("*.txt"))
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_story_can_be_read(name: str) -> None:
+    """No ids, no addresses, no noise; lines of a width that fits a screen; a head that says which rules it is about."""
+    text = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    assert not re.search(r"\b(?=\w*\d)[0-9a-f]{6,}\b|\d+\.\d+\.\d+\.\d+|\d\.\d{4}", text)
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert re.search(r"^# Rules \(docs/protocol.md\): \d", text, re.MULTILINE)

@@ -34,8 +34,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What a machine holds against others at one moment (ids), whom of them a quorum of its own may do without (``discounted``),
-    and whether it ``waits`` with a vote for a lease to run out.
+    """What a machine holds against others (ids) at one moment.
+
+    ``discounted``: whom a quorum of its own may do without; ``waits``: whether a vote waits for a lease to run out.
     """
 
     proofs: Mapping[str, Proof]

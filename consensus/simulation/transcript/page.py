@@ -1,7 +1,7 @@
 """The text: what happened at one instant, put together where it is alike, in three columns.
 
-``A -> B C`` is a message from A to each of B and C, ``B C -> A`` one from each to A. Where many members say the same to different
-ones, one line names all of them and counts the messages.
+``A -> B C`` is a message from A to each of B and C, ``B C -> A`` one from each to A. Where many members say the same to
+different ones, one line names all of them and counts the messages.
 """
 
 from __future__ import annotations
@@ -50,13 +50,6 @@ class Page:
         self._people = people
         self._lines: list[str] = []
         self._last: float | None = None
-
-    def prose(self, text: str) -> None:
-        """A paragraph that begins at the left."""
-        self._break()
-        self._lines += wrap(text, WIDTH, break_on_hyphens=False)
-        self._lines.append("")
-        self._last = None
 
     def heading(self) -> None:
         """The names of the columns."""

@@ -1,7 +1,7 @@
 """An observer that writes down what a reader of a history wants to know: see ``docs/protocol.md`` for what the words mean.
 
-Messages of agreement with their fate, deaths, evidence, votes, and what each member believes. Detection's pings, acks and rumours
-are left out (see ``words.HIDDEN``), and so is what is said again because no answer came.
+Messages of agreement with their fate, deaths, evidence, votes, and what each member believes. Detection's pings, acks and
+rumours are left out (see ``words.HIDDEN``), and so is what is said again because no answer came.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ ONCE = "once"
 
 
 class Transcript(Observer):
-    """``names``: member id -> name, by seniority (others are called as in the script). Times count from the first look at a world.
+    """Begins with ``begin``, from when times count; ``str`` is the page so far.
 
-    ``talk``: names of the types in ``HIDDEN`` that are shown all the same. It and ``mute`` may be changed while the story goes on.
+    ``names``: member id -> name, by seniority; others are called as in the script. ``talk``: names of the types in ``HIDDEN``
+    that are shown all the same; it and ``mute`` may be changed while the story goes on.
     """
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
@@ -46,8 +47,8 @@ class Transcript(Observer):
         """Whether nothing is written down for now."""
         self._began: float | None = None
         self._at = 0.0
-        self._entries: list[Entry] = []
-        self._keys: list[tuple[Entry, str]] = []
+        self._entries: list[tuple[Entry, str]] = []
+        """Of this instant; and what, beside their text, makes two of them the same."""
         self._told: dict[tuple[str, str | None, str, str, str], str] = {}
         self._sent: tuple[Message, Entry] | None = None
         self._addresses: dict[tuple[str, int], str] = {}
@@ -59,11 +60,6 @@ class Transcript(Observer):
 
     # The script's words
 
-    def prose(self, text: str) -> None:
-        """A paragraph."""
-        self._write()
-        self.page.prose(text)
-
     def begin(self, hosts: Iterable[Host] = ()) -> None:
         """Time 0 is now; what ``hosts`` know already is no news."""
         self._began = self.world.now
@@ -71,7 +67,6 @@ class Transcript(Observer):
             self._meet(host)
             self._known[host.id] = inside.opinion(host.machine)
             self._views[host.id] = "" if host.machine.view is None else host.machine.view.view_id
-        self._entries.clear()
         self.page.heading()
 
     def remark(self, text: str) -> None:
@@ -207,7 +202,7 @@ class Transcript(Observer):
         return self.people.translate(re.sub(r"\(\w{6}: ", "(", text.partition(";")[0]))
 
     def _verdict(self, accused: str, proof: Proof, now: inside.Opinion) -> str:
-        told = " (says " in proof.detail
+        told = " (says " in proof.detail  # who found it: see ``Accusations``
         found = f"hears that {ABOUT} is dead" if told else f"finds {ABOUT} dead ({self.people.translate(proof.detail)})"
         if accused in now.discounted:
             new = accused in now.newcomers and not proof.discounted
@@ -242,13 +237,12 @@ class Transcript(Observer):
         if round(self._time, 3) != self._at:
             self._write()
             self._at = round(self._time, 3)
-        self._entries.append(entry)
-        self._keys.append((entry, key))
+        self._entries.append((entry, key))
 
     def _write(self) -> None:
         """The instant is over: write it down, without what was said before."""
         news = []
-        for entry, more in self._keys:
+        for entry, more in self._entries:
             if entry.target is not None or more.startswith(ONCE):
                 key = (entry.actor, entry.target, entry.text, entry.about, more)
                 before = self._told.get(key)
@@ -258,7 +252,6 @@ class Transcript(Observer):
                 if before is not None:
                     entry.text += " (again)"
             news.append(entry)
-        self._keys.clear()
         self._entries.clear()
         self.page.instant(self._at, news)
 
