@@ -127,7 +127,7 @@ def fork_leavers(tale: Tale) -> None:
     assert isinstance(p.stopped, LeftError)
     page = tale.page(
         "The wrong rule",
-        "P and Q discount A, B and C, since they were in touch with them, and choose a list of their own.",
+        "P and Q discount A, B and C, since they were in touch with them, and have {Q} chosen: Q acts beside J.",
         aside=True,
     )
     _wrong(page, lambda _: two_leavers(page), let_leavers_discount, Activation, Choice)
@@ -137,15 +137,14 @@ def fork_newer_ack(tale: Tale) -> None:
     tale.head(
         "An ack from a newer view is no contact",
         "6, 8 (invariant 1)",
-        """A votes P out after T of silence, and acts alone. Within epoch 2 it had stopped acking P; but with the next
-        epoch that is over, and when the link is back, it acks P again. P does not hear what was chosen, and then A
-        dies.""",
+        """A votes P out after T of silence, and acts alone. While it voted for that it did not ack P; now that is
+        over, and when the link is back, it acks P again. P does not hear what was chosen, and then A dies.""",
     )
     world, (a, p) = acked_from_a_newer_view(
         tale.page(
             "The rule",
             """The ack says that A knows epoch 2, and P does not. So it may come from a list without P, and does not
-            count as contact. P blocks.""",
+            count as contact. P cannot go on.""",
         )
     )
     end(world)

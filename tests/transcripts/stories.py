@@ -91,8 +91,8 @@ def join(tale: Tale) -> None:
 
     page = tale.page(
         "The coordinator dies",
-        """A dies. J has asked the others, too, since it was told of them. B is the next in seniority; any ballot but
-        that of the most senior begins with PREPARE, since A may have had a list chosen without anybody knowing.""",
+        """A dies. J has asked B, too, which is the next in seniority. Any ballot but that of the most senior begins
+        with PREPARE, since A may have had a list chosen without anybody knowing.""",
     )
     world, members = start_job(3, page=page)
     joiner = _knock(world, members)
@@ -131,7 +131,7 @@ def ten_crashes(tale: Tale) -> None:
     tale.head(
         "Ten crashes at once",
         "4, 7, 8",
-        """Ten of 24 members die in the same instant, as when a rack loses power with its switch still alive. The data
+        """Ten of 24 members die in the same instant, as when somebody kills all workers of a few hosts. The data
         plane of everybody else fails, and everybody checks everybody. The proofs come in within milliseconds; the
         coordinator waits 5 ms after the first, so that all ten are one view change.""",
         """14 of 24 are more than half. The others are dead, and who was in touch with them discounts them; it is not
@@ -396,7 +396,7 @@ def another_crash(tale: Tale) -> None:
     _somebody_dies(
         tale,
         "C dies after it said READY",
-        "B has heard READY of all, so all who live act in epoch 2, for the 7 ms until they have to freeze again.",
+        "B has heard READY of all, so all who live act in epoch 2, for the 5 ms until they have to freeze again.",
         ("C", "after", "Ready"),
         epoch=3,
     )
