@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.simulation import World
+from consensus.simulation import World, draw, play
 from consensus.simulation.transcript import Transcript
-from consensus.simulation.transcript.page import Entry, Page
+from consensus.simulation.transcript.page import WIDTH, Entry, Page
 from consensus.simulation.transcript.people import People
 
 IDS = {f"{index:06x}cafe": f"m{index}" for index in range(12)}
@@ -113,3 +113,15 @@ def test_a_message_that_gets_through_later_is_told_again(watched: tuple[World, T
     lost, again = text.index("[lost]"), text.index("(again)")
     assert lost < again
     assert "ACT in epoch 2" in text or text.count("ACTS in epoch 2") == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_history_can_be_written_down_and_is_not_changed_by_it(seed: int) -> None:
+    page = Transcript()
+    result = play(draw(seed), observers=[page])
+    lines = str(page).splitlines()
+    assert result.good
+    assert result.world.digest == play(draw(seed)).world.digest
+    assert all(len(line) <= WIDTH for line in lines)
+    acted = any(host.activated for host in result.world.hosts.values())
+    assert acted == any(" ACT" in line and " in epoch " in line for line in lines)

@@ -14,7 +14,7 @@ from textwrap import wrap
 from .people import People
 from .words import ABOUT
 
-__all__ = ["Entry", "Page"]
+__all__ = ["WIDTH", "Entry", "Page"]
 
 WIDTH = 100
 TIME = 6

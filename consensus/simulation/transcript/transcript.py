@@ -33,7 +33,7 @@ ONCE = "once"
 
 
 class Transcript(Observer):
-    """Begins with ``begin``, from when times count; ``str`` is the page so far.
+    """Begins with ``begin``, or when the first process starts; ``str`` is the page so far.
 
     ``names``: member id -> name, by seniority; others are called as in the script. ``talk``: names of the types in ``HIDDEN``
     that are shown all the same; it and ``mute`` may be changed while the story goes on.
@@ -90,9 +90,10 @@ class Transcript(Observer):
 
     def started(self, host: Host) -> None:
         """See ``Observer``."""
+        if self._began is None:
+            self.begin()
         self._meet(host)
-        if self._began is not None:
-            self._add(host, "starts")
+        self._add(host, "starts")
 
     def killed(self, host: Host) -> None:
         """See ``Observer``."""
