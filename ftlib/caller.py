@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,6 +24,7 @@ from .rebuild import Rebuilder
 from .session import Session
 from .staging import StagingPool
 from .status import Status
+from .threads import Thread
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 
@@ -61,12 +60,16 @@ class _Patience:
     """How long something has been waited for, and when to say so."""
 
     deadline: float
-    began: float = field(default_factory=time.monotonic)
+    now: Callable[[], float]
+    began: float = field(init=False)
     warn_at: float = WARN_AFTER
+
+    def __post_init__(self) -> None:
+        self.began = self.now()
 
     def due(self) -> float | None:
         """Seconds waited if a warning is due now."""
-        waited = time.monotonic() - self.began
+        waited = self.now() - self.began
         if waited < self.warn_at:
             return None
         self.warn_at *= 2
@@ -84,10 +87,11 @@ class Caller:
         self._in_flight = in_flight
         self._pool = StagingPool(in_flight)
         self._process = os.getpid()
-        self._serial = threading.RLock()
+        self._threads = plane.threads
+        self._serial = self._threads.lock()
         self._busy = ""
         """What the thread in ``_holder`` may not call within; empty outside of calls."""
-        self._holder: threading.Thread | None = None
+        self._holder: Thread | None = None
         self._vetoed = ""
         """The call before, where it was vetoed and nobody has said yet because of whom."""
         self._tainted = False
@@ -110,10 +114,11 @@ class Caller:
 
     def inside(self) -> bool:
         """Whether this thread is within a call: in a callback, a state function or a signal handler."""
-        return bool(self._busy) and self._holder is threading.current_thread()
+        return bool(self._busy) and self._holder is self._threads.current()
 
     def run(self, call: Call) -> Status:
         """Finish ``call``; the status it ends with. Raises what ends this member's part."""
+        call.began = self._threads.now()
         if os.getpid() != self._process:
             raise ConfigError(f"{call.layout.text}: this process was forked from a worker and is none: call FTLib.init in it")
         if not self._serial.acquire(timeout=self._limits.step_timeout):
@@ -122,7 +127,7 @@ class Caller:
         try:
             if self._busy:
                 raise ConfigError(self._busy.format(call.layout.text))
-            self._holder = threading.current_thread()
+            self._holder = self._threads.current()
             try:
                 self._busy = _IN_CALLBACK
                 self.tell()
@@ -159,7 +164,7 @@ class Caller:
         if self._plane.phase is Phase.WAITING:
             self._consensus.seek_admission()
         self._pool.staging(call.layout).turn()
-        patience = _Patience(call.began + self._limits.step_timeout)
+        patience = _Patience(call.began + self._limits.step_timeout, self._threads.now)
         while True:
             session = self._await_session(call, patience)
             if session is None:
@@ -179,7 +184,7 @@ class Caller:
                 self._explain_veto(call, session)
             return Status.FAIL
         call.deliver(results)
-        self._plane.counters.call_seconds.add(time.monotonic() - call.began)
+        self._plane.counters.call_seconds.add(self._threads.now() - call.began)
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
 
     def _await_session(self, call: Call, patience: _Patience) -> Session | None:
@@ -197,9 +202,9 @@ class Caller:
                 if active and session is not None and session.size >= self._limits.min_size:
                     return session
                 if plane.phase is Phase.WAITING and self._limits.may_be_spare:
-                    call.began = time.monotonic()
+                    call.began = self._threads.now()
                     patience.deadline = call.began + self._limits.step_timeout
-                left = patience.deadline - time.monotonic()
+                left = patience.deadline - self._threads.now()
                 if left > 0:
                     plane.changed.wait(min(left, WARN_AFTER))
             if left <= 0:
@@ -223,7 +228,7 @@ class Caller:
         flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
         flags |= Flag.NONFINITE if self._tainted else Flag(0)
         saying = Saying(call.weight, 0, flags, call.layout.check)
-        attempt = Attempt(call, session, self._pool.staging(call.layout), self._watch(call, session))
+        attempt = Attempt(call, session, self._pool.staging(call.layout), self._watch(call, session), self._threads.now)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)
         except GroupError as error:
@@ -289,7 +294,7 @@ class Caller:
         if not plane.begin(session):
             return None
         staging = self._pool.staging(call.layout)
-        attempt = Attempt(call, session, staging, self._watch(call, session))
+        attempt = Attempt(call, session, staging, self._watch(call, session), self._threads.now)
         try:
             results = Adoption(call, session.group, session.ranks[donor], staging).receive(attempt.wait)
         except GroupError as error:
@@ -343,7 +348,7 @@ class Caller:
         self._consensus.leave()
 
     def _watch(self, call: Call, session: Session) -> Callable[[float], None]:
-        patience = _Patience(call.began + self._limits.step_timeout)
+        patience = _Patience(call.began + self._limits.step_timeout, self._threads.now)
 
         def watch(waited: float) -> None:
             plane = self._plane
@@ -351,7 +356,7 @@ class Caller:
                 over = plane.session is not session or plane.phase is not Phase.ACTIVE
             if over and waited > SETTLE:
                 raise GroupError("the group was given up, but this operation does not end")
-            if time.monotonic() > patience.deadline:
+            if self._threads.now() > patience.deadline:
                 raise RebuildTimeout(f"{call}: not finished within {self._limits.step_timeout:g} s; {self._blocking()}")
             long = patience.due()
             if long is not None:

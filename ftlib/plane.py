@@ -12,7 +12,6 @@ finished under the lock, in the session in which its operations ran, while the p
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +24,7 @@ from .frameworks.base import Group
 from .salvage import Report
 from .session import Session
 from .tally import CALLS, PAUSES, Tally
+from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
 __all__ = ["Counters", "Finish", "Order", "Phase", "Plane"]
@@ -88,13 +88,19 @@ class Counters:
 class Plane:
     """The state. Methods named after transitions take the lock themselves; attributes are read under ``changed``."""
 
-    def __init__(self, identify: Callable[[], str], tell: Callable[..., None] = lambda *_place, **_more: None) -> None:
+    def __init__(
+        self,
+        identify: Callable[[], str],
+        tell: Callable[..., None] = lambda *_place, **_more: None,
+        threads: Threads = SYSTEM,
+    ) -> None:
         """``identify``: this member's id (known once the consensus has started). ``tell``: takes where this member is
-        (finished, current call) whenever that changes; it must be quick.
+        (finished, current call) whenever that changes; it must be quick. ``threads``: also those of whoever meets here.
         """
         self._identify = identify
         self._tell = tell
-        self.changed = threading.Condition()
+        self.threads = threads
+        self.changed = threads.condition()
         self.phase = Phase.WAITING
         self.error: Exception | None = None
         """Why STOPPED."""
@@ -298,9 +304,9 @@ class Plane:
             self.phase = Phase.ACTIVE
             self.counters.views += 1
             if self._frozen_at:
-                self.counters.pauses.add(time.monotonic() - self._frozen_at)
+                self.counters.pauses.add(self.threads.now() - self._frozen_at)
             self._frozen_at = 0.0
-            self.counters.last_wait = time.monotonic() - self.current.began if self.current is not None else 0.0
+            self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
             self.peers = {member_id: state for member_id, state in self.peers.items() if member_id in session.view}
             self.peer_changes = {
                 member_id: since for member_id, since in self.peer_changes.items() if member_id in session.view
@@ -327,7 +333,7 @@ class Plane:
         with self.changed:
             if self.peers.get(member_id) != state:
                 self.peers[member_id] = state
-                self.peer_changes[member_id] = time.monotonic()
+                self.peer_changes[member_id] = self.threads.now()
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -345,7 +351,7 @@ class Plane:
     def _freeze(self) -> None:
         if self.phase is Phase.ACTIVE:
             self.phase = Phase.FROZEN
-            self._frozen_at = time.monotonic()
+            self._frozen_at = self.threads.now()
         self.changed.notify_all()
 
     def _found(self) -> None:

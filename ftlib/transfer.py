@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import http.client
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from urllib.parse import urlencode
@@ -98,7 +97,7 @@ class Transfer:
                 raise ConfigError(
                     f"{session.names(plan.holders)} registered no state, but this worker did: call register_state everywhere"
                 )
-            if time.monotonic() > deadline:
+            if plane.threads.now() > deadline:
                 raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
             if _Answer.LATER not in answers:
                 plane.wait_end(session, RETRY)
@@ -106,7 +105,7 @@ class Transfer:
 
     def _found(self, registered: Registered) -> None:
         plane = self._plane
-        deadline = time.monotonic() + self._join_timeout
+        deadline = plane.threads.now() + self._join_timeout
         while True:
             session = self._active(deadline)
             plan = session.plan
@@ -124,7 +123,7 @@ class Transfer:
                 return
             if answer is _Answer.NOTHING:
                 return  # too late for this: the first call provides
-            if time.monotonic() > deadline:
+            if plane.threads.now() > deadline:
                 raise ConfigError(
                     f"{session.name(donor.id)} has not registered state within {self._join_timeout:g} s, but this worker has: "
                     "call register_state at every worker"
@@ -135,7 +134,9 @@ class Transfer:
     def _active(self, deadline: float) -> Session:
         plane = self._plane
         with plane.changed:
-            plane.changed.wait_for(lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), max(0.0, deadline - time.monotonic()))
+            plane.changed.wait_for(
+                lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), max(0.0, deadline - plane.threads.now())
+            )
             if plane.phase is Phase.STOPPED:
                 if isinstance(plane.error, FTLibError):
                     raise plane.error
@@ -147,7 +148,7 @@ class Transfer:
             return plane.session
 
     def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> _Answer:
-        began = time.monotonic()
+        began = self._plane.threads.now()
         if self._ring is not None and (line := self._ring.renew()) is not None:
             logger.info("%s", line)
         try:
@@ -173,7 +174,7 @@ class Transfer:
             return _Answer.FAILED
         registered.load(tree)
         self._plane.counters.state_bytes += reader.nbytes
-        took = time.monotonic() - began
+        took = self._plane.threads.now() - began
         extra = about(self._plane, "state", donor=donor.id, state_bytes=reader.nbytes, seconds=took)
         logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, took * 1e3, extra=extra)
         return _Answer.LOADED

@@ -18,19 +18,26 @@ if TYPE_CHECKING:
 __all__ = ["errand", "finish_errands"]
 
 _under_way: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_looking = threading.Lock()
+"""Held while the set changes or is read: several workers of one process may close while others still begin something."""
 
 
 def errand(name: str, function: Callable[[], None]) -> None:
     """Run ``function`` on a thread of its own."""
     thread = threading.Thread(target=function, name=f"ftlib-{name}", daemon=True)
-    _under_way.add(thread)
-    thread.start()
+    with _looking:
+        thread.start()  # first: one that has not been started cannot be joined
+        _under_way.add(thread)
 
 
 def finish_errands(timeout: float) -> bool:
     """Wait at most ``timeout`` seconds for all errands; whether all have ended."""
     deadline = time.monotonic() + timeout
-    for thread in list(_under_way):
-        if thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
-    return not any(thread.is_alive() for thread in list(_under_way) if thread is not threading.current_thread())
+    for thread in _others():
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in _others())
+
+
+def _others() -> list[threading.Thread]:
+    with _looking:
+        return [thread for thread in _under_way if thread is not threading.current_thread()]
