@@ -1,0 +1,11 @@
+"""Training processes in a simulated world: the real data plane, with integers for gradients and everything else made up.
+
+What ``consensus.simulation`` does for views, this does for steps: every history is checked for the promises that a step is
+averaged over one set of members at every survivor, and that none is lost or repeated.
+"""
+
+from .collective import Pace
+from .promises import Promises
+from .trainers import Trainers, trainers
+
+__all__ = ["Pace", "Promises", "Trainers", "trainers"]

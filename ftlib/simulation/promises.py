@@ -1,0 +1,302 @@
+"""The promises "all or nothing, bit for bit" and "no step is lost", checked at each call that anybody finishes.
+
+A call may have two results only in one way: some who finished it with the old view were never heard of again, and the others,
+who could not know, redid it without them. So a result *stands* as soon as anybody who has it goes on (finishes another call,
+or acts in another view); no call has two that stand, and nobody of a view lacks the one that its view has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from consensus.simulation import Host, Observer
+from ftlib.call import Call, Results
+from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
+from ftlib.salvage import Plan
+from ftlib.session import Session
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .trainers import Trainers
+
+__all__ = ["Outcome", "Promises"]
+
+Sums = tuple[tuple[float, ...], ...]
+"""By bucket and lane."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One result of a call."""
+
+    call: int
+    sums: Sums
+    weight: float
+
+
+@dataclass
+class _Finish:
+    """Who holds an outcome, and in which view the first of them finished it."""
+
+    outcome: Outcome
+    view: str
+    holders: list[str] = field(default_factory=list)
+    contributors: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Place:
+    """Where one process is, as far as it was seen."""
+
+    token: int = 0
+    weight: float = 0.0
+    reloaded: bool = False
+    """Whether it loaded state within the call that it is in: its contribution does not count."""
+    outcome: Outcome | None = None
+    """Of the call that it finished last."""
+    counted: int = 0
+    """The token of the last call that it finished, as that call's result has it or would have."""
+    finished: int = 0
+    """How many calls it has finished."""
+    applied: tuple[int, bytes] | None = None
+    """The last call that it applied, and its parameters after that."""
+
+
+class Promises(Observer):
+    """Told by the processes what they do; every violation is an AssertionError that tells the story."""
+
+    def __init__(self, jobs: Trainers) -> None:
+        self._jobs = jobs
+        self._places: dict[str, _Place] = {}
+        self._calls: dict[int, list[_Finish]] = {}
+        self._stands: dict[int, Outcome] = {}
+        self._used: dict[tuple[str, int], int] = {}
+        """In which call each contribution was counted."""
+        self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
+        self._parameters_stand: dict[int, bytes] = {}
+        self._plans: dict[str, Plan] = {}
+        self.story: list[str] = []
+        self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0}
+        """What there was to check; ``orphans``: results that nobody went on with."""
+
+    # What processes tell
+
+    def entered(self, process: Process, call: Call) -> None:
+        """A program is about to make a call with its latest gradients."""
+        place = self._place(process)
+        trainer = process.trainer
+        assert trainer.token == place.counted + 1, self._say(
+            process, f"computes gradients {trainer.token} though {place.counted + 1} are next: a step was lost or repeated"
+        )
+        place.token, place.weight, place.reloaded = trainer.token, call.weight, False
+
+    def loaded(self, process: Process, call: Call) -> None:
+        """State was loaded within ``call``."""
+        self._place(process).reloaded = True
+        self.counts["loaded"] += 1
+        self._tell(process, f"loaded the state on entry to call {call.number}")
+
+    def finished(self, process: Process, call: Call, results: Results) -> None:
+        """A call was finished, or adopted."""
+        sums = tuple(tuple(slot.views[0].tolist()) for slot in results.slots) if results.slots else self._alone(process)
+        outcome = Outcome(call.number, sums, results.weight)
+        place, session = self._place(process), process.plane.running or process.plane.session
+        assert session is not None
+        self.counts["finished"] += 1
+        adopted = session.plan.donor_of(process.host.id) is not None and call.number == session.plan.call
+        self.counts["adopted"] += adopted
+        self._tell(process, f"{'adopted' if adopted else 'finished'} {self._text(outcome)} in {session.view}")
+        if place.outcome is not None:
+            assert call.number == place.outcome.call + 1, self._say(
+                process, f"finished call {call.number} after call {place.outcome.call}"
+            )
+            self._stand(process, place.outcome)
+        finish = self._finish(process, session, outcome, adopted=adopted)
+        self._own(process, place, outcome)
+        for other in self._calls[outcome.call]:
+            strangers = [holder for holder in other.holders if holder in session.view] if other is not finish else []
+            assert not strangers, self._say(
+                process,
+                f"has {self._text(outcome)}, {self._names(strangers)} of the same view {session.view} "
+                f"had {self._text(other.outcome)}",
+            )
+        finish.holders.append(process.host.id)
+        place.outcome, place.counted, place.finished = outcome, place.token, place.finished + 1
+
+    def applied(self, process: Process, call: Call) -> None:
+        """The result was applied to the parameters."""
+        place = self._place(process)
+        if place.applied is not None:
+            assert place.applied[0] + 1 == call.number, self._say(process, f"applied {call} after {place.applied[0]}")
+            self._parameters_of(process, *place.applied)
+        data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
+        place.applied = (call.number, data)
+        known = self._parameters.setdefault(call.number, [])
+        for other, holders in known:
+            if other == data:
+                holders.append(process.host.id)
+                break
+        else:
+            known.append((data, [process.host.id]))
+        stands = self._parameters_stand.get(call.number)
+        outcome, standing = place.outcome, self._stands.get(call.number)
+        if stands is not None and outcome == standing:
+            assert stands == data, self._say(process, f"has other parameters after call {call.number} than those who went on")
+
+    def activated(self, process: Process, session: Session) -> None:
+        """A process acts in a view from now on."""
+        self.counts["views"] += 1
+        place, plan = self._place(process), session.plan
+        known = self._plans.setdefault(session.view.view_id, plan)
+        assert known == plan, self._say(process, f"follows another plan for {session.view} than the others: {plan}, {known}")
+        self._tell(process, f"acts in {session.view}: {self._plan_text(plan)}")
+        if place.outcome is not None and plan.donor_of(process.host.id) is None:
+            assert place.outcome.call == plan.call, self._say(
+                process, f"goes on after call {plan.call}, but finished {place.outcome.call} last"
+            )
+            self._stand(process, place.outcome)
+
+    def ended(self, process: Process, error: Exception) -> None:
+        """A program ended with ``error``: members that do the same things are never told that they differ."""
+        self._tell(process, f"ended: {type(error).__name__}: {error}")
+        assert not isinstance(error, (StepMismatch, ConfigError, RebuildTimeout)), self._say(process, f"ended: {error}")
+        if isinstance(error, StateLost):
+            session = process.plane.session
+            holders = [
+                other
+                for other in self._jobs.processes.values()
+                if session is not None and other.host.id in session.view and other.plane.finished and not other.plane.blank
+            ]
+            assert not holders, self._say(process, f"ended: {error}, though {holders} hold it")
+
+    def killed(self, host: Host) -> None:
+        """See ``Observer``."""
+        if host.id in self._jobs.processes:
+            self._tell(self._jobs.processes[host.id], "is dead")
+
+    def paused(self, host: Host) -> None:
+        """See ``Observer``."""
+        if host.id in self._jobs.processes:
+            self._tell(self._jobs.processes[host.id], "is stopped")
+
+    def resumed(self, host: Host) -> None:
+        """See ``Observer``."""
+        if host.id in self._jobs.processes:
+            self._tell(self._jobs.processes[host.id], "goes on")
+
+    # What must hold
+
+    def _finish(self, process: Process, session: Session, outcome: Outcome, *, adopted: bool) -> _Finish:
+        """The record of this outcome; a new one is looked through."""
+        known = self._calls.setdefault(outcome.call, [])
+        for finish in known:
+            if finish.outcome == outcome:
+                return finish
+        assert not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
+        stands = self._stands.get(outcome.call, outcome)
+        assert stands is outcome, self._say(
+            process, f"finished {self._text(outcome)}, but others went on after {self._text(stands)}"
+        )
+        finish = _Finish(outcome, session.view.view_id)
+        finish.contributors = self._contributors(process, session, outcome)
+        for other in known:
+            self.counts["orphans"] += 1
+            assert other.view != finish.view, self._say(
+                process, f"finished {self._text(outcome)} in the view that also made {self._text(other.outcome)}"
+            )
+        known.append(finish)
+        return finish
+
+    def _contributors(self, process: Process, session: Session, outcome: Outcome) -> frozenset[str]:
+        """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view."""
+        found: dict[str, float] = {}
+        weights = 0.0
+        for lane, values in enumerate(zip(*outcome.sums, strict=True)):
+            if not any(values):
+                continue
+            shares = {value / (number + 1) for number, value in enumerate(values)}
+            other = self._by_lane(lane)
+            place = self._places[other]
+            assert len(shares) == 1, self._say(process, f"mixes: {self._names([other])} gave {values} in {self._text(outcome)}")
+            (share,) = shares
+            token, rest = divmod(share, place.weight or 1.0)
+            assert not rest and token == place.token, self._say(
+                process,
+                f"counts {share:g} of {self._names([other])}, which offers {place.token} with weight {place.weight:g}, "
+                f"in {self._text(outcome)}",
+            )
+            assert other in session.view, self._say(
+                process, f"counts {self._names([other])}, no member of {session.view}, in {self._text(outcome)}"
+            )
+            used = self._used.setdefault((other, int(token)), outcome.call)
+            assert used == outcome.call, self._say(
+                process, f"counts {token:g} of {self._names([other])} in call {outcome.call}, as call {used} did"
+            )
+            found[other] = share
+            weights += place.weight
+        silent = [m for m in session.view.ids if m not in found and not self._places[m].reloaded]
+        assert not silent, self._say(process, f"lacks {self._names(silent)} of {session.view} in {self._text(outcome)}")
+        assert weights == outcome.weight, self._say(
+            process, f"divides by {outcome.weight:g}, the weights sum to {weights:g}, in {self._text(outcome)}"
+        )
+        counted = [m for m in found if self._places[m].reloaded]
+        assert not counted, self._say(
+            process, f"counts {self._names(counted)}, computed on other weights, in call {outcome.call}"
+        )
+        return frozenset(found)
+
+    def _own(self, process: Process, place: _Place, outcome: Outcome) -> None:
+        """The own contribution is in it, exactly once."""
+        share = outcome.sums[0][process.index]
+        wanted = 0.0 if place.reloaded else place.token * place.weight
+        assert share == wanted, self._say(
+            process, f"finished {self._text(outcome)}, in which its own part is {share:g} instead of {wanted:g}"
+        )
+
+    def _stand(self, process: Process, outcome: Outcome) -> None:
+        """Somebody goes on with it."""
+        stands = self._stands.setdefault(outcome.call, outcome)
+        assert stands == outcome, self._say(process, f"goes on after {self._text(outcome)}, others after {self._text(stands)}")
+
+    def _parameters_of(self, process: Process, call: int, data: bytes) -> None:
+        stands = self._parameters_stand.setdefault(call, data)
+        assert stands == data, self._say(process, f"goes on with other parameters after call {call} than the others")
+
+    # Words
+
+    def _alone(self, process: Process) -> Sums:
+        """What a single member contributes is the result."""
+        place = self._place(process)
+        lanes = [0.0] * self._jobs.lanes
+        lanes[process.index] = 0.0 if place.reloaded else place.token * place.weight
+        return tuple(tuple(value * (number + 1) for value in lanes) for number in range(self._jobs.tensors))
+
+    def _place(self, process: Process) -> _Place:
+        return self._places.setdefault(process.host.id, _Place())
+
+    def _by_lane(self, lane: int) -> str:
+        return next(process.host.id for process in self._jobs.processes.values() if process.index == lane)
+
+    def _names(self, member_ids: list[str]) -> str:
+        return ", ".join(self._jobs.processes[member_id].host.name for member_id in member_ids)
+
+    def _text(self, outcome: Outcome) -> str:
+        parts = [
+            f"{self._jobs.processes[self._by_lane(lane)].host.name}:{share:g}"
+            for lane, share in enumerate(outcome.sums[0])
+            if share
+        ]
+        return f"call {outcome.call} = ({' '.join(parts)})/{outcome.weight:g}"
+
+    def _plan_text(self, plan: Plan) -> str:
+        adoptions = ", ".join(f"{self._names([adopter])} from {self._names([donor])}" for adopter, donor in plan.adoptions)
+        fault = f", {plan.fault}" if plan.fault else ""
+        return f"call {plan.call} is finished" + (f", {adoptions}" if adoptions else "") + fault
+
+    def _tell(self, process: Process, text: str) -> None:
+        self.story.append(f"{self._jobs.world.now:9.4f} {process.host.name}: {text}")
+
+    def _say(self, process: Process, text: str) -> str:
+        """The violation, and how it came to it."""
+        return "\n".join([f"{process.host.name} {text}", *self.story[-60:]])
