@@ -81,6 +81,8 @@ class SimulatedThreads(Threads):
 
     def current(self) -> Fibre:
         """See ``Threads``."""
+        if self.over:
+            raise GreenletExit
         assert self._running is not None
         return self._running
 
