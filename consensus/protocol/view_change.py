@@ -305,10 +305,18 @@ class ViewChange:
         if now >= self._next_blocked_note:
             self._next_blocked_note = now + BLOCKED_EVERY
             core.outbox.note(logging.WARNING, "blocked", f"{self._blocked_text()} ({blocked:.0f} s so far)")
+            self._ask_around()
         if core.leaving and blocked >= core.config.ready_timeout:  # for the others it is a crash from here on
             core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
         elif blocked >= core.config.quorum_timeout:
             core.stop(QuorumLostError(f"{self._blocked_text()} (quorum_timeout={core.config.quorum_timeout:g} s is over)"))
+
+    def _ask_around(self) -> None:
+        """Perhaps the others went on without us, and those we know died since: later lifetimes at their addresses can tell."""
+        core = self._core
+        for member in core.view.members if core.view is not None else ():
+            if member.id in core.evidence.proofs:
+                core.outbox.send(member, Pull(core.epoch))
 
     def under_way(self) -> dict[str, Any] | None:
         """The change that is not active yet, as plain values: its record so far, and what it waits for."""

@@ -1,9 +1,46 @@
-"""The protocol without sockets: many machines, one virtual clock, one seed, faults on demand, exact replay."""
+"""The protocol without sockets: many machines, one virtual clock, one seed, faults on demand, exact replay.
 
-from .faults import Faults
+``World`` is time, processes and a script API; ``draw(seed, menu)`` makes a random ``Scenario``, ``play`` runs one: a safety
+phase, then a healed network, and a ``Verdict``.
+"""
+
+from .clock import Clock
+from .faults import Faults, Spread
+from .history import draw
 from .host import Host
+from .judgement import Outcome, Verdict, judge, living, reason_to_block, settled
+from .menu import Menu
 from .observer import Observer
 from .plane import MakePlane, SimulatedPlane, StubPlane
+from .play import Result, play, prepare
+from .scenario import Event, Scenario
+from .trap import Trap
+from .verbs import perform
 from .world import World
 
-__all__ = ["Faults", "Host", "MakePlane", "Observer", "SimulatedPlane", "StubPlane", "World"]
+__all__ = [
+    "Clock",
+    "Event",
+    "Faults",
+    "Host",
+    "MakePlane",
+    "Menu",
+    "Observer",
+    "Outcome",
+    "Result",
+    "Scenario",
+    "SimulatedPlane",
+    "Spread",
+    "StubPlane",
+    "Trap",
+    "Verdict",
+    "World",
+    "draw",
+    "judge",
+    "living",
+    "perform",
+    "play",
+    "prepare",
+    "reason_to_block",
+    "settled",
+]

@@ -34,6 +34,7 @@ class Ballots(Observer):
         self._shunned: set[tuple[str, str, str]] = set()
         self._died: dict[str, float] = {}
         self._installed: set[str] = set()
+        self._drivers: dict[str, str] = {}
 
     def killed(self, host: Host) -> None:
         """See ``Observer``."""
@@ -47,12 +48,14 @@ class Ballots(Observer):
     def sent(self, host: Host, target: Host | None, message: Message) -> None:
         """See ``Observer``."""
         if target is not None:
-            self._say(host.id, target.id, message, self.world.now)
+            self._say(host, target.id, message, host.now)
 
-    def _say(self, sender: str, receiver: str, message: Message, now: float) -> None:
+    def _say(self, host: Host, receiver: str, message: Message, now: float) -> None:
+        """``now``: on the sender's clock, by which leases run."""
+        sender = host.id
         match message:
             case Ping():
-                self._pinged[sender, message.seq] = now
+                self._pinged[sender, message.seq] = self.world.now
             case Ack() if message.target == sender:
                 shunned = (sender, message.view_id, receiver) in self._shunned
                 assert not shunned, f"{sender} acks {receiver}, whom it voted out"
@@ -65,6 +68,8 @@ class Ballots(Observer):
                 self._vote(sender, message, now)
             case Install() | FlushRequest() | Chosen():
                 self._views[message.view.view_id] = message.view
+                if isinstance(message, Install):
+                    self._drivers.setdefault(message.view.view_id, sender)
             case JoinReply() if message.view is not None:
                 self._views[message.view.view_id] = message.view
 
@@ -140,7 +145,8 @@ class Ballots(Observer):
             for (parent_id, ballot), value in self._values.items()
             if parent_id == parent.view_id and value.apply(parent).view_id == view.view_id
         ]
-        tries = tries or [(member_id, {member_id})]
+        driver = self._drivers.get(view.view_id, member_id)  # it alone had to vote, and is not seen voting for itself
+        tries = tries or [(driver, {driver})]
         assert any(self._is_quorum(parent, owner, votes) for owner, votes in tries), f"{view} without quorum: {tries}"
 
     def _is_quorum(self, parent: View, owner: str, votes: set[str]) -> bool:
@@ -161,4 +167,5 @@ class Ballots(Observer):
     def _discountable(self, owner: str, member_id: str) -> bool:
         died, contact = self._died.get(member_id), self._contact.get((owner, member_id))
         limit = self.world.config.exclude_after * (1 - self.world.config.drift)
-        return died is not None and contact is not None and died - contact < limit
+        rate = self.world.hosts[owner].clock.rate  # it measures with its own clock, and the proof comes after the death
+        return died is not None and contact is not None and (died - contact) * rate < limit

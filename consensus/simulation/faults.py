@@ -1,29 +1,117 @@
-"""All faults of a simulated network in one place. Probabilities are per message, times in seconds."""
+"""What is wrong in a simulated world right now. Probabilities are per message, times in seconds.
+
+What a random history may do to a world is a ``menu``; this is what its events set and what the network looks at.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
 
-__all__ = ["Faults"]
+__all__ = ["Faults", "Link", "Spread"]
+
+Link = tuple[str, str]
+"""(from, to): member ids. Links have a direction."""
+
+
+class Spread(Enum):
+    """How the time of a message lies between its bounds ``low`` and ``high``."""
+
+    UNIFORM = "uniform"
+    EXPONENTIAL = "exponential"
+    """``low`` and then an exponential time with mean ``high - low``: few are much later."""
+
+    HEAVY = "heavy"
+    """A Pareto tail (shape 1.5) above ``low``, cut at 1000 times ``high - low``: one in a thousand takes 100 times as long."""
+
+    def draw(self, low: float, high: float, rng: Random) -> float:
+        """Seconds for one message."""
+        if self is Spread.UNIFORM:
+            return low + (high - low) * rng.random()
+        if self is Spread.EXPONENTIAL:
+            return low + rng.expovariate(1.0) * (high - low)
+        return low + (high - low) * min(1000.0, rng.paretovariate(1.5) - 1.0)
 
 
 @dataclass
 class Faults:
-    """What goes wrong on the way. ``cut`` holds (from, to) pairs of member ids whose messages vanish."""
+    """The state of the network and of the clocks of those who start; processes are crashed and paused through ``World``."""
 
     latency: tuple[float, float] = (0.0003, 0.0007)
+    """Bounds of a message's way."""
+
+    spread: Spread = Spread.UNIFORM
+
     loss: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0
     """Probability that a message is late by up to ``late``."""
     late: float = 0.2
-    cut: set[tuple[str, str]] = field(default_factory=set)
+
+    replay: float = 0.0
+    """Probability that a copy arrives up to ``replay_late`` later, at whichever lifetime has the address then."""
+    replay_late: float = 10.0
+
+    cut: set[Link] = field(default_factory=set)
+    """Links whose messages vanish."""
+
+    lossy: dict[str, float] = field(default_factory=dict)
+    """Loss of everything that a member (by id) sends or is sent."""
+
+    lossy_links: dict[Link, float] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
+    """Seconds added to everything that a member sends or is sent."""
+
+    clogged: set[Link] = field(default_factory=set)
+    """Links that hold everything back; ``World.unclog`` releases it in a burst."""
+
+    refused: set[Link] = field(default_factory=set)
+    """(asker, target): a firewall refuses the asker's connections, though the target may live."""
+
+    skew: float = 0.0
+    """Clocks of processes that start now are apart by up to so much."""
+
+    drift: float = 0.0
+    """Share (0 to 1) of the allowance for drift that clocks of processes that start now use up at most."""
 
     def cut_both(self, one: str, other: str) -> None:
         """No message between two members in either direction."""
         self.cut |= {(one, other), (other, one)}
 
+    def cut_groups(self, groups: Iterable[Iterable[str]]) -> None:
+        """No message between members of different groups; who is in none reaches all."""
+        sides = [tuple(group) for group in groups]
+        for index, side in enumerate(sides):
+            for other in sides[index + 1 :]:
+                for one in side:
+                    for two in other:
+                        self.cut_both(one, two)
+
     def heal(self) -> None:
-        """A perfect network from now on."""
-        self.loss = self.duplication = self.reordering = 0.0
+        """A perfect network from now on, as fast as it is. What is held back stays so until ``World.unclog``."""
+        self.loss = self.duplication = self.reordering = self.replay = 0.0
         self.cut.clear()
+        self.lossy.clear()
+        self.lossy_links.clear()
+        self.slow.clear()
+        self.clogged.clear()
+        self.refused.clear()
+
+    def loss_on(self, sender: str, receiver: str) -> float:
+        """Probability that a message from one to the other is lost."""
+        kept = 1.0 - self.loss
+        if self.lossy:
+            kept *= (1.0 - self.lossy.get(sender, 0.0)) * (1.0 - self.lossy.get(receiver, 0.0))
+        if self.lossy_links:
+            kept *= 1.0 - self.lossy_links.get((sender, receiver), 0.0)
+        return 1.0 - kept
+
+    def inherit(self, old: str, new: str) -> None:
+        """The process ``new`` takes the address of ``old``: what is wrong with the way there is still wrong."""
+        for links in (self.cut, self.clogged, self.refused):
+            links |= {(new if one == old else one, new if two == old else two) for one, two in links if old in (one, two)}
+        for table in (self.lossy, self.slow):
+            if old in table:
+                table[new] = table[old]

@@ -1,7 +1,9 @@
 """A deterministic world of machines: virtual time, a simulated network, processes that crash, pause and restart.
 
-One seed decides everything; two worlds with the same seed and script have the same trace. What happens is shown to observers,
-the checkers of the invariants among them; what a process's data plane does is up to its ``plane``.
+One seed decides everything; two worlds with the same seed and script have the same trace, down to the last bit of every message
+(``digest``). What happens is shown to observers, the checkers of the invariants among them; what a process's data plane does is
+up to its ``plane``. ``network`` is a message's way, ``clock`` what a process is told the time is, ``faults`` what is wrong with
+both, ``scenario`` a script as text.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ import heapq
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
-from ..codec import Codec
 from ..config import Config
 from ..member import Address, Member
-from ..messages import Envelope, EvidenceKind, Message
+from ..messages import EvidenceKind, Message
 from ..protocol.effects import (
     Activated,
     Check,
@@ -23,10 +25,8 @@ from ..protocol.effects import (
     Freeze,
     Installed,
     Note,
-    PeerProgress,
     Quit,
     Send,
-    Stalled,
     Stopped,
     Tether,
     Wish,
@@ -34,15 +34,24 @@ from ..protocol.effects import (
 from ..protocol.machine import Machine
 from .ballots import Ballots
 from .checkers import Checkers
+from .clock import Clock, allowance
 from .faults import Faults
 from .host import Host
+from .network import CHECK_TIMEOUT, Network, Packet
 from .observer import Observer
 from .plane import MakePlane, StubPlane
+from .trap import Trap
 
 __all__ = ["World"]
 
 CHECK_TIME = 0.001
 """How long connecting to an address takes to be refused."""
+
+FENCE_TIME = 0.01
+"""How long a supervisor takes to kill a process and to reap it."""
+
+BACK = 1e-6
+"""A timer that is due is not set back further than this: time goes on."""
 
 
 class World:
@@ -58,23 +67,39 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.at_address: dict[Address, Host] = {}
         self.observers: list[Observer] = []
-        self.observe(Checkers())
-        self.observe(Ballots())
+        self.network = Network(self)
+        self.traps: list[Trap] = []
+        """Crashes at exact messages."""
         self.watch: Callable[[Host, Message], bool] | None = None
         """Sees every message before it is sent; False: it is not sent."""
         self.trace: list[tuple[float, str, str]] = []
+        """What every process installed, activated and ended with; ``digest`` has everything."""
         self.messages = 0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        """So many were sent."""
+        self.events = 0
+        """So many messages were delivered and timers fired."""
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
-        self._codec = Codec(self.config.job)
-        self._timers: dict[str, float] = {}
+        self._names: dict[str, Host] = {}
         self._plane = plane
+        self._usual: Faults | None = None
+        self._hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
+        self.observe(Checkers())
+        self.observe(Ballots())
 
     def observe(self, observer: Observer) -> Observer:
         """Show everything from now on to ``observer``, too."""
         observer.world = self
         self.observers.append(observer)
+        for name, hooks in self._hooks.items():
+            if getattr(type(observer), name) is not getattr(Observer, name):
+                hooks.append(getattr(observer, name))
         return observer
+
+    @property
+    def digest(self) -> str:
+        """A hash over every event so far: when, at which process, and each message's bytes."""
+        return self.network.digest.hexdigest()
 
     # Script
 
@@ -100,80 +125,131 @@ class World:
         founder = not addresses or addresses[0] == member.address
         rng = Random(self.rng.getrandbits(64))
         machine = Machine(config, member, rng, founder=founder, introducers=addresses, voted=resolved is not None)
-        host = Host(self, machine, name, self._plane)
-        self.hosts[ident] = host
-        self.at_address[member.address] = host
-        for observer in self.observers:
-            observer.started(host)
-        machine.start(self.now)
+        clock = Clock.draw(rng, self.faults.skew, self.faults.drift * allowance(config.drift))
+        host = Host(self, machine, name, self._plane, clock, addresses)
+        before = next((old for old in reversed(self.hosts.values()) if old.member.address == member.address), None)
+        if before is not None:
+            self.faults.inherit(before.id, ident)
+        self.hosts[ident] = self._names[name] = self.at_address[member.address] = host
+        for hook in self._hooks["started"]:
+            hook(host)
+        machine.start(host.now)
         if wants:
-            machine.seek_admission(self.now)
+            machine.seek_admission(host.now)
         self._settle(host)
         return host
 
     def resolve(self, host: Host, addresses: tuple[Address, ...]) -> None:
         """The name shows ``host`` other addresses now."""
-        founder = addresses[:1] == (host.machine.member.address,)
-        self.inside(host, lambda: host.machine.heed_introducers(addresses, founder, "", self.now))
+        founder = addresses[:1] == (host.member.address,)
+        self.inside(host, lambda: host.machine.heed_introducers(addresses, founder, "", host.now))
 
     def _address(self, name: str, own_name: str, own_port: int) -> Address:
         if name == own_name:
             return ("10.0.0.1", own_port)
-        return self.named(name).machine.member.address
+        return self.named(name).member.address
 
     def cluster(self, size: int) -> list[Host]:
         """``size`` members founding together; run until all are active."""
-        self.config = replace(self.config, initial_size=size)
-        hosts = [self.start("m0", introducers=("m0",))]
-        hosts += [self.start(f"m{i}", introducers=("m0",)) for i in range(1, size)]
+        hosts = self.founders(size)
         self.run_until(lambda: all(len(h.activated) == 1 for h in hosts), 30.0)
         return hosts
 
+    def founders(self, size: int) -> list[Host]:
+        """Start ``size`` processes, ``m0`` first, that are to found together."""
+        self.config = replace(self.config, initial_size=size)
+        return [self.start(f"m{i}", introducers=("m0",)) for i in range(size)]
+
     def named(self, name: str) -> Host:
-        """The newest process with that name."""
-        return [host for host in self.hosts.values() if host.name == name][-1]
+        """The newest process with that name; KeyError where there was none."""
+        return self._names[name]
+
+    def find(self, name: str) -> Host | None:
+        """The newest process with that name, None where there was none."""
+        return self._names.get(name)
 
     def kill(self, host: Host) -> None:
         """SIGKILL: its connections close, and whoever holds one finds out."""
         host.alive = False
-        for observer in self.observers:
-            observer.killed(host)
-        if self.at_address.get(host.machine.member.address) is host:
-            del self.at_address[host.machine.member.address]
+        for hook in self._hooks["killed"]:
+            hook(host)
+        if self.at_address.get(host.member.address) is host:
+            del self.at_address[host.member.address]
         for other in list(self.hosts.values()):
             if other.alive and any(member.id == host.id for member in other.tethers):
-                self.after(CHECK_TIME, lambda o=other: self._check_result(o, host.machine.member))  # type: ignore[misc]
+                self._check(other, host.member)
 
     def pause(self, host: Host) -> None:
         """SIGSTOP."""
         host.paused = True
-        for observer in self.observers:
-            observer.paused(host)
+        for hook in self._hooks["paused"]:
+            hook(host)
 
     def resume(self, host: Host) -> None:
         """SIGCONT: what happened to it meanwhile reaches it now."""
         host.paused = False
-        for observer in self.observers:
-            observer.resumed(host)
+        for hook in self._hooks["resumed"]:
+            hook(host)
+        self._catch_up(host)
+
+    def stall(self, host: Host, seconds: float) -> None:
+        """The agent's loop is held up: the process lives, but what reaches the agent waits for ``seconds``."""
+        host.stalls += 1
+        self.at(seconds, self._unstall, host)
+
+    def _unstall(self, host: Host) -> None:
+        host.stalls -= 1
+        self._catch_up(host)
+
+    def _catch_up(self, host: Host) -> None:
+        if not host.awake:
+            return
         backlog, host.backlog = host.backlog, []
         for action in backlog:
             self.inside(host, action)
-        host.machine.tick(self.now)
-        self._settle(host)
+        if host.awake:
+            host.machine.tick(host.now)
+            self._settle(host)
 
     def inside(self, host: Host, action: Callable[[], None]) -> None:
         """Something happens inside a process, or waits until it is resumed."""
-        if host.paused and host.alive:
-            host.backlog.append(action)
-        elif host.running:
+        if host.awake:
             action()
             self._settle(host)
+        elif host.alive and host.stopped is None:
+            host.backlog.append(action)
 
     def isolate(self, group: list[Host], others: list[Host]) -> None:
         """Cut every link between two groups."""
         for one in group:
             for other in others:
                 self.faults.cut_both(one.id, other.id)
+
+    def clog(self, host: Host) -> None:
+        """Everything to and from ``host`` is held back."""
+        for other in self.at_address.values():
+            if other is not host:
+                self.faults.clogged |= {(host.id, other.id), (other.id, host.id)}
+
+    def unclog(self, host: Host) -> None:
+        """What was held back on the links of ``host`` arrives in a burst."""
+        links = {link for link in self.faults.clogged if host.id in link}
+        self.faults.clogged -= links
+        self.network.release(links)
+
+    def heal(self) -> None:
+        """A perfect network from now on: nothing is wrong, held back, late, or about to crash."""
+        self.faults.heal()
+        if self._usual is not None:
+            self.faults.latency, self.faults.spread, self._usual = self._usual.latency, self._usual.spread, None
+        self.traps.clear()
+        self.network.release()
+
+    def delay(self, weather: Faults) -> None:
+        """Messages take as long as in ``weather`` until ``heal``."""
+        if self._usual is None:
+            self._usual = replace(self.faults)
+        self.faults.latency, self.faults.spread = weather.latency, weather.spread
 
     def run(self, seconds: float) -> None:
         """Let virtual time pass."""
@@ -182,51 +258,71 @@ class World:
     def run_until(self, done: Callable[[], bool], seconds: float, *, expect: bool = True) -> float:
         """Run until ``done`` or for ``seconds``; how long it took. AssertionError where it never came (``expect``)."""
         start, end = self.now, self.now + seconds
+        queue, pop = self._queue, heapq.heappop
         while not done():
-            if not self._queue or self._queue[0][0] > end:
+            if not queue or queue[0][0] > end:
                 self.now = end
                 if expect and not done():
                     raise AssertionError(f"not within {seconds} s: {list(self.hosts.values())}")
                 break
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
+            self.now, _, action, arguments = pop(queue)
+            action(*arguments)
         return self.now - start
 
     # Machinery
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
         """``action`` happens ``delay`` seconds from now, outside of any process."""
+        self.at(delay, action)
+
+    def at(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
+        """``action(*arguments)`` happens ``delay`` seconds from now, outside of any process."""
         self._count += 1
-        heapq.heappush(self._queue, (self.now + delay, self._count, action))
+        heapq.heappush(self._queue, (self.now + delay, self._count, action, arguments))
 
     def _wake(self, host: Host, at: float) -> None:
-        if self._timers.get(host.id) != at or not host.running:
+        if host.armed != at:
             return
-        host.spins = host.spins + 1 if self.now - host.woken < 1e-5 else 0
+        host.armed = None
+        if not host.awake or host.due is None:
+            return
+        if host.due > self.now:  # its deadline has moved meanwhile
+            self._wake_at(host, host.due)
+            return
+        host.spins = host.spins + 1 if self.now - host.woken < 10 * BACK else 0
         host.woken = self.now
         assert host.spins < 100, f"{host} spins: its deadline stays in the past"
-        host.machine.tick(self.now)
+        self.events += 1
+        self.network.record(0, host)
+        host.machine.tick(host.now)
         self._settle(host)
 
     def _arm(self, host: Host) -> None:
         deadline = host.machine.next_deadline()
-        if deadline is None or not host.running:
+        if deadline is None or not host.awake:
+            host.due = None
             return
-        at = max(deadline, self.now + 1e-6)
-        if self._timers.get(host.id) != at:
-            self._timers[host.id] = at
-            self.after(at - self.now, lambda: self._wake(host, at))
+        due = host.due = max(host.clock.when(deadline), self.now + BACK)
+        if host.armed is None or host.armed > due:
+            self._wake_at(host, due)
+
+    def _wake_at(self, host: Host, at: float) -> None:
+        if at != float("inf"):
+            host.armed = at
+            self._count += 1
+            heapq.heappush(self._queue, (at, self._count, self._wake, (host, at)))
 
     def _settle(self, host: Host) -> None:
         """Carry out effects until there are none."""
+        hooks = self._hooks["effect"]
         while effects := host.machine.drain():
             for effect in effects:
                 if host.alive:  # it may die in the middle of what it does
-                    for observer in self.observers:
-                        observer.effect(host, effect)
+                    for hook in hooks:
+                        hook(host, effect)
                     self._carry_out(host, effect)
-        for observer in self.observers:
-            observer.settled(host)
+        for hook in self._hooks["settled"]:
+            hook(host)
         self._arm(host)
 
     def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case an effect
@@ -234,12 +330,11 @@ class World:
             case Send(address, message):
                 self._send(host, address, message)
             case Check(member):
-                self.after(CHECK_TIME, lambda: self._check_result(host, member))
+                self._check(host, member)
             case Tether(members):
                 self._tether(host, members)
             case Fence(member):
-                victim = self.hosts[member.id]
-                self.after(0.01, lambda: self._fence(host, victim))
+                self.at(FENCE_TIME, self._fence, host, self.hosts[member.id])
             case Freeze(epoch, after_call):
                 host.frozen_for = epoch
                 host.plane.freeze(epoch, after_call)
@@ -264,57 +359,88 @@ class World:
                 host.plane.wish(wanted)
             case Quit():
                 self.kill(host)
-            case _:  # nothing here depends on it
-                assert isinstance(effect, (PeerProgress, Stalled))
+            case _:  # PeerProgress, Stalled: nothing here depends on them
+                pass
+
+    # Connections
 
     def _fence(self, asker: Host, victim: Host) -> None:
+        if victim.alive and not self.network.reachable(asker.id, victim.id):
+            return  # its supervisor lives on its host
         if victim.alive:
             self.kill(victim)
         proof = "killed and reaped by its supervisor"
-        self.inside(asker, lambda: asker.machine.evidence(victim.id, EvidenceKind.PROOF, proof, self.now))
+        self.inside(asker, lambda: asker.machine.evidence(victim.id, EvidenceKind.PROOF, proof, asker.now))
 
     def _tether(self, host: Host, members: tuple[Member, ...]) -> None:
         host.tethers = members
         for member in members:  # connecting to one that is gone is refused at once
             if not self.hosts[member.id].alive:
-                self.after(CHECK_TIME, lambda m=member: self._check_result(host, m))  # type: ignore[misc]
+                self._check(host, member)
 
-    def _check_result(self, host: Host, member: Member) -> None:
-        target = self.hosts[member.id]
-        reachable = (host.id, member.id) not in self.faults.cut and (member.id, host.id) not in self.faults.cut
-        alive: bool | None = None
-        if reachable and not target.alive:
-            alive = False
-        elif reachable and not target.paused and target.stopped is None:
-            alive = True
-        detail = "connection refused by its host" if alive is False else ""
-        self.inside(host, lambda: host.machine.checked(member.id, alive, detail, self.now))
+    def _check(self, host: Host, member: Member) -> None:
+        if member.id not in host.checks:
+            host.checks.add(member.id)
+            self.at(CHECK_TIME, self._connect, host, member)
+
+    def _connect(self, host: Host, member: Member) -> None:
+        alive, detail = self.network.connect(host, member)
+        if alive is None:
+            self.at(CHECK_TIMEOUT - CHECK_TIME, self._give_up, host, member)
+        else:
+            self._checked(host, member, alive, detail)
+
+    def _give_up(self, host: Host, member: Member) -> None:
+        alive, detail = self.network.connect(host, member)  # it may have woken up meanwhile, or died
+        self._checked(host, member, alive, detail)
+
+    def _checked(self, host: Host, member: Member, alive: bool | None, detail: str) -> None:
+        host.checks.discard(member.id)
+        self.inside(host, lambda: host.machine.checked(member.id, alive, detail, host.now))
+
+    # Messages
 
     def _send(self, host: Host, address: Address, message: Message) -> None:
+        sprung = bool(self.traps) and self._sprung(host, message)
+        if sprung and not host.alive:
+            return
         if self.watch is not None and not self.watch(host, message):
             return
         self.messages += 1
         target = self.at_address.get(address)
-        for observer in self.observers:
-            observer.sent(host, target, message)
-        if target is None or (host.id, target.id) in self.faults.cut or self.rng.random() < self.faults.loss:
+        for hook in self._hooks["sent"]:
+            hook(host, target, message)
+        self.network.carry(host, target, address, message)
+        if sprung:
+            self.kill(host)
+
+    def _sprung(self, host: Host, message: Message) -> bool:
+        kind = type(message).__name__
+        for trap in [trap for trap in self.traps if trap.springs(host.name, kind)]:
+            self.traps.remove(trap)
+            if trap.before:
+                self.kill(host)
+            return True
+        return False
+
+    def arrive(self, address: Address, sender: Host, packet: Packet) -> None:
+        """A packet reaches an address, and whoever has it by now."""
+        host = self.at_address.get(address)
+        if host is None or host.stopped is not None:
             return
-        # The real bytes: what the codec cannot carry, or a comparison by identity, shows here too.
-        packet = self._codec.encode(Envelope(self.config.job, host.id, host.machine.member.address, message))
-        copies = 2 if self.rng.random() < self.faults.duplication else 1
-        for _ in range(copies):
-            delay = self.rng.uniform(*self.faults.latency)
-            if self.rng.random() < self.faults.reordering:
-                delay += self.rng.uniform(0, self.faults.late)
-            self.after(delay, lambda: self._deliver(target, host, packet))
+        if host.awake:
+            self._receive(host, sender, packet)
+            self._settle(host)
+        else:
+            host.backlog.append(lambda: self._receive(host, sender, packet))
 
-    def _deliver(self, host: Host, sender: Host, packet: bytes) -> None:
-        envelope = self._codec.decode(packet)
-        message = envelope.message
+    def _receive(self, host: Host, sender: Host, packet: Packet) -> None:
+        envelope = packet.envelope(self.network.codec)
+        self.events += 1
+        self.network.record(1, host, len(packet.data))
+        for hook in self._hooks["delivered"]:
+            hook(host, sender, envelope.message)
+        host.machine.receive(sender.id, envelope.address, envelope.message, host.now)
 
-        def receive() -> None:
-            for observer in self.observers:
-                observer.delivered(host, sender, message)
-            host.machine.receive(sender.id, envelope.address, message, self.now)
 
-        self.inside(host, receive)
+_HOOKS = ("started", "killed", "paused", "resumed", "sent", "delivered", "effect", "settled")

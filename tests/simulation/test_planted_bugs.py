@@ -40,7 +40,7 @@ def partitions(seed: int) -> World:
             for other in hosts:
                 if host.id < other.id and rng.random() < 0.5:
                     world.faults.cut_both(host.id, other.id)
-        world.run(rng.uniform(1.0, 3.0))
+        world.run(rng.uniform(1.7, 3.5))
         for victim in rng.sample(hosts, rng.randrange(len(hosts))):
             world.kill(victim)
         world.faults.heal()

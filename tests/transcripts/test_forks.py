@@ -36,9 +36,9 @@ def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ballots, "effect", lambda *_: None)
 
 
-def give_up(world: World, host: Host, others: list[Host]) -> None:
+def give_up(world: World, host: Host, others: list[Host], seconds: float = 2.6) -> None:
     """After T_excl, ``host`` holds silence against ``others`` (whose word still reaches it through the rest)."""
-    world.run(2.6)
+    world.run(seconds)
     for other in others:
         world.inside(host, lambda o=other: host.machine.evidence(o.id, EvidenceKind.SILENCE, "", world.now))  # type: ignore[misc]
 
@@ -63,7 +63,7 @@ def seven() -> tuple[World, list[Host]]:
     g, h, b, c, a, f, k = members
     world.isolate([g, h, b, c], [f, k])
     world.isolate([g, h], [a])
-    give_up(world, g, [f, k])
+    give_up(world, g, [f, k], 2.1)  # before its own detector judges one of them alone
     world.run_until(lambda: g.machine.status()["epoch"] == 2, 10.0)
     assert g.machine.view is not None
     assert g.machine.view.ids == (g.id, h.id, b.id, c.id, a.id)

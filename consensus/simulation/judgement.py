@@ -1,0 +1,139 @@
+"""What may be left of a job once the network is healed: agreement of the living, or a block for the promised reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..protocol.quorum import is_quorum
+from ..view import View
+from .host import Host
+from .world import World
+
+__all__ = ["LIMIT", "Outcome", "Verdict", "judge", "living", "reason_to_block", "settled"]
+
+LIMIT = 30.0
+"""T: within so many seconds after healing everybody who lives acts in one view."""
+
+CALM = 1.0
+"""So long must an agreement last."""
+
+PATIENCE = 5.0
+"""A block is believed after so long: proofs that may still be discounted have come by then."""
+
+STEP = 0.02
+"""Seconds between two looks."""
+
+
+class Outcome(Enum):
+    """How a history ends."""
+
+    AGREED = "agreed"
+    """Everybody who lives acts in one view made of exactly the living."""
+
+    NOBODY = "nobody"
+    """Nobody lives, or nobody ever got in (the founder died, too few met)."""
+
+    BLOCKED = "blocked"
+    """The living are no quorum of the newest view, and the rules forbid to go on."""
+
+    STUCK = "stuck"
+    """None of these: the protocol has failed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``took``: seconds from healing to agreement. ``detail``: one line, for people."""
+
+    outcome: Outcome
+    detail: str
+    took: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether the protocol kept its promise."""
+        return self.outcome is not Outcome.STUCK
+
+    def __str__(self) -> str:
+        return f"{self.outcome.value}: {self.detail}"
+
+
+def living(world: World) -> list[Host]:
+    """Whoever runs and was not told to stop."""
+    return [host for host in world.hosts.values() if host.alive and host.stopped is None]
+
+
+def _cut_off(world: World, host: Host) -> bool:
+    """Nobody that this process knows of is there any more to tell it anything."""
+    view = host.machine.known_view
+    known = set(host.introducers)
+    known |= {member.address for member in view.members if member.id != host.id} if view else set()
+    others = [world.at_address.get(address) for address in known]
+    alone = view is not None and view.ids == (host.id,)
+    return not alone and not any(other is not None and other is not host and other.running for other in others)
+
+
+def settled(world: World) -> bool:
+    """Everybody who lives acts in one view made of exactly the living, or nobody of them ever got in."""
+    hosts = [host for host in living(world) if not _cut_off(world, host)]
+    if not hosts:
+        return True
+    views = {host.activated[-1].view_id if host.activated else "" for host in hosts}
+    if len(views) > 1 or views == {""}:
+        return views == {""} and all(host.machine.view is None for host in hosts)
+    return set(hosts[0].activated[-1].ids) == {host.id for host in hosts}
+
+
+def reason_to_block(world: World) -> str:
+    """Why the living may never act again, "" where they must.
+
+    The newest view has no quorum left by (a), and by (b) the most senior of them may not discount some dead member.
+    """
+    hosts = living(world)
+    views = [host.machine.view for host in hosts if host.machine.view is not None]
+    if not views:
+        return "nobody who lives is in any view"
+    newest: View = max(views, key=lambda view: view.epoch)
+    inside = [world.hosts[key] for key in newest.ids if world.hosts[key] in hosts]
+    answers = frozenset(host.id for host in inside)
+    if not inside:
+        return f"nobody of {newest} lives"
+    asker = inside[0]  # the coordinator, once nothing is held against it: others ask nobody
+    evidence = asker.machine._core.evidence  # noqa: SLF001 - what it may discount shows nowhere else
+    if is_quorum(newest, answers, frozenset() if asker.id in evidence.leaving else evidence.discounted):
+        return ""
+    missing = [world.hosts[key].name for key in newest.ids if key not in answers]
+    count = f"{len(inside)} of {len(newest)} live in epoch {newest.epoch}"
+    return f"{count}; {', '.join(missing)} cannot be discounted by {asker.name}"
+
+
+def judge(world: World, limit: float = LIMIT, calm: float = CALM) -> Verdict:
+    """Heal everything, wait, and see: agreement that lasts ``calm`` seconds, or a legitimate block.
+
+    Invariants that the observers see broken meanwhile raise AssertionError as ever.
+    """
+    world.heal()
+    for host in living(world):
+        if host.paused:
+            world.resume(host)
+    healed = world.now
+    while world.now - healed < limit:
+        if settled(world):
+            took = world.now - healed
+            world.run(calm)
+            if settled(world):
+                return _agreed(world, took)
+            # What was in flight when it was healed (a replay, say) cost one more change.
+        waited = world.now - healed
+        if waited >= PATIENCE and (why := reason_to_block(world)):
+            return Verdict(Outcome.BLOCKED, why, waited)
+        world.run(STEP)
+    return Verdict(Outcome.STUCK, f"after {limit:g} s: {living(world)}", limit)
+
+
+def _agreed(world: World, took: float) -> Verdict:
+    active = [host.activated[-1] for host in living(world) if host.activated]
+    if not active:
+        return Verdict(Outcome.NOBODY, f"{len(living(world))} live, in no view", took)
+    newest = max(active, key=lambda view: view.epoch)
+    return Verdict(Outcome.AGREED, f"{len(newest)} members in epoch {newest.epoch} {took:.2f} s after healing", took)

@@ -1,0 +1,152 @@
+"""A message's way from one simulated process to another, and what a connection attempt finds: all that ``Faults`` says.
+
+Real bytes travel: what the codec cannot carry, or a comparison by identity, shows here too. A message to many is encoded once,
+and what is longer than ``SHARED`` bytes is decoded once for all who get it (frozen values; the bytes are the same).
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from ..codec import Codec
+from ..member import Address, Member
+from ..messages import Envelope, Message
+
+if TYPE_CHECKING:
+    from .faults import Faults, Link
+    from .host import Host
+    from .world import World
+
+__all__ = ["Network", "Packet"]
+
+SHARED = 2048
+
+CHECK_TIMEOUT = 0.5
+"""Seconds that a connection attempt without an answer takes (see ``runtime/tether.py``)."""
+
+BURST = 1e-5
+"""Seconds between two messages that a clogged link releases."""
+
+_EVENT = Struct("<dIII")
+
+
+class Packet:
+    """The bytes of one message, decoded at most once where they are many."""
+
+    __slots__ = ("_envelope", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._envelope: Envelope | None = None
+
+    def envelope(self, codec: Codec) -> Envelope:
+        """What the bytes say."""
+        if self._envelope is not None:
+            return self._envelope
+        envelope = codec.decode(self.data)
+        if len(self.data) > SHARED:
+            self._envelope = envelope
+        return envelope
+
+
+class Network:
+    """Loses, delays, copies, holds back. Everything random is drawn from the world's generator."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.codec = Codec(world.config.job)
+        self.digest = blake2b(digest_size=16)
+        """Of every message sent and delivered, and of every timer, in order (see ``World.digest``)."""
+        self._held: list[tuple[Link, Address, Host, Packet]] = []
+        self._encoded: tuple[Host, Message, Packet] | None = None
+
+    def carry(self, sender: Host, target: Host | None, address: Address, message: Message) -> None:
+        """``message`` starts on its way to ``address``, where ``target`` is now."""
+        world = self._world
+        faults = world.faults
+        if target is None:
+            return
+        link = (sender.id, target.id)
+        if link in faults.cut:
+            return
+        loss = faults.loss
+        if faults.lossy or faults.lossy_links:
+            loss = faults.loss_on(*link)
+        if loss and world.rng.random() < loss:
+            return
+        packet = self._packet(sender, message)
+        self.digest.update(_EVENT.pack(world.now, sender.index, target.index, len(packet.data)))
+        self.digest.update(packet.data)
+        if link in faults.clogged:
+            self._held.append((link, address, sender, packet))
+            return
+        self._schedule(faults, link, address, sender, packet)
+        if faults.duplication and world.rng.random() < faults.duplication:
+            self._schedule(faults, link, address, sender, packet)
+        if faults.replay and world.rng.random() < faults.replay:
+            world.at(world.rng.uniform(0.0, faults.replay_late), world.arrive, address, sender, packet)
+
+    def _schedule(self, faults: Faults, link: Link, address: Address, sender: Host, packet: Packet) -> None:
+        world = self._world
+        delay = faults.spread.draw(*faults.latency, world.rng)
+        if faults.reordering and world.rng.random() < faults.reordering:
+            delay += world.rng.uniform(0.0, faults.late)
+        if faults.slow:
+            delay += faults.slow.get(link[0], 0.0) + faults.slow.get(link[1], 0.0)
+        world.at(delay, world.arrive, address, sender, packet)
+
+    def _packet(self, sender: Host, message: Message) -> Packet:
+        known = self._encoded
+        if known is not None and known[1] is message and known[0] is sender:
+            return known[2]
+        envelope = Envelope(self._world.config.job, sender.id, sender.member.address, message)
+        packet = Packet(self.codec.encode(envelope))
+        self._encoded = (sender, message, packet)
+        return packet
+
+    def record(self, kind: int, host: Host, size: int = 0) -> None:
+        """One event of a host, for the digest."""
+        self.digest.update(_EVENT.pack(self._world.now, host.index, kind, size))
+
+    def release(self, free: set[Link] | None = None) -> None:
+        """Send on what was held back on these links (None: on all), in its order, as one burst."""
+        held, self._held = self._held, []
+        delay = 0.0
+        for link, address, sender, packet in held:
+            if free is not None and link not in free:
+                self._held.append((link, address, sender, packet))
+            else:
+                delay += BURST
+                self._world.at(delay, self._world.arrive, address, sender, packet)
+
+    # Connections
+
+    def reachable(self, one: str, other: str) -> bool:
+        """Whether packets pass in both directions (loss apart)."""
+        faults = self._world.faults
+        way, back = (one, other), (other, one)
+        return not (way in faults.cut or back in faults.cut or way in faults.clogged or back in faults.clogged)
+
+    def connect(self, asker: Host, member: Member) -> tuple[bool | None, str]:  # noqa: PLR0911 - one return an outcome
+        """What ``asker`` finds at ``member``'s address: it (True), proof that it is gone (False), or nothing (None)."""
+        world, faults = self._world, self._world.faults
+        there = world.at_address.get(member.address)
+        other = member.id if there is None else there.id
+        if not self.reachable(asker.id, other):
+            return None, ""
+        if faults.loss or faults.lossy or faults.lossy_links:
+            passes = (1.0 - faults.loss_on(asker.id, other)) * (1.0 - faults.loss_on(other, asker.id))
+            if world.rng.random() >= passes:
+                return None, ""
+        if 2 * (faults.slow.get(asker.id, 0.0) + faults.slow.get(other, 0.0) + faults.latency[1]) > CHECK_TIMEOUT:
+            return None, ""
+        if there is None or (asker.id, other) in faults.refused:
+            trusted = world.config.trust_refused
+            return (False, "connection refused by its host") if trusted else (None, "")
+        if not there.awake:
+            return None, ""
+        if there.id != member.id:
+            return False, f"another lifetime ({there.id[:6]}) answers at its address"
+        return True, ""

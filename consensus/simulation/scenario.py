@@ -1,0 +1,109 @@
+"""A history as data: a header and timed events, one line each, that people can read and change.
+
+    seed=7 size=3 fences=0 trust_refused=1 mesh_limit=32 skew=1000 drift=1 early=0 rest=0.5
+    0.310 pause m2
+    0.930 split m0 m1,m2
+    1.000 kill m1
+
+Times count from the moment at which the job has been founded (``early=1``: from the start of its processes). Events name
+processes (founders ``m0`` ..., joiners ``j0`` ...), and one about a process that is not there (any more) does nothing: so what
+is left is a history, too, when events are taken away. The words of an event are explained in ``verbs``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..config import Config
+
+__all__ = ["Event", "Scenario"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """``verb`` happens ``at`` seconds after the beginning."""
+
+    at: float
+    verb: str
+    words: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join((f"{self.at:.6f}".rstrip("0").rstrip("."), self.verb, *self.words))
+
+    @classmethod
+    def parse(cls, line: str) -> Event:
+        """The inverse of ``str``; ValueError says what is wrong."""
+        at, *rest = line.split()
+        try:
+            time = float(at)
+        except ValueError:
+            raise ValueError(f"{line!r} is no event: write a time in seconds, a verb, and its words") from None
+        if not rest:
+            raise ValueError(f"{line!r} has no verb: write a time in seconds, a verb, and its words")
+        return cls(time, rest[0], tuple(rest[1:]))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``size`` founders, what is true all the time, and the events in order of time."""
+
+    seed: int
+    """Of everything that the events leave open: latencies, who is asked, ids."""
+
+    size: int
+    fences: bool = False
+    """Whether every process has a supervisor."""
+
+    trust_refused: bool = True
+    mesh_limit: int = 32
+    skew: float = 0.0
+    drift: float = 0.0
+    early: bool = False
+    """Whether events happen from the start of the processes on, and not only once all are in one view."""
+
+    rest: float = 0.5
+    """Seconds from the last event to the end of the safety phase."""
+
+    events: tuple[Event, ...] = ()
+
+    def config(self, base: Config | None = None) -> Config:
+        """``base`` with what this history asks for."""
+        known = base or Config()
+        return replace(known, initial_size=self.size, trust_refused=self.trust_refused, mesh_limit=self.mesh_limit)
+
+    def __str__(self) -> str:
+        return "\n".join([self.header, *(str(event) for event in self.events)])
+
+    @property
+    def header(self) -> str:
+        """The first line."""
+        words = []
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name != "events":
+                words.append(f"{item.name}={int(value) if isinstance(value, bool) else format(value, 'g')}")
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> Scenario:
+        """The inverse of ``str``; lines that begin with # are remarks. ValueError says what is wrong."""
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+        if not lines:
+            raise ValueError("an empty history: the first line is at least seed=1 size=3")
+        kinds: dict[str, type] = {item.name: _KINDS[str(item.type)] for item in fields(cls) if item.name != "events"}
+        values: dict[str, Any] = {}
+        for word in lines[0].split():
+            name, _, value = word.partition("=")
+            if name not in kinds:
+                raise ValueError(f"{word!r} in the first line is unknown: choose from {', '.join(kinds)}")
+            try:
+                values[name] = bool(int(value)) if kinds[name] is bool else kinds[name](value)
+            except ValueError:
+                raise ValueError(f"{word!r}: {name} takes a number") from None
+        if "seed" not in values or "size" not in values:
+            raise ValueError(f"{lines[0]!r} lacks seed= or size=")
+        return cls(**values, events=tuple(Event.parse(line) for line in lines[1:]))
+
+
+_KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}

@@ -1,0 +1,220 @@
+"""What the words of an event do to a world. Names of processes that are not there, or dead, are passed over.
+
+start j0 m1 m2         a new process, which joins through m1 or m2         kill m1 m2      SIGKILL
+restart m1 m0 m2       killed, and started again at its address            leave m1        on its own wish
+pause m1, resume m1    SIGSTOP, SIGCONT                                    stall m1 0.7    its agent does nothing so long
+trap any Accept 3 before    whoever is about to send its third Accept from now on dies (``after``: has sent)
+cut m0 m1              nothing from m0 reaches m1                          split m0,m1 m2  nothing between the groups
+isolate m1, rejoin m1  cut off from all, and no longer                     heal            a perfect network
+loss 0.3               of all messages; lossy m1 0.8: from and to m1; lossy_link m0 m1 0.8
+duplication 0.1        reordering 0.1 0.5: late by up to 0.5               replay 0.1 5    again within 5 s
+clog m1, unclog m1     everything held back, released in a burst           slow m1 0.3     everything later
+latency heavy 0.001 0.01    how long messages take (see ``Spread``)        jump m1 0.02    its clock steps forward
+hint m1 m2 m3          m1's data plane fails and blames m2 and m3          refuse m0 m1    m0's connections to m1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .faults import Faults, Spread
+from .host import Host
+from .scenario import Event
+from .trap import Trap
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["VERBS", "perform"]
+
+
+def perform(world: World, event: Event) -> None:
+    """Let ``event`` happen now. ValueError where its words make no sense."""
+    verb = VERBS.get(event.verb)
+    if verb is None:
+        raise ValueError(f"{event.verb!r} in {str(event)!r} is no verb: choose from {', '.join(VERBS)}")
+    try:
+        verb(world, event.words)
+    except (IndexError, TypeError) as error:
+        raise ValueError(f"{str(event)!r} lacks a word: {error}") from None
+
+
+Words = tuple[str, ...]
+
+
+def _there(world: World, *names: str) -> list[Host]:
+    """The living processes with these names that were not told to stop."""
+    found = [world.find(name) for name in names]
+    return [host for host in found if host is not None and host.alive and host.stopped is None]
+
+
+def _known(world: World, names: Words) -> tuple[str, ...]:
+    return tuple(name for name in names if world.find(name) is not None)
+
+
+def _start(world: World, words: Words) -> None:
+    introducers = _known(world, words[1:])
+    if introducers and world.find(words[0]) is None:
+        world.start(words[0], introducers=introducers)
+
+
+def _restart(world: World, words: Words) -> None:
+    old = world.find(words[0])
+    introducers = tuple(name for name in _known(world, words[1:]) if name != words[0])
+    if old is None or not introducers:
+        return
+    if old.alive:
+        world.kill(old)
+    world.start(old.name, introducers=introducers, port=old.machine.member.port)
+
+
+def _kill(world: World, words: Words) -> None:
+    for host in _there(world, *words):
+        world.kill(host)
+
+
+def _pause(world: World, words: Words) -> None:
+    for host in _there(world, *words):
+        if not host.paused:
+            world.pause(host)
+
+
+def _resume(world: World, words: Words) -> None:
+    for host in _there(world, *words):
+        if host.paused:
+            world.resume(host)
+
+
+def _stall(world: World, words: Words) -> None:
+    for host in _there(world, words[0]):
+        world.stall(host, float(words[1]))
+
+
+def _leave(world: World, words: Words) -> None:
+    for host in _there(world, *words):
+        world.inside(host, host.leave)
+
+
+def _trap(world: World, words: Words) -> None:
+    world.traps.append(Trap(words[0], words[1], int(words[2]), before=words[3] == "before"))
+
+
+def _cut(world: World, words: Words) -> None:
+    one, other = words
+    ends = _there(world, one, other)
+    if len(ends) == 2:
+        world.faults.cut.add((ends[0].id, ends[1].id))
+
+
+def _split(world: World, words: Words) -> None:
+    world.faults.cut_groups([[host.id for host in _there(world, *group.split(","))] for group in words])
+
+
+def _isolate(world: World, words: Words) -> None:
+    for host in _there(world, *words):
+        world.isolate([host], [other for other in world.at_address.values() if other is not host])
+
+
+def _rejoin(world: World, words: Words) -> None:
+    for host in _there(world, *words):
+        for link in [link for link in world.faults.cut if host.id in link]:
+            world.faults.cut.discard(link)
+
+
+def _heal(world: World, words: Words) -> None:  # noqa: ARG001 - all verbs look alike
+    world.heal()
+
+
+def _loss(world: World, words: Words) -> None:
+    world.faults.loss = float(words[0])
+
+
+def _lossy(world: World, words: Words) -> None:
+    for host in _there(world, words[0]):
+        world.faults.lossy[host.id] = float(words[1])
+
+
+def _lossy_link(world: World, words: Words) -> None:
+    ends = _there(world, words[0], words[1])
+    if len(ends) == 2:
+        world.faults.lossy_links[ends[0].id, ends[1].id] = float(words[2])
+
+
+def _duplication(world: World, words: Words) -> None:
+    world.faults.duplication = float(words[0])
+
+
+def _reordering(world: World, words: Words) -> None:
+    world.faults.reordering, world.faults.late = float(words[0]), float(words[1])
+
+
+def _replay(world: World, words: Words) -> None:
+    world.faults.replay, world.faults.replay_late = float(words[0]), float(words[1])
+
+
+def _clog(world: World, words: Words) -> None:
+    for host in _there(world, *words):
+        world.clog(host)
+
+
+def _unclog(world: World, words: Words) -> None:
+    for host in _there(world, *words):
+        world.unclog(host)
+
+
+def _slow(world: World, words: Words) -> None:
+    for host in _there(world, words[0]):
+        world.faults.slow[host.id] = float(words[1])
+
+
+def _latency(world: World, words: Words) -> None:
+    world.delay(Faults(spread=Spread(words[0]), latency=(float(words[1]), float(words[2]))))
+
+
+def _jump(world: World, words: Words) -> None:
+    for host in _there(world, words[0]):
+        host.clock.jump(float(words[1]))
+
+
+def _hint(world: World, words: Words) -> None:
+    for host in _there(world, words[0]):
+        suspects = tuple(other.id for other in _there(world, *words[1:]))
+        world.inside(host, partial(host.fail, suspects))
+
+
+def _refuse(world: World, words: Words) -> None:
+    ends = _there(world, words[0], words[1])
+    if len(ends) == 2:
+        world.faults.refused.add((ends[0].id, ends[1].id))
+
+
+VERBS: dict[str, Callable[[World, Words], None]] = {
+    "start": _start,
+    "restart": _restart,
+    "kill": _kill,
+    "pause": _pause,
+    "resume": _resume,
+    "stall": _stall,
+    "leave": _leave,
+    "trap": _trap,
+    "cut": _cut,
+    "split": _split,
+    "isolate": _isolate,
+    "rejoin": _rejoin,
+    "heal": _heal,
+    "loss": _loss,
+    "lossy": _lossy,
+    "lossy_link": _lossy_link,
+    "duplication": _duplication,
+    "reordering": _reordering,
+    "replay": _replay,
+    "clog": _clog,
+    "unclog": _unclog,
+    "slow": _slow,
+    "latency": _latency,
+    "jump": _jump,
+    "hint": _hint,
+    "refuse": _refuse,
+}
