@@ -4,8 +4,10 @@ What ``consensus.simulation`` does for views, this does for steps: every history
 averaged over one set of members at every survivor, and that none is lost or repeated.
 """
 
+from .ambush import Ambush, Ambushes
 from .collective import Pace
+from .play import play, random_history, settings
 from .promises import Promises
-from .trainers import Trainers, trainers
+from .trainers import Trainers
 
-__all__ = ["Pace", "Promises", "Trainers", "trainers"]
+__all__ = ["Ambush", "Ambushes", "Pace", "Promises", "Trainers", "play", "random_history", "settings"]

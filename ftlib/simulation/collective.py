@@ -344,6 +344,7 @@ class SimulatedGroup(Group):
         """See ``Group``."""
         work = self._begin(tensor)
         if not work.ended:
+            self._room.rooms.tell(self.host, "giving")
             self._room.post((self.rank, to, tag), work, self._room.letters)
         return work
 
@@ -351,6 +352,7 @@ class SimulatedGroup(Group):
         """See ``Group``."""
         work = self._begin(tensor)
         if not work.ended:
+            self._room.rooms.tell(self.host, "adopting")
             self._room.post((source, self.rank, tag), work, self._room.awaited)
         return work
 

@@ -40,14 +40,14 @@ class Pipe:
 class Door(Consensus):
     """As the data plane sees it. What a dead process says is not heard."""
 
-    def __init__(self, host: Host, rng: Random, dead: Callable[[], bool], wants: Callable[[], None]) -> None:
-        """``dead``: whether the process is gone. ``wants``: called when it seeks admission."""
+    def __init__(self, host: Host, rng: Random, dead: Callable[[], bool], tell: Callable[[str], None]) -> None:
+        """``dead``: whether the process is gone. ``tell``: takes moments."""
         self.member = host.machine.member
         self.installed: View | None = None
         """As of the last word from the agent."""
         self._host = host
         self._dead = dead
-        self._wants = wants
+        self.tell = tell
         self._latest_call: int | None = None
         self._pipe = Pipe(host, rng, lambda action: host.world.inside(host, action))
 
@@ -57,7 +57,6 @@ class Door(Consensus):
 
     def seek_admission(self) -> None:
         """See ``Consensus``."""
-        self._wants()
         self._perform(self._host.machine.seek_admission)
 
     def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
@@ -82,6 +81,7 @@ class Door(Consensus):
     def flushed(self, epoch: int, report: bytes) -> None:
         """See ``Consensus``."""
         self._perform(lambda now: self._host.machine.flushed(epoch, report, now))
+        self.tell("reported")
 
     def ready(self, view_id: str) -> None:
         """See ``Consensus``."""

@@ -9,5 +9,4 @@ __all__ = ["connected"]
 
 def connected(one: Host, other: Host) -> bool:
     """Whether bytes pass between two processes, both ways (an acknowledgement has to come back)."""
-    cut = one.world.faults.cut
-    return (one.id, other.id) not in cut and (other.id, one.id) not in cut
+    return one.world.network.reachable(one.id, other.id)

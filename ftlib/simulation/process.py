@@ -42,13 +42,13 @@ class Process:
         self.jobs = jobs
         self.index = index
         self.threads = SimulatedThreads(host, rng)
-        self.door = Door(host, rng, lambda: self.threads.over, lambda: None)
+        self.door = Door(host, rng, lambda: self.threads.over, lambda moment: jobs.tell(host, moment))
         self.plane = _Plane(self, self.threads)
         self._framework = SimulatedFramework(host, self.threads, jobs.rooms)
         self._ranks = RankAssignScheme()
         self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build)
         self.caller = Caller(self.plane, self.door, self._rebuilder, Limits(), jobs.in_flight)
-        self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of)
+        self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
         self.caller.load_state = self._load
         self.trainer = Trainer(self, rng)
         self._inbox = Pipe(host, rng, self.threads.happens)
@@ -91,6 +91,7 @@ class Process:
         loaded = self.transfer.load(call, session)
         if loaded:
             self.jobs.promises.loaded(self, call)
+            self.jobs.tell(self.host, "loaded")
         return loaded
 
     def _build(self, view: View) -> tuple[Mapping[str, int], Group | None]:

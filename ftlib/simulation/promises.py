@@ -1,8 +1,8 @@
 """The promises "all or nothing, bit for bit" and "no step is lost", checked at each call that anybody finishes.
 
-A call may have two results only in one way: some who finished it with the old view were never heard of again, and the others,
-who could not know, redid it without them. So a result *stands* as soon as anybody who has it goes on (finishes another call,
-or acts in another view); no call has two that stand, and nobody of a view lacks the one that its view has.
+A call may have two results only in one way: all who finished it with the old view are gone before anybody else has it, and the
+others, who could not know, redo it without them. So a result *stands* as soon as anybody who has it finishes another call, for
+which everybody of the view must have it; no call has two that stand, and no view has members with different ones.
 """
 
 from __future__ import annotations
@@ -155,19 +155,20 @@ class Promises(Observer):
             assert place.outcome.call == plan.call, self._say(
                 process, f"goes on after call {plan.call}, but finished {place.outcome.call} last"
             )
-            self._stand(process, place.outcome)
+            for other in session.view.ids:
+                held = self._places[other].outcome if other in self._places else None
+                if held is not None and held.call == plan.call:
+                    text = f"acts in {session.view} after {self._text(place.outcome)}"
+                    assert held == place.outcome, self._say(process, f"{text}, {self._names([other])} after {self._text(held)}")
 
     def ended(self, process: Process, error: Exception) -> None:
         """A program ended with ``error``: members that do the same things are never told that they differ."""
         self._tell(process, f"ended: {type(error).__name__}: {error}")
         assert not isinstance(error, (StepMismatch, ConfigError, RebuildTimeout)), self._say(process, f"ended: {error}")
         if isinstance(error, StateLost):
-            session = process.plane.session
-            holders = [
-                other
-                for other in self._jobs.processes.values()
-                if session is not None and other.host.id in session.view and other.plane.finished and not other.plane.blank
-            ]
+            view = process.door.installed
+            inside = [self._jobs.processes[member_id] for member_id in view.ids] if view is not None else []
+            holders = [other for other in inside if not other.plane.blank]
             assert not holders, self._say(process, f"ended: {error}, though {holders} hold it")
 
     def killed(self, host: Host) -> None:
@@ -276,7 +277,9 @@ class Promises(Observer):
         return self._places.setdefault(process.host.id, _Place())
 
     def _by_lane(self, lane: int) -> str:
-        return next(process.host.id for process in self._jobs.processes.values() if process.index == lane)
+        processes = list(self._jobs.processes)
+        assert lane < len(processes), f"lane {lane} belongs to nobody\n{self.tail()}"
+        return processes[lane]
 
     def _names(self, member_ids: list[str]) -> str:
         return ", ".join(self._jobs.processes[member_id].host.name for member_id in member_ids)
@@ -299,4 +302,8 @@ class Promises(Observer):
 
     def _say(self, process: Process, text: str) -> str:
         """The violation, and how it came to it."""
-        return "\n".join([f"{process.host.name} {text}", *self.story[-60:]])
+        return f"{process.host.name} {text}\n{self.tail()}"
+
+    def tail(self, lines: int = 60) -> str:
+        """The latest of the story."""
+        return "\n".join(self.story[-lines:])

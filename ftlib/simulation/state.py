@@ -30,18 +30,22 @@ Find = Callable[[str], "SimulatedTransfer | None"]
 class SimulatedTransfer(Transfer):
     """Both sides of it at one process. ``find``: that of another member, None where it is gone."""
 
-    def __init__(self, plane: Plane, host: Host, threads: SimulatedThreads, rng: Random, find: Find) -> None:
+    def __init__(
+        self, plane: Plane, host: Host, threads: SimulatedThreads, rng: Random, find: Find, tell: Callable[[str], None]
+    ) -> None:
         super().__init__(plane, host.world.config.join_timeout, 600.0)
         self._host = host
         self._threads = threads
         self._rng = rng
         self._find = find
+        self._tell = tell
 
     def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> Answer:
         other = self._find(donor.id)
         if other is None or not connected(self._host, other._host):  # noqa: SLF001 - one of us
             self._threads.sleep(self._rng.uniform(0.001, 0.3))
             return Answer.FAILED
+        self._tell("loading")
         stream = _Stream(self._threads, self._threads.current())
         other.serve(query, stream)
         try:

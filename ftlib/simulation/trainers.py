@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from consensus.simulation import Host, Observer, World
+from consensus.simulation import Host, Observer
 
 from .collective import Pace, Rooms
 from .process import Process
 from .promises import Promises
 from .state import SimulatedTransfer
 
-__all__ = ["Trainers", "trainers"]
+__all__ = ["Trainers"]
 
 Happens = Callable[[Host, str], None]
 
@@ -63,9 +63,14 @@ class Trainers(Observer):
         return None if process is None or process.threads.over else process.transfer
 
     def tell(self, host: Host, moment: str) -> None:
-        """Of an operation: entered, reduced, completed. Of a call: finished. Of a change: frozen, building, activated."""
+        """One of ``ambush.MOMENTS`` has come for a process."""
         if self.on_moment is not None:
             self.on_moment(host, moment)
+
+    def drain(self, host: Host) -> None:
+        """SIGTERM: leave after the next call."""
+        process = self.processes[host.id]
+        process.threads.happens(lambda: setattr(process.caller, "leaving", True))
 
     def ended(self, process: Process) -> None:
         """A program has ended; its process follows, mostly."""
@@ -93,12 +98,3 @@ class Trainers(Observer):
         """End all threads; nothing happens any more."""
         for process in self.processes.values():
             process.threads.end()
-
-
-def trainers(world_of: Callable[..., World], seed: int, **settings: object) -> tuple[World, Trainers]:
-    """A world made by ``world_of(seed, plane=...)`` whose processes train, watched; ``settings`` are those of ``Trainers``."""
-    jobs = Trainers(seed, **settings)  # type: ignore[arg-type]
-    world = world_of(seed, plane=jobs.plane)
-    world.observe(jobs)
-    world.observe(jobs.promises)
-    return world, jobs
