@@ -61,14 +61,14 @@ class Ambushes(Observer):
 
     @classmethod
     def draw(cls, jobs: Trainers, seed: int, most: int = 5, within: float = 8.0) -> Ambushes:
-        """Up to ``most``, in the first ``within`` seconds after the founding."""
+        """Up to ``most``, in the first ``within`` seconds."""
         rng = Random(f"{seed} ambushes")
         found = [
             Ambush(
                 rng.choice(MOMENTS),
                 rng.choice([1, 1, 2, 3, 4, 6, 9]),
                 rng.choice(ACTIONS),
-                100.0 + rng.uniform(0.3, within),
+                102.0 + rng.uniform(-1.0, within) if rng.random() < 0.8 else 101.0,
                 rng.choice([0.0, 0.0, 0.0, 0.001, 0.01]),
                 rng.choice([0.02, 0.3, 1.9, 2.3, 4.0]),
             )

@@ -142,8 +142,9 @@ class SimulatedFramework(Framework):
 class _Work(Work):
     """One operation at one member."""
 
-    def __init__(self, group: SimulatedGroup, tensor: torch.Tensor) -> None:
+    def __init__(self, group: SimulatedGroup, tensor: torch.Tensor, *, writes: bool = True) -> None:
         self._group = group
+        self._writes = writes
         self.tensor = tensor
         self.error: GroupError | None = None
         self.ended = False
@@ -177,7 +178,7 @@ class _Work(Work):
 
     def spoil(self) -> None:
         """What an operation that does not complete does to its buffer, half of them at least."""
-        if self._group.rng.random() < 0.5:
+        if self._writes and self._group.rng.random() < 0.5:
             self.tensor.copy_((self.tensor.to(torch.float64) * 3 + GARBAGE).to(self.tensor.dtype))
 
     def _end(self, error: GroupError | None) -> None:
@@ -342,7 +343,7 @@ class SimulatedGroup(Group):
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
         """See ``Group``."""
-        work = self._begin(tensor)
+        work = self._begin(tensor, writes=False)
         if not work.ended:
             self._room.rooms.tell(self.host, "giving")
             self._room.post((self.rank, to, tag), work, self._room.letters)
@@ -385,8 +386,8 @@ class SimulatedGroup(Group):
         """See ``Group``."""
         self.abort()
 
-    def _begin(self, tensor: torch.Tensor) -> _Work:
-        work = _Work(self, tensor)
+    def _begin(self, tensor: torch.Tensor, *, writes: bool = True) -> _Work:
+        work = _Work(self, tensor, writes=writes)
         if self._error is not None:
             work.fail(self._error)
         else:

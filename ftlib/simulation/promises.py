@@ -1,8 +1,9 @@
 """The promises "all or nothing, bit for bit" and "no step is lost", checked at each call that anybody finishes.
 
-A call may have two results only in one way: all who finished it with the old view are gone before anybody else has it, and the
-others, who could not know, redo it without them. So a result *stands* as soon as anybody who has it finishes another call, for
-which everybody of the view must have it; no call has two that stand, and no view has members with different ones.
+A call may have two results only in one way: all who finish it with the old view are dead or excluded before anybody else has it,
+and the others, who cannot know, redo it without them. So a result *stands* as soon as anybody who has it finishes another call,
+for which everybody of the view must have it; no call has two that stand, and no view has members with different ones. Whoever is
+excluded may have one call, its last, that the others did otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from consensus import View
 from consensus.simulation import Host, Observer
 from ftlib.call import Call, Results
 from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
@@ -40,7 +42,7 @@ class _Finish:
     """Who holds an outcome, and in which view the first of them finished it."""
 
     outcome: Outcome
-    view: str
+    view: View
     holders: list[str] = field(default_factory=list)
     contributors: frozenset[str] = frozenset()
 
@@ -115,7 +117,12 @@ class Promises(Observer):
         finish = self._finish(process, session, outcome, adopted=adopted)
         self._own(process, place, outcome)
         for other in self._calls[outcome.call]:
-            strangers = [holder for holder in other.holders if holder in session.view] if other is not finish else []
+            if other is finish:
+                continue
+            assert other.view.epoch < finish.view.epoch or process.host.id not in other.view, self._say(
+                process, f"has {self._text(outcome)}, though {other.view}, in which it is, made it {self._text(other.outcome)}"
+            )
+            strangers = [holder for holder in other.holders if holder in session.view]
             assert not strangers, self._say(
                 process,
                 f"has {self._text(outcome)}, {self._names(strangers)} of the same view {session.view} "
@@ -195,15 +202,11 @@ class Promises(Observer):
             if finish.outcome == outcome:
                 return finish
         assert not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
-        stands = self._stands.get(outcome.call, outcome)
-        assert stands is outcome, self._say(
-            process, f"finished {self._text(outcome)}, but others went on after {self._text(stands)}"
-        )
-        finish = _Finish(outcome, session.view.view_id)
+        finish = _Finish(outcome, session.view)
         finish.contributors = self._contributors(process, session, outcome)
         for other in known:
             self.counts["orphans"] += 1
-            assert other.view != finish.view, self._say(
+            assert other.view.epoch != finish.view.epoch, self._say(
                 process, f"finished {self._text(outcome)} in the view that also made {self._text(other.outcome)}"
             )
         known.append(finish)
