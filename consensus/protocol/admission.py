@@ -6,7 +6,7 @@ from math import inf
 
 from ..errors import JoinError, LeftError
 from ..member import Address, Member
-from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
+from ..messages import JoinReply, JoinRequest, LeaveRequest, Pull, Refused
 from ..view import NO_VIEW_ID, View
 from .change import Kind
 from .core import Core
@@ -124,6 +124,9 @@ class Admission:
             if self.search.cluster is not None and not knew:
                 self.search.next_send = now
             self._search(now)
+        elif reply.view is not None and reply.view.epoch > self._core.epoch:
+            # A coordinator's beacon to one that the others went on without, and that knows nobody who still lives.
+            self._core.outbox.send_to(address, Pull(self._core.epoch))
 
     def on_refused(self, message: Refused) -> None:
         """The cluster will never take us."""

@@ -99,7 +99,9 @@ class Core:
 
     def compare(self, sender: str, address: Address, epoch: int, view_id: str, *, may_tell: bool) -> None:
         """Anti-entropy: the digest of a view is its id. Tell laggards and the excluded, ask who is ahead."""
-        if self.view is None or (epoch, view_id) == (self.epoch, self.view_id) or epoch == 0:
+        if self.view is None or (epoch, view_id) == (self.epoch, self.view_id):
+            return
+        if epoch == 0 and sender not in self.view:  # a joiner; but a founder may have missed the founding
             return
         if epoch > self.epoch:
             self.outbox.send_to(address, Pull(self.epoch))

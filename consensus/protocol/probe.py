@@ -69,12 +69,16 @@ class Prober:
     next_round: float = 0.0
     probes: dict[int, Probe] = field(default_factory=dict)
     relays: dict[int, Relay] = field(default_factory=dict)
-    _seq: int = 0
+    _seq: int = -1
     _ring: list[str] = field(default_factory=list)
 
     def next_seq(self) -> int:
-        """A number for the next ping."""
-        self._seq += 1
+        """A number for the next ping.
+
+        They begin anywhere: an ack that is still on its way to an earlier lifetime at this address must not pass for one to us.
+        It would be taken for contact, though whoever sent it may vote us out without a lease.
+        """
+        self._seq = self.rng.getrandbits(32) if self._seq < 0 else self._seq + 1
         return self._seq
 
     def begin_round(self, targets: Sequence[Member], now: float) -> list[Probe]:

@@ -59,7 +59,8 @@ class Ballots(Observer):
             case Ack() if message.target == sender:
                 shunned = (sender, message.view_id, receiver) in self._shunned
                 assert not shunned, f"{sender} acks {receiver}, whom it voted out"
-                self._acked[sender, receiver] = now
+                if (receiver, message.seq) in self._pinged:  # else it is for an earlier lifetime at that address
+                    self._acked[sender, receiver] = now
             case Promise():
                 self._promise(sender, message)
             case Accept():

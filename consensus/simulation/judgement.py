@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ..member import Address
 from ..protocol.quorum import is_quorum
 from ..view import View
 from .host import Host
@@ -63,19 +64,41 @@ def living(world: World) -> list[Host]:
     return [host for host in world.hosts.values() if host.alive and host.stopped is None]
 
 
-def _cut_off(world: World, host: Host) -> bool:
-    """Nobody that this process knows of is there any more to tell it anything."""
-    view = host.machine.known_view
-    known = set(host.introducers)
-    known |= {member.address for member in view.members if member.id != host.id} if view else set()
-    others = [world.at_address.get(address) for address in known]
-    alone = view is not None and view.ids == (host.id,)
-    return not alone and not any(other is not None and other is not host and other.running for other in others)
+def _in_touch(world: World) -> list[Host]:
+    """The living that can still hear of the newest view: whoever knows an address of theirs, or whose address they know.
+
+    Others may have lost everybody that they ever knew; nobody can tell them anything.
+    """
+    hosts = living(world)
+    newest = max((host.machine.view for host in hosts if host.machine.view is not None), key=lambda v: v.epoch, default=None)
+    if newest is None:
+        return hosts
+    knows = {host.id: _known(host) for host in hosts}
+    found = {host.id for host in hosts if host.id in newest}
+    more = True
+    while more:
+        more = False
+        for host in hosts:
+            if host.id not in found and any(_linked(host, world.hosts[key], knows) for key in found):
+                found.add(host.id)
+                more = True
+    return [host for host in hosts if host.id in found]
+
+
+def _known(host: Host) -> set[Address]:
+    """Whom it writes to. Members ask no introducers, but the coordinator tells them that there is a job."""
+    view, core = host.machine.known_view, host.machine._core  # noqa: SLF001 - who coordinates shows nowhere else
+    known = set(host.introducers) if core.view is None or core.coordinates() else set()
+    return known | {member.address for member in view.members} if view is not None else known
+
+
+def _linked(one: Host, other: Host, knows: dict[str, set[Address]]) -> bool:
+    return one.member.address in knows[other.id] or other.member.address in knows[one.id]
 
 
 def settled(world: World) -> bool:
     """Everybody who lives acts in one view made of exactly the living, or nobody of them ever got in."""
-    hosts = [host for host in living(world) if not _cut_off(world, host)]
+    hosts = _in_touch(world)
     if not hosts:
         return True
     views = {host.activated[-1].view_id if host.activated else "" for host in hosts}

@@ -1,4 +1,4 @@
-"""A message's way from one simulated process to another, and what a connection attempt finds: all that ``Faults`` says.
+"""A message's way from one simulated process to another: all that ``Faults`` says about it happens here.
 
 Real bytes travel: what the codec cannot carry, or a comparison by identity, shows here too. A message to many is encoded once,
 and what is longer than ``SHARED`` bytes is decoded once for all who get it (frozen values; the bytes are the same).
@@ -6,12 +6,13 @@ and what is longer than ``SHARED`` bytes is decoded once for all who get it (fro
 
 from __future__ import annotations
 
+from functools import cache
 from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from ..codec import Codec
-from ..member import Address, Member
+from ..member import Address
 from ..messages import Envelope, Message
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Network", "Packet"]
 
 SHARED = 2048
-
-CHECK_TIMEOUT = 0.5
-"""Seconds that a connection attempt without an answer takes (see ``runtime/tether.py``)."""
 
 BURST = 1e-5
 """Seconds between two messages that a clogged link releases."""
@@ -51,12 +49,18 @@ class Packet:
         return envelope
 
 
+@cache
+def _codec(job: str) -> Codec:
+    """One for all worlds: its making costs more than many a history."""
+    return Codec(job)
+
+
 class Network:
     """Loses, delays, copies, holds back. Everything random is drawn from the world's generator."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.codec = Codec(world.config.job)
+        self.codec = _codec(world.config.job)
         self.digest = blake2b(digest_size=16)
         """Of every message sent and delivered, and of every timer, in order (see ``World.digest``)."""
         self._held: list[tuple[Link, Address, Host, Packet]] = []
@@ -129,24 +133,13 @@ class Network:
         way, back = (one, other), (other, one)
         return not (way in faults.cut or back in faults.cut or way in faults.clogged or back in faults.clogged)
 
-    def connect(self, asker: Host, member: Member) -> tuple[bool | None, str]:  # noqa: PLR0911 - one return an outcome
-        """What ``asker`` finds at ``member``'s address: it (True), proof that it is gone (False), or nothing (None)."""
-        world, faults = self._world, self._world.faults
-        there = world.at_address.get(member.address)
-        other = member.id if there is None else there.id
-        if not self.reachable(asker.id, other):
-            return None, ""
+    def connects(self, asker: str, target: str, patience: float) -> bool:
+        """Whether a connection attempt gets through to a host within ``patience`` seconds."""
+        faults = self._world.faults
+        if not self.reachable(asker, target):
+            return False
         if faults.loss or faults.lossy or faults.lossy_links:
-            passes = (1.0 - faults.loss_on(asker.id, other)) * (1.0 - faults.loss_on(other, asker.id))
-            if world.rng.random() >= passes:
-                return None, ""
-        if 2 * (faults.slow.get(asker.id, 0.0) + faults.slow.get(other, 0.0) + faults.latency[1]) > CHECK_TIMEOUT:
-            return None, ""
-        if there is None or (asker.id, other) in faults.refused:
-            trusted = world.config.trust_refused
-            return (False, "connection refused by its host") if trusted else (None, "")
-        if not there.awake:
-            return None, ""
-        if there.id != member.id:
-            return False, f"another lifetime ({there.id[:6]}) answers at its address"
-        return True, ""
+            passes = (1.0 - faults.loss_on(asker, target)) * (1.0 - faults.loss_on(target, asker))
+            if self._world.rng.random() >= passes:
+                return False
+        return 2 * (faults.slow.get(asker, 0.0) + faults.slow.get(target, 0.0) + faults.latency[1]) <= patience

@@ -40,7 +40,7 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         size //= 2
     for change in ({"drift": 0.0}, {"skew": 0.0}, {"early": False}, {"fences": False}, {"trust_refused": True}):
         if any(getattr(scenario, name) != value for name, value in change.items()):
-            yield replace(scenario, **change)  # type: ignore[arg-type]
+            yield replace(scenario, **change)
     if scenario.mesh_limit != 32:
         yield replace(scenario, mesh_limit=32)
     if scenario.size > 1:

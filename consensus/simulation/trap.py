@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Trap"]
+__all__ = ["Trap", "sprung"]
 
 
 class Trap:
@@ -21,3 +21,11 @@ class Trap:
             return False
         self._left -= 1
         return self._left == 0
+
+
+def sprung(traps: list[Trap], sender: str, kind: str) -> Trap | None:
+    """The trap that a message springs, taken out of ``traps``; every one counts the message."""
+    found = next((trap for trap in [each for each in traps if each.springs(sender, kind)]), None)
+    if found is not None:
+        traps.remove(found)
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..config import Config
 from ..member import Address, Member
-from ..messages import EvidenceKind, Message
+from ..messages import Message
 from ..protocol.effects import (
     Activated,
     Check,
@@ -35,20 +35,15 @@ from ..protocol.machine import Machine
 from .ballots import Ballots
 from .checkers import Checkers
 from .clock import Clock, allowance
+from .connections import Connections
 from .faults import Faults
 from .host import Host
-from .network import CHECK_TIMEOUT, Network, Packet
+from .network import Network, Packet
 from .observer import Observer
 from .plane import MakePlane, StubPlane
-from .trap import Trap
+from .trap import Trap, sprung
 
 __all__ = ["World"]
-
-CHECK_TIME = 0.001
-"""How long connecting to an address takes to be refused."""
-
-FENCE_TIME = 0.01
-"""How long a supervisor takes to kill a process and to reap it."""
 
 BACK = 1e-6
 """A timer that is due is not set back further than this: time goes on."""
@@ -68,6 +63,7 @@ class World:
         self.at_address: dict[Address, Host] = {}
         self.observers: list[Observer] = []
         self.network = Network(self)
+        self.connections = Connections(self)
         self.traps: list[Trap] = []
         """Crashes at exact messages."""
         self.watch: Callable[[Host, Message], bool] | None = None
@@ -175,9 +171,7 @@ class World:
             hook(host)
         if self.at_address.get(host.member.address) is host:
             del self.at_address[host.member.address]
-        for other in list(self.hosts.values()):
-            if other.alive and any(member.id == host.id for member in other.tethers):
-                self._check(other, host.member)
+        self.connections.closed(host)
 
     def pause(self, host: Host) -> None:
         """SIGSTOP."""
@@ -253,7 +247,11 @@ class World:
 
     def run(self, seconds: float) -> None:
         """Let virtual time pass."""
-        self.run_until(lambda: False, seconds, expect=False)
+        end, queue, pop = self.now + seconds, self._queue, heapq.heappop
+        while queue and queue[0][0] <= end:
+            self.now, _, action, arguments = pop(queue)
+            action(*arguments)
+        self.now = end
 
     def run_until(self, done: Callable[[], bool], seconds: float, *, expect: bool = True) -> float:
         """Run until ``done`` or for ``seconds``; how long it took. AssertionError where it never came (``expect``)."""
@@ -330,11 +328,11 @@ class World:
             case Send(address, message):
                 self._send(host, address, message)
             case Check(member):
-                self._check(host, member)
+                self.connections.check(host, member)
             case Tether(members):
-                self._tether(host, members)
+                self.connections.tether(host, members)
             case Fence(member):
-                self.at(FENCE_TIME, self._fence, host, self.hosts[member.id])
+                self.connections.fence(host, member)
             case Freeze(epoch, after_call):
                 host.frozen_for = epoch
                 host.plane.freeze(epoch, after_call)
@@ -362,47 +360,12 @@ class World:
             case _:  # PeerProgress, Stalled: nothing here depends on them
                 pass
 
-    # Connections
-
-    def _fence(self, asker: Host, victim: Host) -> None:
-        if victim.alive and not self.network.reachable(asker.id, victim.id):
-            return  # its supervisor lives on its host
-        if victim.alive:
-            self.kill(victim)
-        proof = "killed and reaped by its supervisor"
-        self.inside(asker, lambda: asker.machine.evidence(victim.id, EvidenceKind.PROOF, proof, asker.now))
-
-    def _tether(self, host: Host, members: tuple[Member, ...]) -> None:
-        host.tethers = members
-        for member in members:  # connecting to one that is gone is refused at once
-            if not self.hosts[member.id].alive:
-                self._check(host, member)
-
-    def _check(self, host: Host, member: Member) -> None:
-        if member.id not in host.checks:
-            host.checks.add(member.id)
-            self.at(CHECK_TIME, self._connect, host, member)
-
-    def _connect(self, host: Host, member: Member) -> None:
-        alive, detail = self.network.connect(host, member)
-        if alive is None:
-            self.at(CHECK_TIMEOUT - CHECK_TIME, self._give_up, host, member)
-        else:
-            self._checked(host, member, alive, detail)
-
-    def _give_up(self, host: Host, member: Member) -> None:
-        alive, detail = self.network.connect(host, member)  # it may have woken up meanwhile, or died
-        self._checked(host, member, alive, detail)
-
-    def _checked(self, host: Host, member: Member, alive: bool | None, detail: str) -> None:
-        host.checks.discard(member.id)
-        self.inside(host, lambda: host.machine.checked(member.id, alive, detail, host.now))
-
     # Messages
 
     def _send(self, host: Host, address: Address, message: Message) -> None:
-        sprung = bool(self.traps) and self._sprung(host, message)
-        if sprung and not host.alive:
+        trap = sprung(self.traps, host.name, type(message).__name__) if self.traps else None
+        if trap is not None and trap.before:
+            self.kill(host)
             return
         if self.watch is not None and not self.watch(host, message):
             return
@@ -411,17 +374,8 @@ class World:
         for hook in self._hooks["sent"]:
             hook(host, target, message)
         self.network.carry(host, target, address, message)
-        if sprung:
+        if trap is not None:
             self.kill(host)
-
-    def _sprung(self, host: Host, message: Message) -> bool:
-        kind = type(message).__name__
-        for trap in [trap for trap in self.traps if trap.springs(host.name, kind)]:
-            self.traps.remove(trap)
-            if trap.before:
-                self.kill(host)
-            return True
-        return False
 
     def arrive(self, address: Address, sender: Host, packet: Packet) -> None:
         """A packet reaches an address, and whoever has it by now."""

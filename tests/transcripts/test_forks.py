@@ -63,7 +63,7 @@ def seven() -> tuple[World, list[Host]]:
     g, h, b, c, a, f, k = members
     world.isolate([g, h, b, c], [f, k])
     world.isolate([g, h], [a])
-    give_up(world, g, [f, k], 2.1)  # before its own detector judges one of them alone
+    give_up(world, g, [f, k], 1.7)  # before its own detector judges one of them alone
     world.run_until(lambda: g.machine.status()["epoch"] == 2, 10.0)
     assert g.machine.view is not None
     assert g.machine.view.ids == (g.id, h.id, b.id, c.id, a.id)

@@ -1,0 +1,184 @@
+"""Random histories by the ten thousand: every invariant checked, every history healed and judged.
+
+    python -m benchmarks.soak --seeds 50000 -j 2                 # resumes where it was stopped; --fresh starts over
+    python -m benchmarks.soak --seeds 2000 --faults all,-pause
+    python -m benchmarks.soak --seed 2050                        # one history: its script, and what became of it
+    python -m benchmarks.soak --seed 2050 --shrink               # the shortest that still fails alike
+    python -m benchmarks.soak --large 2                          # two histories of 1000 members (minutes each)
+
+The exit status is 1 if anything failed. A failing history is the same in every run: seed and menu say all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consensus.simulation import Menu, draw, play
+from consensus.simulation.shrink import shrink
+
+CHUNK = 50
+LARGE = 1000
+LARGE_FAULTS = 3
+
+
+@dataclass
+class Tally:
+    """What so many histories came to. ``bad``: (seed, what happened)."""
+
+    seeds: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    simulated: float = 0.0
+    slowest: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.seeds += other.seeds
+        self.events += other.events
+        self.seconds += other.seconds
+        self.simulated += other.simulated
+        self.slowest = max(self.slowest, other.slowest)
+        self.outcomes += other.outcomes
+        self.bad += other.bad
+
+    def as_dict(self) -> dict[str, object]:
+        return {**self.__dict__, "outcomes": dict(self.outcomes)}
+
+    @classmethod
+    def of(cls, values: dict[str, object]) -> Tally:
+        tally = cls(**values)  # type: ignore[arg-type]
+        tally.outcomes = Counter(tally.outcomes)
+        tally.bad = [(seed, text) for seed, text in tally.bad]
+        return tally
+
+
+def chunk(first: int, count: int, faults: str, size: int | None = None, events: int | None = None) -> Tally:
+    """``count`` histories from seed ``first`` on, in this process."""
+    tally, menu = Tally(), Menu.parse(faults)
+    for seed in range(first, first + count):
+        began = time.perf_counter()
+        result = play(draw(seed, menu, size, events))
+        took = time.perf_counter() - began
+        tally.add(Tally(1, result.world.events, took, result.world.now - 100.0, took, Counter([result.kind])))
+        if not result.good:
+            tally.bad.append((seed, str(result).splitlines()[0][:300]))
+    return tally
+
+
+def done_before(path: Path, faults: str) -> dict[int, Tally]:
+    """Chunks that an earlier run finished, by first seed."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        if row["faults"] == faults:
+            found[row["first"]] = Tally.of(row["tally"])
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    faults = str(Menu.parse(args.faults))
+    path: Path = args.record
+    if args.fresh:
+        path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    total, known = Tally(), done_before(path, faults)
+    todo = []
+    for first in range(args.first, args.first + args.seeds, CHUNK):
+        if first in known:
+            total.add(known[first])
+        else:
+            todo.append(first)
+    if known:
+        print(f"{total.seeds} histories were played before: {path}")
+    began, shown = time.perf_counter(), 0.0
+    with ProcessPoolExecutor(args.jobs) as pool, path.open("a") as record:
+        for first, tally in finished(pool, todo, faults, args.jobs):
+            total.add(tally)
+            record.write(json.dumps({"first": first, "faults": faults, "tally": tally.as_dict()}) + "\n")
+            record.flush()
+            for seed, text in tally.bad:
+                print(
+                    f"\nseed {seed}: {text}\n  python -m benchmarks.soak --seed {seed} --faults {faults} --shrink", flush=True
+                )
+            now = time.perf_counter() - began
+            if now - shown > args.every or first == todo[-1]:
+                shown = now
+                print(f"{total.seeds} of {args.seeds}, {len(total.bad)} failed, {now:.0f} s", end="\r", flush=True)
+    tell(total)
+    return int(bool(total.bad))
+
+
+def finished(pool: ProcessPoolExecutor, todo: list[int], faults: str, jobs: int) -> Iterator[tuple[int, Tally]]:
+    """Chunks in order; only a few are handed out at a time, so that an interrupt loses little."""
+    waiting = []
+    for first in [*todo, None]:
+        if first is not None:
+            waiting.append((first, pool.submit(chunk, first, CHUNK, faults)))
+        while waiting and (first is None or len(waiting) > 2 * jobs):
+            start, future = waiting.pop(0)
+            yield start, future.result()
+
+
+def tell(total: Tally) -> None:
+    each = 1000 * total.seconds / max(1, total.seeds)
+    speed = total.events / max(1e-9, total.seconds)
+    print(f"\n{total.seeds} histories, {total.simulated / 3600:.1f} simulated hours, {total.events} events")
+    print(f"{each:.1f} ms a history (slowest {total.slowest:.2f} s), {speed:.0f} events/s and process, checkers on")
+    print(", ".join(f"{kind}: {count}" for kind, count in total.outcomes.most_common()))
+    print(f"failed: {len(total.bad)} {[seed for seed, _ in total.bad] or ''}")
+
+
+def one(args: argparse.Namespace) -> int:
+    scenario = draw(args.seed, Menu.parse(args.faults), args.size)
+    result = play(scenario)
+    if args.shrink and not result.good:
+        scenario = shrink(scenario)
+        result = play(scenario)
+    print(scenario, result, f"digest {result.world.digest}", sep="\n")
+    for host in result.world.hosts.values():
+        print(" ", host)
+    return int(not result.good)
+
+
+def large(args: argparse.Namespace) -> int:
+    total = Tally()
+    for seed in range(args.first, args.first + args.large):
+        tally = chunk(seed, 1, args.faults, args.size or LARGE, LARGE_FAULTS)
+        print(
+            f"seed {seed}: {tally.seconds:.0f} s, {tally.events} events, {dict(tally.outcomes)} {tally.bad or ''}", flush=True
+        )
+        total.add(tally)
+    tell(total)
+    return int(bool(total.bad))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=50_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("-j", "--jobs", type=int, default=2)
+    parser.add_argument("--faults", default="all", help="a menu: see consensus/simulation/menu.py")
+    parser.add_argument("--record", type=Path, default=Path("out/soak.jsonl"), help="finished chunks, for resuming")
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines of progress")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--size", type=int, help="founders, instead of a random number")
+    parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--large", type=int, default=0, help="so many histories of 1000 members instead")
+    args = parser.parse_args()
+    if args.seed is not None:
+        return one(args)
+    return large(args) if args.large else run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

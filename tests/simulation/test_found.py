@@ -1,0 +1,38 @@
+"""Histories that random faults found and the shrinker made short. Each failed before the protocol was mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from consensus.simulation import Outcome, Scenario, play
+
+STALE = """
+seed=2050 size=3
+0.7 isolate m1
+2.703 restart m2 m0
+2.813 leave m0
+"""
+"""m1 is cut off; the others go on without it, then one is restarted and the other leaves: whom m1 knew is dead, and proven so,
+and nothing is sent to the dead. Only a later lifetime at such an address can tell it that it is out."""
+
+NOT_FOUNDED = """
+seed=10329 size=4 mesh_limit=3 early=1 rest=0.02
+0 split m2,m0 m3,m4,m1
+1.006 restart m0 m1
+"""
+"""The founder dies when only m2 has heard of the first view. m1 is next in seniority, alive, and does not know of any view."""
+
+UNTOLD = """
+seed=185 size=8 fences=1 drift=0.9 rest=0.02
+0.6 split m1,m6,m4,m5,m7 m0,m2,m3
+0.603 start j0 m2
+3.103 isolate m5
+"""
+"""The last of the larger side joined through m2 of the smaller: only its beacon reaches m2, which has a view already."""
+
+
+@pytest.mark.parametrize("text", [STALE, NOT_FOUNDED, UNTOLD], ids=["stale", "not founded", "untold"])
+def test_the_living_agree(text: str) -> None:
+    result = play(Scenario.parse(text))
+    assert result.verdict is not None, result.violation
+    assert result.verdict.outcome is Outcome.AGREED, result
