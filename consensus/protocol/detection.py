@@ -153,7 +153,7 @@ class Detection:
             peer.suspicion = Suspicion(by, needed, minimum, maximum, now)
             peer.status = Status.SUSPECT
             peer.incarnation = max(peer.incarnation, incarnation or 0)
-            core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})")
+            core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})", member_id)
             core.history.found(Kind.SUSPECT, member_id, "does not answer", by, now)
             core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
         elif (by == core.member.id or core.table.get(by) is not None) and peer.suspicion.confirm(by):

@@ -118,11 +118,15 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth a log line or an entry in ``explain``. ``kind`` is a short word, ``level`` a logging level."""
+    """Something worth a log line or an entry in ``explain``. ``kind`` is a short word, ``level`` a logging level.
+
+    ``about``: the id of the member that it is about, where there is one.
+    """
 
     level: int
     kind: str
     text: str
+    about: str = ""
 
 
 Effect = Send | Check | Tether | Fence | Freeze | Installed | Activated | Wish | PeerProgress | Stalled | Stopped | Quit | Note

@@ -11,7 +11,7 @@ A packet's way: ``machine`` -> ``detection`` (``probe``, ``suspicion``, ``member
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
@@ -222,6 +222,10 @@ class Machine:
         return deadline
 
     # State to look at
+
+    def witness(self, seen: Callable[[Message], None]) -> None:
+        """Show what this member sends to itself to ``seen``, just before it is handled: no network carries it."""
+        self._core.outbox.witness = seen
 
     @property
     def member(self) -> Member:

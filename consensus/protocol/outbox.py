@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from ..member import Address, Member
 from ..messages import Message
@@ -19,6 +20,8 @@ class Outbox:
         self._effects: list[Effect] = []
         self._own: deque[Message] = deque()
         self._closed = False
+        self.witness: Callable[[Message], None] | None = None
+        """Sees what this member sends to itself, just before it is handled (for simulations)."""
 
     def close(self) -> None:
         """Take nothing more: the last word has been said."""
@@ -41,13 +44,16 @@ class Outbox:
         if not self._closed:
             self._effects.append(effect)
 
-    def note(self, level: int, kind: str, text: str) -> None:
-        """Leave a remark for the log."""
-        self.emit(Note(level, kind, text))
+    def note(self, level: int, kind: str, text: str, about: str = "") -> None:
+        """Leave a remark for the log, ``about`` a member where it is about one."""
+        self.emit(Note(level, kind, text, about))
 
     def take_own(self) -> Message | None:
         """The oldest message to oneself, None when there is none."""
-        return self._own.popleft() if self._own else None
+        message = self._own.popleft() if self._own else None
+        if message is not None and self.witness is not None:
+            self.witness(message)
+        return message
 
     def drain(self) -> list[Effect]:
         """All effects since the last call."""

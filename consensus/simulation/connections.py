@@ -72,6 +72,8 @@ class Connections:
             return None, ""
         if there is None or (asker.id, other) in world.faults.refused:
             trusted = world.config.trust_refused
+            if trusted and there is not None:
+                world.show("refused", asker, there)
             return (False, "connection refused by its host") if trusted else (None, "")
         if not there.awake:
             return None, ""

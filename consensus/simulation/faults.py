@@ -108,6 +108,10 @@ class Faults:
             kept *= 1.0 - self.lossy_links.get((sender, receiver), 0.0)
         return 1.0 - kept
 
+    def faulty(self, member_id: str) -> bool:
+        """Whether what goes wrong on a link of this member is its own fault, whoever is at the other end."""
+        return member_id in self.lossy or member_id in self.slow
+
     def inherit(self, old: str, new: str) -> None:
         """The process ``new`` takes the address of ``old``: what is wrong with the way there is still wrong."""
         for links in (self.cut, self.clogged, self.refused):

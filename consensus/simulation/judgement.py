@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ..member import Address
 from ..protocol.quorum import is_quorum
 from ..view import View
-from .host import Host
-from .world import World
+
+if TYPE_CHECKING:
+    from .host import Host
+    from .world import World
 
 __all__ = ["LIMIT", "Outcome", "Verdict", "judge", "living", "reason_to_block", "settled"]
 

@@ -74,25 +74,29 @@ class Network:
             return
         link = (sender.id, target.id)
         if link in faults.cut:
+            world.show("lost", sender, target, message)
             return
         loss = faults.loss
         if faults.lossy or faults.lossy_links:
             loss = faults.loss_on(*link)
         if loss and world.rng.random() < loss:
+            world.show("lost", sender, target, message)
             return
         packet = self._packet(sender, message)
         self.digest.update(_EVENT.pack(world.now, sender.index, target.index, len(packet.data)))
         self.digest.update(packet.data)
         if link in faults.clogged:
+            world.show("late", sender, target, message)
             self._held.append((link, address, sender, packet))
             return
-        self._schedule(faults, link, address, sender, packet)
+        if self._schedule(faults, link, address, sender, packet) > world.config.ping_timeout / 2:
+            world.show("late", sender, target, message)
         if faults.duplication and world.rng.random() < faults.duplication:
             self._schedule(faults, link, address, sender, packet)
         if faults.replay and world.rng.random() < faults.replay:
             world.at(world.rng.uniform(0.0, faults.replay_late), world.arrive, address, sender, packet)
 
-    def _schedule(self, faults: Faults, link: Link, address: Address, sender: Host, packet: Packet) -> None:
+    def _schedule(self, faults: Faults, link: Link, address: Address, sender: Host, packet: Packet) -> float:
         world = self._world
         delay = faults.spread.draw(*faults.latency, world.rng)
         if faults.reordering and world.rng.random() < faults.reordering:
@@ -100,6 +104,7 @@ class Network:
         if faults.slow:
             delay += faults.slow.get(link[0], 0.0) + faults.slow.get(link[1], 0.0)
         world.at(delay, world.arrive, address, sender, packet)
+        return delay
 
     def _packet(self, sender: Host, message: Message) -> Packet:
         known = self._encoded

@@ -27,16 +27,31 @@ class Observer:
         """A process is gone."""
 
     def paused(self, host: Host) -> None:
-        """A process was stopped."""
+        """A process was stopped, or its agent is held up (one may add to the other)."""
 
     def resumed(self, host: Host) -> None:
-        """A process goes on; what it missed has not reached it yet."""
+        """One of these is over; what the process missed has not reached it yet."""
+
+    def jumped(self, host: Host, seconds: float) -> None:
+        """A process's clock steps."""
 
     def sent(self, host: Host, target: Host | None, message: Message) -> None:
         """``host`` sends to whoever is at the address (nobody: None), whether it will arrive or not.
 
-        What a member sends to itself is never seen.
+        What a member sends to itself is shown by ``told_itself``.
         """
+
+    def told_itself(self, host: Host, message: Message) -> None:
+        """``host`` handles a message of its own next."""
+
+    def lost(self, host: Host, target: Host, message: Message) -> None:
+        """The network swallows what ``host`` just sent to ``target``."""
+
+    def refused(self, host: Host, target: Host) -> None:
+        """A firewall refuses ``host``'s connection to ``target``, which lives."""
+
+    def late(self, host: Host, target: Host, message: Message) -> None:
+        """The network delivers what ``host`` just sent to ``target`` later than a healthy one would."""
 
     def delivered(self, host: Host, sender: Host, message: Message) -> None:
         """A message arrives at ``host``, which handles it next."""

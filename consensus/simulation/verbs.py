@@ -175,7 +175,7 @@ def _latency(world: World, words: Words) -> None:
 
 def _jump(world: World, words: Words) -> None:
     for host in _there(world, words[0]):
-        host.clock.jump(float(words[1]))
+        world.jump(host, float(words[1]))
 
 
 def _hint(world: World, words: Words) -> None:

@@ -32,12 +32,11 @@ from ..protocol.effects import (
     Wish,
 )
 from ..protocol.machine import Machine
-from .ballots import Ballots
-from .checkers import Checkers
 from .clock import Clock, allowance
 from .connections import Connections
 from .faults import Faults
 from .host import Host
+from .invariants import Jury
 from .network import Network, Packet
 from .observer import Observer
 from .plane import MakePlane, StubPlane
@@ -80,8 +79,9 @@ class World:
         self._plane = plane
         self._usual: Faults | None = None
         self._hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
-        self.observe(Checkers())
-        self.observe(Ballots())
+        self.jury = Jury()
+        """The invariants, checked after every event."""
+        self.observe(self.jury)
 
     def observe(self, observer: Observer) -> Observer:
         """Show everything from now on to ``observer``, too."""
@@ -91,6 +91,11 @@ class World:
             if getattr(type(observer), name) is not getattr(Observer, name):
                 hooks.append(getattr(observer, name))
         return observer
+
+    def show(self, hook: str, *what: Any) -> None:
+        """Call a hook of every observer that has it."""
+        for each in self._hooks[hook]:
+            each(*what)
 
     @property
     def digest(self) -> str:
@@ -127,6 +132,7 @@ class World:
         if before is not None:
             self.faults.inherit(before.id, ident)
         self.hosts[ident] = self._names[name] = self.at_address[member.address] = host
+        machine.witness(lambda message: self.show("told_itself", host, message))
         for hook in self._hooks["started"]:
             hook(host)
         machine.start(host.now)
@@ -189,10 +195,12 @@ class World:
     def stall(self, host: Host, seconds: float) -> None:
         """The agent's loop is held up: the process lives, but what reaches the agent waits for ``seconds``."""
         host.stalls += 1
+        self.show("paused", host)
         self.at(seconds, self._unstall, host)
 
     def _unstall(self, host: Host) -> None:
         host.stalls -= 1
+        self.show("resumed", host)
         self._catch_up(host)
 
     def _catch_up(self, host: Host) -> None:
@@ -218,6 +226,11 @@ class World:
         for one in group:
             for other in others:
                 self.faults.cut_both(one.id, other.id)
+
+    def jump(self, host: Host, seconds: float) -> None:
+        """The clock of ``host`` steps forward."""
+        host.clock.jump(seconds)
+        self.show("jumped", host, seconds)
 
     def clog(self, host: Host) -> None:
         """Everything to and from ``host`` is held back."""
@@ -367,10 +380,12 @@ class World:
         if trap is not None and trap.before:
             self.kill(host)
             return
+        target = self.at_address.get(address)
         if self.watch is not None and not self.watch(host, message):
+            if target is not None:
+                self.show("lost", host, target, message)
             return
         self.messages += 1
-        target = self.at_address.get(address)
         for hook in self._hooks["sent"]:
             hook(host, target, message)
         self.network.carry(host, target, address, message)
@@ -397,4 +412,18 @@ class World:
         host.machine.receive(sender.id, envelope.address, envelope.message, host.now)
 
 
-_HOOKS = ("started", "killed", "paused", "resumed", "sent", "delivered", "effect", "settled")
+_HOOKS = (
+    "started",
+    "killed",
+    "paused",
+    "resumed",
+    "jumped",
+    "sent",
+    "told_itself",
+    "lost",
+    "late",
+    "refused",
+    "delivered",
+    "effect",
+    "settled",
+)

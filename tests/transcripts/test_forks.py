@@ -16,7 +16,7 @@ from consensus.messages import EvidenceKind
 from consensus.protocol import attempt, evidence
 from consensus.protocol.proposer import Proposer
 from consensus.simulation import Host, World
-from consensus.simulation.ballots import Ballots
+from consensus.simulation.invariants import STANDARD, Activation, standard
 from consensus.view import View
 
 from .script import agree, cut, epochs, start_job
@@ -33,7 +33,7 @@ def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "is_quorum", majority_of_the_living)
     monkeypatch.setattr(evidence.EvidenceBook, "discounted", property(lambda book: frozenset(book.proofs)))
     # The fork itself shall show, not the checker of quorums that sees it coming.
-    monkeypatch.setattr(Ballots, "effect", lambda *_: None)
+    monkeypatch.setattr(standard, "STANDARD", tuple(kind for kind in STANDARD if kind is not Activation))
 
 
 def give_up(world: World, host: Host, others: list[Host], seconds: float = 2.6) -> None:
@@ -127,6 +127,6 @@ def test_who_leaves_discounts_nobody() -> None:
 
 def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Proposer, "discounted", property(lambda proposer: proposer._core.evidence.discounted))
-    monkeypatch.setattr(Ballots, "effect", lambda *_: None)
+    monkeypatch.setattr(standard, "STANDARD", tuple(kind for kind in STANDARD if kind is not Activation))
     with pytest.raises(AssertionError, match="active"):
         two_leavers()

@@ -1,0 +1,142 @@
+"""Invariant 12: queues, tables, datagrams and messages per change are bounded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...messages import (
+    Accept,
+    Accepted,
+    Ack,
+    Activate,
+    FlushReply,
+    FlushRequest,
+    Gossip,
+    Install,
+    Ping,
+    PingRequest,
+    Prepare,
+    Promise,
+    Promised,
+    Ready,
+)
+from ...protocol.detection import PIGGYBACK
+from ...protocol.history import LIMIT
+from ...protocol.probe import RELAYS
+from ...view import View
+from .inside import sizes
+from .invariant import Invariant
+from .witness import Sees
+
+if TYPE_CHECKING:
+    from ..host import Host
+    from .jury import Jury
+
+__all__ = ["TABLES", "Bounds"]
+
+EVERY = 61
+"""Tables are measured after every so many events, and whenever a member follows a new view."""
+
+PROGRESS = 32
+"""Bytes of a ping that tell where the data plane is."""
+
+TABLES: dict[str, tuple[int, int, int]] = {
+    "rumours": (5, 0, 0),  # by each of a suspect's first k + 1 = 4 accusers, and its own word
+    "probes": (9, 11, 0),  # unanswered ones live for at most 9 stretched timeouts, applicants' for a second
+    "relays": (0, 0, RELAYS),
+    "acked": (1, 1, 0),
+    "applicants": (0, 1, 0),
+    "proofs": (1, 0, 0),
+    "silent": (1, 0, 0),
+    "unready": (1, 0, 0),
+    "leaving": (1, 0, 1),  # itself, though it may be out already
+    "checking": (1, 0, 0),
+    "reported": (5, 0, 0),  # one of each kind
+    "shunned": (1, 0, 0),
+    "flush": (0, 0, 2),  # this epoch and the next
+    "votes": (1, 0, 0),
+    "waiting": (1, 0, 0),
+    "history": (0, 0, LIMIT),
+}
+"""Entries of each table of a member (see ``inside.sizes``): ``(x, y, z)`` stands for ``x * n + y * others + z``.
+
+n: members of its view; others: processes that are not in it, applicants and earlier lifetimes.
+"""
+
+PER_CHANGE = 9
+"""Messages of one proposer for one epoch are at most ``PER_CHANGE * n * (1 + t / resend)``, t: seconds since the first of them.
+
+Without faults that is PREPARE, PROMISE, ACCEPT, ACCEPTED, INSTALL, READY, ACTIVATE, once for each member, and a FLUSH-REQUEST
+with its reply for who was late.
+"""
+
+
+class Bounds(Invariant):
+    """``TABLES`` and ``PER_CHANGE`` say how much; pings, acks and gossip carry at most ``PIGGYBACK`` rumours, so they fit a
+    datagram.
+
+    (What grows with n, INSTALL and the like, goes over HTTP where it does not fit; the codec refuses more than ``MAX_BYTES``.)
+    """
+
+    number = 12
+    title = "everything is bounded"
+
+    def __init__(self, jury: Jury) -> None:
+        super().__init__(jury)
+        self._events = 0
+        self._changes: dict[int, list[float]] = {}
+        self._proposers: dict[int, set[str]] = {}
+
+    def sees(self) -> Sees:
+        """See ``Witness``."""
+        small = dict.fromkeys((Ping, Ack, Gossip, PingRequest), self._small)
+        own = dict.fromkeys((Prepare, Promise, Accept, Accepted, Promised, FlushReply, Ready, Activate), self._count)
+        return {**small, **own, Install: self._count_view, FlushRequest: self._count_view}
+
+    def _small(self, host: Host, target: Host | None, message: Any) -> None:  # noqa: ARG002
+        if len(message.updates) > PIGGYBACK or len(getattr(message, "progress", b"")) > PROGRESS:
+            name = self.jury.story.name(host.id)
+            self.fail(f"{name} sends a {type(message).__name__} with {len(message.updates)} rumours")
+
+    def _count(self, host: Host, target: Host | None, message: Any) -> None:  # noqa: ARG002
+        if isinstance(message, (Prepare, Accept)):
+            self._proposers.setdefault(message.epoch, set()).add(host.id)
+        self._add(host, message.epoch)
+
+    def _count_view(self, host: Host, target: Host | None, message: Install | FlushRequest) -> None:  # noqa: ARG002
+        self._proposers.setdefault(message.view.epoch, set()).add(host.id)
+        self._add(host, message.view.epoch)
+
+    def _add(self, host: Host, epoch: int) -> None:
+        change = self._changes.get(epoch)
+        if change is None:
+            change = self._changes[epoch] = [self.now, 0.0]
+        change[1] += 1
+        view = host.machine.view
+        size = 1 if view is None else 2 * len(view)  # a view may double
+        proposers = len(self._proposers.get(epoch, ())) or 1
+        limit = PER_CHANGE * size * proposers * (1 + (self.now - change[0]) / self.world.config.resend)
+        if change[1] > limit:
+            self.fail(f"{change[1]:.0f} messages for epoch {epoch} in {self.now - change[0]:.3f} s; the bound is {limit:.0f}")
+
+    def adopted(self, host: Host, view: View) -> None:  # noqa: ARG002
+        """See ``Witness``."""
+        self._measure(host)
+
+    def settled(self, host: Host) -> None:
+        """See ``Witness``."""
+        self._events += 1
+        if self._events % EVERY == 0:
+            self._measure(host)
+
+    def _measure(self, host: Host) -> None:
+        view = host.machine.view
+        if view is None or host.stopped is not None:
+            return
+        size = len(view)
+        others = max(0, len(self.world.hosts) - size)
+        for name, entries in sizes(host.machine).items():
+            per_member, per_other, more = TABLES[name]
+            limit = per_member * size + per_other * others + more
+            if entries > limit:
+                self.fail(f"{self.jury.story.name(host.id)} has {entries} {name} in a view of {size}; the bound is {limit}")

@@ -1,0 +1,115 @@
+"""What a machine knows and shows nowhere else, for checkers alone. Nothing here changes anything."""
+# ruff: noqa: SLF001 - this is the one place that looks inside
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from ...messages import Status
+from ...protocol.history import History
+
+if TYPE_CHECKING:
+    from ...protocol.machine import Machine
+
+__all__ = ["awaits", "belief", "incarnation", "leaving", "shuns", "sizes", "standing", "twin"]
+
+
+def leaving(machine: Machine) -> bool:
+    """Whether it wants to leave."""
+    core = machine._core
+    return core.leaving or core.member.id in core.evidence.leaving
+
+
+def incarnation(machine: Machine) -> int:
+    """Its own."""
+    return machine._core.table.incarnation
+
+
+def belief(machine: Machine, member_id: str) -> tuple[Status, int] | None:
+    """Status and incarnation of a peer as this machine sees it; None: no peer."""
+    peer = machine._core.table.get(member_id)
+    return None if peer is None else (peer.status, peer.incarnation)
+
+
+def awaits(machine: Machine, seq: int, member_id: str) -> bool:
+    """Whether it waits for that member's ack of its own ping ``seq`` (not one on another's behalf, nor one given up)."""
+    probe = machine._detection._prober.probes.get(seq)
+    return probe is not None and probe.target.id == member_id
+
+
+def shuns(machine: Machine, member_id: str) -> bool:
+    """Whether it does not ack that member any more in this epoch."""
+    return member_id in machine._core.shunned
+
+
+def sizes(machine: Machine) -> dict[str, int]:
+    """Entries in each of its tables."""
+    core = machine._core
+    book, prober, voter = core.evidence, machine._detection._prober, machine._change.voter
+    flush, attempt = voter._flush, machine._change.proposer.attempt
+    return {
+        "rumours": len(core.rumours),
+        "probes": len(prober.probes),
+        "relays": len(prober.relays),
+        "acked": len(core.acked),
+        "applicants": len(core.applicants),
+        "proofs": len(book.proofs),
+        "silent": len(book.silent),
+        "unready": len(book.unready),
+        "leaving": len(book.leaving),
+        "checking": len(book.checking),
+        "reported": len(machine._change.accusations._due),
+        "shunned": len(core.shunned),
+        "flush": max(len(flush._reports), len(flush._asked), len(flush._waiting)),
+        "votes": 0 if attempt is None else max(len(attempt.promises), len(attempt.reports)),
+        "waiting": len(machine._detection.stall._waiting),
+        "history": len(core.history),
+    }
+
+
+def standing(machine: Machine) -> dict[str, Any]:
+    """All that it has decided, promised, heard and holds against others, without clocks and counters: comparable values."""
+    core = machine._core
+    book, voter, proposer = core.evidence, machine._change.voter, machine._change.proposer
+    acceptor, attempt, installation = voter._acceptor, proposer.attempt, machine._change.installer._installation
+    return {
+        "views": (core.view_id, core.installed and core.installed.view_id, core.active and core.active.view_id),
+        "stopped": core.stopped,
+        "leaving": core.leaving,
+        "driver": core.driver,
+        "proofs": sorted(book.proofs),
+        "silent": sorted(book.silent),
+        "unready": sorted(book.unready),
+        "leavers": sorted(book.leaving),
+        "frozen": book.frozen_since is not None,
+        "incarnation": core.table.incarnation,
+        "peers": [(peer.member.id, peer.status, peer.incarnation) for peer in core.table],
+        "acceptor": acceptor
+        and (acceptor.promised, acceptor.accepted_ballot, acceptor.accepted, sorted(acceptor.shunned), acceptor.deferred),
+        "flush": (dict(voter._flush._reports), dict(voter._flush._asked)),
+        "attempt": attempt
+        and (attempt.ballot, attempt.phase, attempt.proposal, sorted(attempt.promises), sorted(attempt.reports)),
+        "installation": installation
+        and (
+            installation.view.view_id,
+            sorted(installation.reports),
+            sorted(installation.ready),
+            installation.sent,
+            installation.active,
+        ),
+        "applicants": sorted(core.applicants.contacts),
+    }
+
+
+def twin(machine: Machine) -> Machine:
+    """A copy that shares nothing with it but what never changes, and without its history of changes."""
+    core = machine._core
+    memo: dict[int, Any] = {id(core.history): History()}
+    shared: list[Any] = [core.config, core.member, core.view, core.installed, core.active, core.outbox.witness]
+    shared += [peer.member for peer in core.table]
+    for each in shared:
+        memo[id(each)] = each
+    other = copy.deepcopy(machine, memo)
+    other._core.outbox.witness = None
+    return other

@@ -1,0 +1,143 @@
+"""Invariant 11: duplicated, reordered and replayed messages change nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...messages import (
+    MESSAGES,
+    Accept,
+    Accepted,
+    Activate,
+    Chosen,
+    Evidence,
+    FlushReply,
+    FlushRequest,
+    Install,
+    LeaveRequest,
+    Message,
+    Prepare,
+    Promise,
+    Promised,
+    Ready,
+)
+from ...protocol.effects import Activated, Fence, Freeze, Installed, Quit, Stopped, Tether
+from ...view import View
+from .inside import standing, twin
+from .invariant import Invariant
+from .witness import Hears
+
+if TYPE_CHECKING:
+    from ..host import Host
+    from .jury import Jury
+
+__all__ = ["Replays"]
+
+CHANGES = (
+    Prepare,
+    Promise,
+    Accept,
+    Accepted,
+    Promised,
+    FlushRequest,
+    FlushReply,
+    Install,
+    Ready,
+    Activate,
+    Chosen,
+    Evidence,
+    LeaveRequest,
+)
+"""Messages of one view change: of one that is over, they are worth nothing."""
+
+DEEDS = (Freeze, Installed, Activated, Stopped, Quit, Fence, Tether)
+"""Effects that a message must not have twice."""
+
+KEPT = 6
+"""Messages of view changes that each member keeps to be replayed later."""
+
+
+class _Letter(NamedTuple):
+    sender: Host
+    message: Message
+
+
+class Replays(Invariant):
+    """A copy of the receiver gets a message again: it does nothing but answer, and what it decided, promised and holds against
+    others (``inside.standing``) stays as it was.
+
+    Two things are replayed: the message that was just handled, and one of an earlier view change. Copies cost time, so this is a
+    sample: of the messages of view changes about one in ``every``, of the others one in ``20 * every`` (fewer in larger worlds,
+    in proportion to the number of processes). Reordering needs no checker of its own: the network reorders, and all others
+    look. Rumours are replayed at once only: an old one about a member's current incarnation is as good as a new one (SWIM),
+    and is refuted like one.
+    """
+
+    number = 11
+    title = "replays change nothing"
+
+    every = 40
+
+    def __init__(self, jury: Jury) -> None:
+        super().__init__(jury)
+        self._heard = 0
+        self._next = 1
+        self._letter: tuple[Host, _Letter] | None = None
+        self._kept: dict[str, list[_Letter]] = {}
+        self._old: dict[str, list[_Letter]] = {}
+
+    def hears(self) -> Hears:
+        """See ``Witness``."""
+        return {**dict.fromkeys(MESSAGES, self._hear), **dict.fromkeys(CHANGES, self._hear_change)}
+
+    def adopted(self, host: Host, view: View) -> None:  # noqa: ARG002
+        """See ``Witness``."""
+        kept = self._kept.pop(host.id, None)
+        if kept:
+            self._old[host.id] = kept
+
+    def _hear_change(self, host: Host, sender: Host, message: Message) -> None:
+        kept = self._kept.get(host.id)
+        if kept is None:
+            kept = self._kept[host.id] = []
+        if len(kept) < KEPT:
+            kept.append(_Letter(sender, message))
+        self._heard += 19
+        self._hear(host, sender, message)
+
+    def _hear(self, host: Host, sender: Host, message: Message) -> None:
+        self._heard += 1
+        if self._heard >= self._next:
+            self._next = self._heard + 20 * self.every * max(1, len(self.world.hosts) // 4)
+            self._letter = (host, _Letter(sender, message))
+
+    def settled(self, host: Host) -> None:
+        """See ``Witness``."""
+        if self._letter is None:
+            return
+        (receiver, letter), self._letter = self._letter, None
+        if receiver is not host or not host.alive or host.stopped is not None:
+            return
+        self._replay(host, letter, "again")
+        old = self._old.get(host.id)
+        if old:
+            self._replay(host, old.pop(0), "from an earlier view change")
+
+    def _replay(self, host: Host, letter: _Letter, when: str) -> None:
+        machine = twin(host.machine)
+        before = standing(machine)
+        machine.receive(letter.sender.id, letter.sender.machine.member.address, letter.message, host.now)
+        after = standing(machine)
+        done = [effect for effect in machine.drain() if isinstance(effect, DEEDS)]
+        if before == after and not done:
+            return
+        story = self.jury.story
+        changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+        self.fail(
+            f"{story.name(host.id)} got {letter.message} of {story.name(letter.sender.id)} {when}, and it had an effect: "
+            f"{_told(changed)} {done or ''}"
+        )
+
+
+def _told(changed: dict[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key} was {before}, is {after}" for key, (before, after) in changed.items())
