@@ -57,6 +57,8 @@ class Core:
         """Whom we do not ack any more in this epoch, having been asked to exclude them (see ``acceptor``)."""
         self.progress = NOWHERE
         """Where the data plane is, as it was told last."""
+        self.gone: frozenset[str] = frozenset()
+        """Whose death led to ``view``. What they chose for its epoch before they died nobody can have followed (invariant 4)."""
         self.leaving = False
         self.stopped: StoppedError | None = None
 
@@ -107,6 +109,6 @@ class Core:
             self.outbox.send_to(address, Pull(self.epoch))
         elif epoch < self.epoch and may_tell:
             self.outbox.send_to(address, Chosen(self.view, self.driver))
-        elif epoch == self.epoch:
+        elif epoch == self.epoch and sender not in self.gone:
             text = f"{sender} holds another view of epoch {epoch}: {view_id} against {self.view_id}"
             self.outbox.note(logging.CRITICAL, "fork", text)

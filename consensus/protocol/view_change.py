@@ -224,6 +224,8 @@ class ViewChange:
             return
         if view.epoch > core.epoch:
             self.adopt(view, sender, now)
+        elif view.view_id != core.view_id and sender in core.gone:
+            return
         elif view.view_id != core.view_id:
             core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
@@ -268,6 +270,7 @@ class ViewChange:
         self._adopted_at = now
         self._orphan_told = False
         core.table.adopt(view, core.applicants.contacts, now)
+        core.gone = frozenset(key for key in core.evidence.proofs if key not in view)
         core.evidence.adopt(view, parent)
         stale = now - 2 * core.config.exclude_after
         core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}
