@@ -58,7 +58,7 @@ class Core:
         self.progress = NOWHERE
         """Where the data plane is, as it was told last."""
         self.gone: frozenset[str] = frozenset()
-        """Whose death led to ``view``. What they chose for its epoch before they died nobody can have followed (invariant 4)."""
+        """Whose death led to ``view``. What they chose for its epoch before that nobody can have followed (invariant 4)."""
         self.leaving = False
         self.stopped: StoppedError | None = None
 

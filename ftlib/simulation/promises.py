@@ -1,6 +1,6 @@
 """The promises "all or nothing, bit for bit" and "no step is lost", checked at each call that anybody finishes.
 
-A call may have two results only in one way: all who finish it with the old view are dead or excluded before anybody else has it,
+A call may have two results in one way only: all who finish it with the old view are dead or excluded before others have it,
 and the others, who cannot know, redo it without them. So a result *stands* as soon as anybody who has it finishes another call,
 for which everybody of the view must have it; no call has two that stand, and no view has members with different ones. Whoever is
 excluded may have one call, its last, that the others did otherwise.
@@ -116,19 +116,10 @@ class Promises(Observer):
             self._stand(process, place.outcome)
         finish = self._finish(process, session, outcome, adopted=adopted)
         self._own(process, place, outcome)
-        for other in self._calls[outcome.call]:
-            if other is finish:
-                continue
-            assert other.view.epoch < finish.view.epoch or process.host.id not in other.view, self._say(
-                process, f"has {self._text(outcome)}, though {other.view}, in which it is, made it {self._text(other.outcome)}"
-            )
-            strangers = [holder for holder in other.holders if holder in session.view]
-            assert not strangers, self._say(
-                process,
-                f"has {self._text(outcome)}, {self._names(strangers)} of the same view {session.view} "
-                f"had {self._text(other.outcome)}",
-            )
         finish.holders.append(process.host.id)
+        for other in self._calls[outcome.call]:
+            if other is not finish:
+                self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))
         place.outcome, place.counted, place.finished = outcome, place.token, place.finished + 1
 
     def applied(self, process: Process, call: Call) -> None:
@@ -211,6 +202,15 @@ class Promises(Observer):
             )
         known.append(finish)
         return finish
+
+    def _apart(self, process: Process, older: _Finish, newer: _Finish) -> None:
+        """Whoever has the older result is not of those who made the newer."""
+        both = [holder for holder in older.holders if holder in newer.view]
+        assert not both, self._say(
+            process,
+            f"brings about two results: {self._text(older.outcome)} at {self._names(older.holders)}, "
+            f"{self._text(newer.outcome)} made by {newer.view}, {self._names(both)} included",
+        )
 
     def _contributors(self, process: Process, session: Session, outcome: Outcome) -> frozenset[str]:
         """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view."""

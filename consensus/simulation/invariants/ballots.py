@@ -37,7 +37,7 @@ class Ballots(Invariant):
         self._promised: dict[tuple[str, str], Ballot] = {}
         self._voted: dict[tuple[str, str], Ballot] = {}
         self._timely: dict[tuple[str, str], set[Ballot]] = {}
-        """Ballots whose ACCEPT came before a promise forbade it: the vote is cast, though it is sent only with the flush report."""
+        """Ballots whose ACCEPT came before a promise forbade it: voted for, though that is said only with the flush report."""
         self._shunned: dict[tuple[str, str], set[str]] = {}
 
     def sees(self) -> Sees:
