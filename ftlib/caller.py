@@ -177,7 +177,6 @@ class Caller:
                 results = self._attempt(call, session)
             if results is not None:
                 break
-            self._plane.counters.redone += 1
             call.check_untouched()
         if call.void(results):
             if not results.finite:
@@ -234,6 +233,9 @@ class Caller:
         except GroupError as error:
             self._failed(call, session, error)
             attempt.settle(SETTLE)
+            if isinstance(error, Disagreement) and plane.member_id in error.blamed:
+                raise StepMismatch(str(error)) from None  # the others' word for it may have stopped the plane first
+            plane.counters.redone += 1
             return None
         except BaseException:
             self._abandon()
@@ -256,6 +258,7 @@ class Caller:
             if finish is not None and finish.frozen:
                 self._consensus.boundary(call.number, session.members_of(trailer.leaving))
         if finish is None:
+            self._plane.counters.redone += 1
             return None
         if finish.frozen:
             self.said_goodbye = session.rank in trailer.leaving
@@ -300,12 +303,14 @@ class Caller:
         except GroupError as error:
             self._failed(call, session, error)
             attempt.settle(SETTLE)
+            plane.counters.redone += 1
             return None
         except BaseException:
             self._abandon()
             attempt.settle(SETTLE)
             raise
         if not plane.adopt(session, call, results):
+            plane.counters.redone += 1
             return None
         self._tainted, self._vetoed = False, ""  # the trailer that would tell was not seen here
         self._consensus.average_success(call.number)

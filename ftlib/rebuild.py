@@ -222,8 +222,9 @@ class Rebuilder:
         old, results = self._plane.session, self._plane.results
         fault = session.plan.fault
         if fault is not None and self._plane.member_id in fault.blamed:
-            kind = errors.StateLost if fault.kind is FaultKind.STATE_LOST else errors.StepMismatch
-            self._stop(kind(fault.text))
+            lost, call = fault.kind is FaultKind.STATE_LOST, self._plane.current
+            entered = "" if lost or call is None else f" (this is what {self._plane.member_id} entered: {call}{call.remark()})"
+            self._stop((errors.StateLost if lost else errors.StepMismatch)(fault.text + entered))
             self._consensus.leave()
             return
         if not self._plane.activate(session):

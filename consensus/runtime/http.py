@@ -34,7 +34,7 @@ __all__ = ["HttpClient", "HttpServer"]
 
 _HELD_POLL = 0.02
 _ACCEPT_TURNS = 3
-"""Turns of the loop from accepting a connection to ``connection_made``."""
+"""Turns of the loop from accepting a connection to the server's knowing of it."""
 _READ_TIMEOUT = 5.0
 """Seconds for the whole of a message to come in."""
 _READING = 64
@@ -97,9 +97,12 @@ class HttpServer:
         """Refuse new connections, then end the open ones. Idempotent."""
         self._closing.set()
         if self._server is not None:
-            self._server.close()
-            for _ in range(_ACCEPT_TURNS):  # a connection accepted just now is made known to the server by then
+            # No connection may be on its way into the server when it closes: asyncio would lose it, unclosed.
+            for sock in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(sock.fileno())
+            for _ in range(_ACCEPT_TURNS):
                 await asyncio.sleep(0)
+            self._server.close()
         if self._web is not None:
             await self._web.shutdown(timeout=0.05)
 

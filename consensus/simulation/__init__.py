@@ -13,7 +13,7 @@ from .menu import Menu
 from .observer import Observer
 from .plane import MakePlane, SimulatedPlane, StubPlane
 from .play import Result, play, prepare
-from .scenario import Event, Scenario
+from .scenario import Event, Scenario, ScriptError
 from .trap import Trap
 from .verbs import perform
 from .world import World
@@ -29,6 +29,7 @@ __all__ = [
     "Outcome",
     "Result",
     "Scenario",
+    "ScriptError",
     "SimulatedPlane",
     "Spread",
     "StubPlane",

@@ -112,7 +112,7 @@ class History:
 
     def _crash(self) -> None:
         victims = self._some(self._rng.choice([1, 1, 1, 2, 3]))
-        if len(victims) < len(self._alive) or self._rng.random() < 0.1:
+        if victims and (len(victims) < len(self._alive) or self._rng.random() < 0.1):
             self._add("kill", *victims)
             self._gone(victims)
 
@@ -250,9 +250,9 @@ class History:
             self._add("kill", name, after=self._rng.choice([0.001, 0.05, 0.11, 0.13, 1.0, 1.02, 1.15]))
 
     def _leave(self) -> None:
-        leavers = self._some(self._rng.choice([1, 1, 2, 3]))
-        self._add("leave", *leavers)
-        self._gone(leavers)
+        if leavers := self._some(self._rng.choice([1, 1, 2, 3])):
+            self._add("leave", *leavers)
+            self._gone(leavers)
 
     def _reset(self) -> None:
         for turn, name in enumerate(self._rng.sample(self._alive, min(len(self._alive), self._rng.randint(1, 4)))):

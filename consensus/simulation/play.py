@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from ..config import Config
 from .judgement import Verdict, judge
 from .observer import Observer
 from .plane import MakePlane, StubPlane
-from .scenario import Scenario
+from .scenario import Scenario, ScriptError
 from .verbs import perform
 from .world import World
 
@@ -27,6 +28,8 @@ class Result:
     world: World
     verdict: Verdict | None
     violation: str = ""
+    error: BaseException | None = None
+    """With its traceback."""
 
     @property
     def good(self) -> bool:
@@ -67,13 +70,19 @@ def play(
     observers: Iterable[Observer] = (),
     tell: Callable[[World], None] | None = None,
 ) -> Result:
-    """Both phases. ``tell`` is called after each event (progress, recorders). ValueError: a wrong script."""
+    """Both phases. ``tell`` is called after each event (progress, recorders). ScriptError: a wrong script."""
     world = prepare(scenario, config=config, plane=plane, observers=observers)
     try:
         safety(world, scenario, tell)
         return Result(scenario, world, judge(world))
     except AssertionError as error:
-        return Result(scenario, world, None, str(error) or "AssertionError")
+        return Result(scenario, world, None, str(error) or "AssertionError", error)
+    except ScriptError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a machine raises at other people's messages is a violation, too
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__} in {where.name}, line {where.lineno} of {where.filename}: {error}"
+        return Result(scenario, world, None, text, error)
 
 
 def safety(world: World, scenario: Scenario, tell: Callable[[World], None] | None = None) -> None:

@@ -17,7 +17,11 @@ from typing import Any
 
 from ..config import Config
 
-__all__ = ["Event", "Scenario"]
+__all__ = ["Event", "Scenario", "ScriptError"]
+
+
+class ScriptError(ValueError):
+    """A history's text makes no sense; says what to write instead."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,14 @@ class Event:
 
     @classmethod
     def parse(cls, line: str) -> Event:
-        """The inverse of ``str``; ValueError says what is wrong."""
+        """The inverse of ``str``; ScriptError says what is wrong."""
         at, *rest = line.split()
         try:
             time = float(at)
         except ValueError:
-            raise ValueError(f"{line!r} is no event: write a time in seconds, a verb, and its words") from None
+            raise ScriptError(f"{line!r} is no event: write a time in seconds, a verb, and its words") from None
         if not rest:
-            raise ValueError(f"{line!r} has no verb: write a time in seconds, a verb, and its words")
+            raise ScriptError(f"{line!r} has no verb: write a time in seconds, a verb, and its words")
         return cls(time, rest[0], tuple(rest[1:]))
 
 
@@ -87,22 +91,22 @@ class Scenario:
 
     @classmethod
     def parse(cls, text: str) -> Scenario:
-        """The inverse of ``str``; lines that begin with # are remarks. ValueError says what is wrong."""
+        """The inverse of ``str``; lines that begin with # are remarks. ScriptError says what is wrong."""
         lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
         if not lines:
-            raise ValueError("an empty history: the first line is at least seed=1 size=3")
+            raise ScriptError("an empty history: the first line is at least seed=1 size=3")
         kinds: dict[str, type] = {item.name: _KINDS[str(item.type)] for item in fields(cls) if item.name != "events"}
         values: dict[str, Any] = {}
         for word in lines[0].split():
             name, _, value = word.partition("=")
             if name not in kinds:
-                raise ValueError(f"{word!r} in the first line is unknown: choose from {', '.join(kinds)}")
+                raise ScriptError(f"{word!r} in the first line is unknown: choose from {', '.join(kinds)}")
             try:
                 values[name] = bool(int(value)) if kinds[name] is bool else kinds[name](value)
             except ValueError:
-                raise ValueError(f"{word!r}: {name} takes a number") from None
+                raise ScriptError(f"{word!r}: {name} takes a number") from None
         if "seed" not in values or "size" not in values:
-            raise ValueError(f"{lines[0]!r} lacks seed= or size=")
+            raise ScriptError(f"{lines[0]!r} lacks seed= or size=")
         return cls(**values, events=tuple(Event.parse(line) for line in lines[1:]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from .play import Result, play
-from .scenario import Event, Scenario
+from .scenario import Event, Scenario, ScriptError
 
 __all__ = ["shrink"]
 
@@ -24,10 +24,17 @@ def shrink(scenario: Scenario, run: Callable[[Scenario], Result] = play, limit: 
             runs += 1
             if runs > limit:
                 break
-            if run(candidate).kind == kind:
+            if _ends(candidate, run) == kind:
                 best, helped = candidate, True
                 break
     return best
+
+
+def _ends(scenario: Scenario, run: Callable[[Scenario], Result]) -> str:
+    try:
+        return run(scenario).kind
+    except ScriptError:  # a word too few
+        return ""
 
 
 def _simpler(scenario: Scenario) -> Iterator[Scenario]:

@@ -19,27 +19,52 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..messages import MESSAGES
 from .faults import Faults, Spread
 from .host import Host
-from .scenario import Event
+from .scenario import Event, ScriptError
 from .trap import Trap
 
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["VERBS", "perform"]
+__all__ = ["VERBS", "checked", "perform"]
 
 
 def perform(world: World, event: Event) -> None:
-    """Let ``event`` happen now. ValueError where its words make no sense."""
-    verb = VERBS.get(event.verb)
-    if verb is None:
-        raise ValueError(f"{event.verb!r} in {str(event)!r} is no verb: choose from {', '.join(VERBS)}")
-    try:
-        verb(world, event.words)
-    except (IndexError, TypeError) as error:
-        raise ValueError(f"{str(event)!r} lacks a word: {error}") from None
+    """Let ``event`` happen now. ScriptError where its words make no sense."""
+    checked(event)
+    VERBS[event.verb][0](world, event.words)
 
+
+def checked(event: Event) -> Event:
+    """``event`` itself; ScriptError where its verb is unknown or its words do not fit."""
+    if event.verb not in VERBS:
+        raise ScriptError(f"{event.verb!r} in {str(event)!r} is no verb: choose from {', '.join(VERBS)}")
+    shape = VERBS[event.verb][1]
+    wanted = shape.split()
+    open_ended = bool(wanted) and wanted[-1] in ("names", "names*")
+    least = len(wanted) - (wanted[-1:] == ["names*"])
+    good = least <= len(event.words) <= (len(event.words) if open_ended else len(wanted))
+    if not good or not all(_fits(word, kind) for word, kind in zip(event.words, wanted, strict=False)):
+        raise ScriptError(f"{str(event)!r}: after {event.verb} comes {shape or 'nothing'}")
+    return event
+
+
+def _fits(word: str, kind: str) -> bool:
+    try:
+        if kind == "number":
+            return 0.0 <= float(word) < float("inf")
+        return int(word) > 0 if kind == "count" else kind not in _CHOICES or word in _CHOICES[kind]
+    except ValueError:
+        return False
+
+
+_CHOICES = {
+    "before|after": ("before", "after"),
+    "spread": tuple(spread.value for spread in Spread),
+    "message": ("any", *(kind.__name__ for kind in MESSAGES)),
+}
 
 Words = tuple[str, ...]
 
@@ -190,31 +215,32 @@ def _refuse(world: World, words: Words) -> None:
         world.faults.refused.add((ends[0].id, ends[1].id))
 
 
-VERBS: dict[str, Callable[[World, Words], None]] = {
-    "start": _start,
-    "restart": _restart,
-    "kill": _kill,
-    "pause": _pause,
-    "resume": _resume,
-    "stall": _stall,
-    "leave": _leave,
-    "trap": _trap,
-    "cut": _cut,
-    "split": _split,
-    "isolate": _isolate,
-    "rejoin": _rejoin,
-    "heal": _heal,
-    "loss": _loss,
-    "lossy": _lossy,
-    "lossy_link": _lossy_link,
-    "duplication": _duplication,
-    "reordering": _reordering,
-    "replay": _replay,
-    "clog": _clog,
-    "unclog": _unclog,
-    "slow": _slow,
-    "latency": _latency,
-    "jump": _jump,
-    "hint": _hint,
-    "refuse": _refuse,
+VERBS: dict[str, tuple[Callable[[World, Words], None], str]] = {
+    "start": (_start, "name names"),
+    "restart": (_restart, "name names"),
+    "kill": (_kill, "names"),
+    "pause": (_pause, "names"),
+    "resume": (_resume, "names"),
+    "stall": (_stall, "name number"),
+    "leave": (_leave, "names"),
+    "trap": (_trap, "name message count before|after"),
+    "cut": (_cut, "name name"),
+    "split": (_split, "names"),
+    "isolate": (_isolate, "names"),
+    "rejoin": (_rejoin, "names"),
+    "heal": (_heal, ""),
+    "loss": (_loss, "number"),
+    "lossy": (_lossy, "name number"),
+    "lossy_link": (_lossy_link, "name name number"),
+    "duplication": (_duplication, "number"),
+    "reordering": (_reordering, "number number"),
+    "replay": (_replay, "number number"),
+    "clog": (_clog, "names"),
+    "unclog": (_unclog, "names"),
+    "slow": (_slow, "name number"),
+    "latency": (_latency, "spread number number"),
+    "jump": (_jump, "name number"),
+    "hint": (_hint, "name names*"),
+    "refuse": (_refuse, "name name"),
 }
+"""What each does, and the shape of its words (``names``: one or more; ``names*``: or none)."""

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["errand", "finish_errands"]
 
 _under_way: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-_looking = threading.Lock()
-"""Held while the set changes or is read: several workers of one process may close while others still begin something."""
+_starting = threading.Lock()
+"""Guards ``_under_way``: whoever is in it has started."""
 
 
 def errand(name: str, function: Callable[[], None]) -> None:
     """Run ``function`` on a thread of its own."""
     thread = threading.Thread(target=function, name=f"ftlib-{name}", daemon=True)
-    with _looking:
-        thread.start()  # first: one that has not been started cannot be joined
+    with _starting:
+        thread.start()
         _under_way.add(thread)
 
 
@@ -39,5 +39,5 @@ def finish_errands(timeout: float) -> bool:
 
 
 def _others() -> list[threading.Thread]:
-    with _looking:
+    with _starting:
         return [thread for thread in _under_way if thread is not threading.current_thread()]
