@@ -70,7 +70,11 @@ class Trainers(Observer):
     def drain(self, host: Host) -> None:
         """SIGTERM: leave after the next call."""
         process = self.processes[host.id]
-        process.threads.happens(lambda: setattr(process.caller, "leaving", True))
+
+        def terminate() -> None:
+            process.caller.leaving = host.leaving = True
+
+        process.threads.happens(terminate)
 
     def ended(self, process: Process) -> None:
         """A program has ended; its process follows, mostly."""

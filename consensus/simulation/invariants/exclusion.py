@@ -100,7 +100,7 @@ class Exclusion(Invariant):
                     self._false(removal, parent, first, "it lived")
             case Cause.LEFT:
                 host = self.world.hosts[out]
-                if host.alive and host.stopped is None and not leaving(host.machine):
+                if host.alive and host.stopped is None and not host.leaving and not leaving(host.machine):
                     self._false(removal, parent, first, "it never asked to leave")
             case Cause.SILENCE:
                 since = first.time - first.heard[out]
