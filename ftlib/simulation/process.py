@@ -35,6 +35,8 @@ BUILD_TIMEOUT = 5.0
 class Process:
     """What is behind a host's machine: ``SimulatedPlane``."""
 
+    seeks = True
+
     def __init__(self, host: Host, jobs: Trainers, index: int) -> None:
         """``index``: the how manieth process of the job this is."""
         rng = Random(f"{jobs.seed} {host.id}")

@@ -162,7 +162,8 @@ class Promises(Observer):
     def ended(self, process: Process, error: Exception) -> None:
         """A program ended with ``error``: members that do the same things are never told that they differ."""
         self._tell(process, f"ended: {type(error).__name__}: {error}")
-        assert not isinstance(error, (StepMismatch, ConfigError, RebuildTimeout)), self._say(process, f"ended: {error}")
+        crashed = isinstance(error, (StepMismatch, ConfigError, RebuildTimeout)) or error.__cause__ is not None
+        assert not crashed, self._say(process, f"ended: {error}")
         if isinstance(error, StateLost):
             view = process.door.installed
             inside = [self._jobs.processes[member_id] for member_id in view.ids] if view is not None else []
