@@ -2,8 +2,8 @@
 
 A call may have two results in one way only: all who finish it with the old view are dead or excluded before others have it,
 and the others, who cannot know, redo it without them. So a result *stands* as soon as anybody who has it finishes another call,
-for which everybody of the view must have it; no call has two that stand, and no view has members with different ones. Whoever is
-excluded may have one call, its last, that the others did otherwise.
+for which everybody of the view must have it; no call has two that stand, and no view has members with different ones. Whoever
+is excluded may have one call, its last, that the others did otherwise.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class _Place:
 
     token: int = 0
     weight: float = 0.0
+    offers: dict[int, float] = field(default_factory=dict)
+    """Weights of all its contributions by token."""
     reloaded: bool = False
     """Whether it loaded state within the call that it is in: its contribution does not count."""
     outcome: Outcome | None = None
@@ -75,6 +77,8 @@ class Promises(Observer):
         self._stands: dict[int, Outcome] = {}
         self._used: dict[tuple[str, int], int] = {}
         """In which call each contribution was counted."""
+        self._void: set[tuple[str, int]] = set()
+        """(member, call): it loaded state within that call, so that it has no part in it."""
         self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
         self._parameters_stand: dict[int, bytes] = {}
         self._plans: dict[str, Plan] = {}
@@ -92,10 +96,12 @@ class Promises(Observer):
             process, f"computes gradients {trainer.token} though {place.counted + 1} are next: a step was lost or repeated"
         )
         place.token, place.weight, place.reloaded = trainer.token, call.weight, False
+        place.offers[trainer.token] = call.weight
 
     def loaded(self, process: Process, call: Call) -> None:
         """State was loaded within ``call``."""
         self._place(process).reloaded = True
+        self._void.add((process.host.id, call.number))
         self.counts["loaded"] += 1
         self._tell(process, f"loaded the state on entry to call {call.number}")
 
@@ -149,6 +155,8 @@ class Promises(Observer):
         known = self._plans.setdefault(session.view.view_id, plan)
         assert known == plan, self._say(process, f"follows another plan for {session.view} than the others: {plan}, {known}")
         self._tell(process, f"acts in {session.view}: {self._plan_text(plan)}")
+        if place.reloaded and process.plane.current is not None:
+            self._void.add((process.host.id, process.plane.current.number))
         if place.outcome is not None and plan.donor_of(process.host.id) is None:
             assert place.outcome.call == plan.call, self._say(
                 process, f"goes on after call {plan.call}, but finished {place.outcome.call} last"
@@ -222,34 +230,37 @@ class Promises(Observer):
                 continue
             shares = {value / (number + 1) for number, value in enumerate(values)}
             other = self._by_lane(lane)
-            place = self._places[other]
+            offers = self._places[other].offers
             assert len(shares) == 1, self._say(process, f"mixes: {self._names([other])} gave {values} in {self._text(outcome)}")
             (share,) = shares
-            token, rest = divmod(share, place.weight or 1.0)
-            assert not rest and token == place.token, self._say(
+            fitting = [
+                token for token, weight in offers.items() if token * weight == share and self._fresh(other, token, outcome)
+            ]
+            token = fitting[-1] if fitting else 0
+            assert token, self._say(
                 process,
-                f"counts {share:g} of {self._names([other])}, which offers {place.token} with weight {place.weight:g}, "
-                f"in {self._text(outcome)}",
+                f"counts {share:g} of {self._names([other])}, which never offered that for it, in {self._text(outcome)}",
             )
             assert other in session.view, self._say(
                 process, f"counts {self._names([other])}, no member of {session.view}, in {self._text(outcome)}"
             )
-            used = self._used.setdefault((other, int(token)), outcome.call)
-            assert used == outcome.call, self._say(
-                process, f"counts {token:g} of {self._names([other])} in call {outcome.call}, as call {used} did"
-            )
+            self._used[other, token] = outcome.call
             found[other] = share
-            weights += place.weight
-        silent = [m for m in session.view.ids if m not in found and not self._places[m].reloaded]
+            weights += offers[token]
+        silent = [m for m in session.view.ids if m not in found and (m, outcome.call) not in self._void]
         assert not silent, self._say(process, f"lacks {self._names(silent)} of {session.view} in {self._text(outcome)}")
         assert weights == outcome.weight, self._say(
             process, f"divides by {outcome.weight:g}, the weights sum to {weights:g}, in {self._text(outcome)}"
         )
-        counted = [m for m in found if self._places[m].reloaded]
+        counted = [m for m in found if (m, outcome.call) in self._void]
         assert not counted, self._say(
             process, f"counts {self._names(counted)}, computed on other weights, in call {outcome.call}"
         )
         return frozenset(found)
+
+    def _fresh(self, member_id: str, token: int, outcome: Outcome) -> bool:
+        """Whether no other call has counted it."""
+        return self._used.get((member_id, token), outcome.call) == outcome.call
 
     def _own(self, process: Process, place: _Place, outcome: Outcome) -> None:
         """The own contribution is in it, exactly once."""
