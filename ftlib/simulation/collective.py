@@ -46,6 +46,8 @@ class Pace:
     """Share of operations that take ten times as long at a member."""
     deaf: float = 0.5
     """Share of the members that are no neighbours who never notice a death by themselves."""
+    linger: float = 0.003
+    """Until an aborted operation ends; it may complete before."""
     endless: float = 0.03
     """Share of the aborted operations that never end."""
     unbuilt: float = 0.01
@@ -367,7 +369,7 @@ class SimulatedGroup(Group):
         for work in self._works:
             if not work.ended:
                 work.endless = self.rng.random() < self._room.rooms.pace.endless
-                longest = 0.5 if work.endless else 0.003
+                longest = 0.5 if work.endless else self._room.rooms.pace.linger
                 delay = self.rng.uniform(0.0, longest)
                 self.host.world.after(delay, partial(self.threads.happens, partial(work.fail, error)))
         self._works.clear()

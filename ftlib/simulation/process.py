@@ -43,7 +43,7 @@ class Process:
         self.host = host
         self.jobs = jobs
         self.index = index
-        self.threads = SimulatedThreads(host, rng)
+        self.threads = SimulatedThreads(host, rng, lambda: jobs.promises.violation)
         self.door = Door(host, rng, lambda: self.threads.over, lambda moment: jobs.tell(host, moment))
         self.plane = _Plane(self, self.threads)
         self._framework = SimulatedFramework(host, self.threads, jobs.rooms)

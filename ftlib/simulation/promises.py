@@ -82,6 +82,8 @@ class Promises(Observer):
         self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
         self._parameters_stand: dict[int, bytes] = {}
         self._plans: dict[str, Plan] = {}
+        self.violation = ""
+        """The first one: threads of the data plane may swallow what is raised in them."""
         self.story: list[str] = []
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
@@ -228,6 +230,7 @@ class Promises(Observer):
         for lane, values in enumerate(zip(*outcome.sums, strict=True)):
             if not any(values):
                 continue
+            assert lane < len(self._jobs.processes), self._say(process, f"finds {values} in call {outcome.call}, of nobody")
             shares = {value / (number + 1) for number, value in enumerate(values)}
             other = self._by_lane(lane)
             offers = self._places[other].offers
@@ -292,9 +295,7 @@ class Promises(Observer):
         return self._places.setdefault(process.host.id, _Place())
 
     def _by_lane(self, lane: int) -> str:
-        processes = list(self._jobs.processes)
-        assert lane < len(processes), f"lane {lane} belongs to nobody\n{self.tail()}"
-        return processes[lane]
+        return list(self._jobs.processes)[lane]
 
     def _names(self, member_ids: list[str]) -> str:
         return ", ".join(self._jobs.processes[member_id].host.name for member_id in member_ids)
@@ -303,7 +304,7 @@ class Promises(Observer):
         parts = [
             f"{self._jobs.processes[self._by_lane(lane)].host.name}:{share:g}"
             for lane, share in enumerate(outcome.sums[0])
-            if share
+            if share and lane < len(self._jobs.processes)
         ]
         return f"call {outcome.call} = ({' '.join(parts)})/{outcome.weight:g}"
 
@@ -317,7 +318,8 @@ class Promises(Observer):
 
     def _say(self, process: Process, text: str) -> str:
         """The violation, and how it came to it."""
-        return f"{process.host.name} {text}\n{self.tail()}"
+        self.violation = self.violation or f"{process.host.name} {text}\n{self.tail()}"
+        return self.violation
 
     def tail(self, lines: int = 60) -> str:
         """The latest of the story."""

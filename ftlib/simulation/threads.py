@@ -58,8 +58,10 @@ class Fibre:
 class SimulatedThreads(Threads):
     """Those of one process. They end with it."""
 
-    def __init__(self, host: Host, rng: Random) -> None:
+    def __init__(self, host: Host, rng: Random, broken: Callable[[], str]) -> None:
+        """``broken``: the violation that was seen, "" for none. A thread may have swallowed what was raised in it."""
         self.host = host
+        self._broken = broken
         self._rng = rng
         self._fibres: list[Fibre] = []
         self._running: Fibre | None = None
@@ -173,6 +175,9 @@ class SimulatedThreads(Threads):
             fibre.run.switch()
         finally:
             self._running = None
+        violation = self._broken()
+        if violation:
+            raise AssertionError(violation)
 
 
 class _Condition:

@@ -7,7 +7,7 @@ from random import Random
 from typing import Self
 
 from consensus.simulation import Host, World, living
-from ftlib.simulation import Ambush, Ambushes, Trainers
+from ftlib.simulation import Ambush, Ambushes, Pace, Trainers
 
 
 class Job:
@@ -63,6 +63,19 @@ def torn(seed: int) -> Job:
                 job.ambush(moment, rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.01))
             job.world.run(rng.uniform(0.3, 1.0))
         job.world.run(0.5)
+    return job
+
+
+def late(seed: int) -> Job:
+    """Nobody notices a death by itself, and operations take long to end: freezes come in the middle of them."""
+    rng = Random(seed)
+    pace = Pace(transit=0.05, notice=0.3, deaf=1.0, linger=0.05, endless=0.0, unbuilt=0.0)
+    with Job(seed, rng.choice([3, 4, 5]), compute=0.01, tensors=3, pace=pace) as job:
+        for _ in range(2):
+            job.world.run(rng.uniform(0.1, 0.4))
+            if len(living(job.world)) > 2:
+                job.ambush("reduced", rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.01))
+            job.world.run(0.6)
     return job
 
 
