@@ -10,6 +10,7 @@ import pytest
 from consensus import View
 from consensus.messages import Install
 from consensus.protocol.installation import Installation
+from consensus.protocol.view_change import ViewChange
 from consensus.simulation.invariants.flush import Flush
 from ftlib import plane as planes
 from ftlib import rebuild
@@ -124,13 +125,14 @@ def state_of_any_moment(patch: Patch) -> None:
 
 
 def reports_of_a_quorum(patch: Patch) -> None:
-    """INSTALL does not wait for every continuing member's report."""
+    """INSTALL does not wait for every continuing member's report, and who finds its own missing does not mind."""
 
     def message(self: Installation) -> Install:
         return Install(self.view, self.ballot, tuple((k, self.reports[k]) for k in self.continuing if k in self.reports))
 
     patch.setattr(Installation, "missing_reports", lambda _: ())
     patch.setattr(Installation, "message", message)
+    patch.setattr(ViewChange, "_installable", lambda *_: True)
     patch.setattr(Flush, "installed", lambda *_: None)  # which would speak at once; what matters here is what comes of it
 
 
@@ -142,9 +144,9 @@ BUGS: list[tuple[Callable[[Patch], None], Callable[[int], Job], int]] = [
     (reports_before_the_freeze, late, 10),
     (one_slot_a_bucket, torn, 5),
     (joiners_count_at_once, torn, 5),
-    (joiners_are_veterans, torn, 10),
+    (joiners_are_veterans, torn, 15),
     (state_of_any_moment, torn, 10),
-    (reports_of_a_quorum, torn, 5),
+    (reports_of_a_quorum, torn, 10),
 ]
 
 

@@ -53,7 +53,7 @@ class Job:
 def torn(seed: int) -> Job:
     """Deaths right after everybody has entered an operation, so that some have its result and others not; and a joiner."""
     rng = Random(seed)
-    with Job(seed, rng.choice([3, 4, 5]), compute=0.02, tensors=rng.choice([3, 5])) as job:
+    with Job(seed, rng.choice([3, 4, 5]), compute=0.02, tensors=rng.choice([3, 5]), pace=Pace(unbuilt=0.0)) as job:
         for turn in range(3):
             if rng.random() < 0.7:
                 job.join(f"j{turn}")
