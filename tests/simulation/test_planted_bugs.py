@@ -55,13 +55,13 @@ def duels(seed: int) -> World:
     world = World(seed)
     world.cluster(rng.choice([4, 5, 6]))
     world.run(0.6)
-    world.faults.reordering, world.faults.late, world.faults.loss = 0.3, 1.0, 0.1
-    for _ in range(3):
+    world.faults.reordering, world.faults.late, world.faults.loss = 0.4, 1.5, 0.1
+    for _ in range(4):
         hosts = living(world)
         if len(hosts) > 2:
             world.kill(rng.choice(hosts[1:]))
         sleepers = rng.sample(living(world), 1)
-        world.run(rng.uniform(0.005, 0.015))
+        world.run(rng.uniform(0.004, 0.015))
         for host in sleepers:
             world.pause(host)
         world.run(rng.choice([0.3, 1.3, 2.3]))
@@ -172,7 +172,7 @@ BUGS: list[tuple[Callable[[Patch], None], Callable[[int], World], int]] = [
     (no_promise_check, duels, 30),
     (silent_promise, duels, 30),
     (own_value, duels, 60),
-    (majority_of_the_living, partitions, 20),
+    (majority_of_the_living, partitions, 40),
     (any_half, duels, 10),
     (reports_of_a_quorum, duels, 10),
     (no_lease, partitions, 20),
