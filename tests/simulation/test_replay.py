@@ -64,9 +64,11 @@ def test_the_digest_sees_one_changed_byte() -> None:
     digests = []
     for text in ("a", "b"):
         world = World(1)
-        first, *_ = world.cluster(3)
+        first, victim, _ = world.cluster(3)
+        world.kill(victim)
         world.inside(
-            first, lambda first=first, text=text: first.machine.checked(first.machine.view.ids[1], False, text, first.now)
+            first,
+            lambda first=first, victim=victim, text=text: first.machine.checked(victim.id, False, text, first.now),
         )
         world.run(0.01)
         digests.append(world.digest)

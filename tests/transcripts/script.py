@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import pytest
+
 from consensus.config import Config
 from consensus.simulation import Host, World
+from consensus.simulation.invariants import Invariant, standard
 
 
 def start_job(size: int, *, seed: int = 1, config: Config | None = None, fences: bool = False) -> tuple[World, list[Host]]:
@@ -14,6 +17,11 @@ def start_job(size: int, *, seed: int = 1, config: Config | None = None, fences:
     world.cluster(size)
     world.run(1.0)
     return world, seniority(world)
+
+
+def unchecked(monkeypatch: pytest.MonkeyPatch, *kinds: type[Invariant]) -> None:
+    """Worlds of this test do not check these: what they see coming, or what the script does by force, is not the point."""
+    monkeypatch.setattr(standard, "STANDARD", tuple(kind for kind in standard.STANDARD if kind not in kinds))
 
 
 def seniority(world: World) -> list[Host]:

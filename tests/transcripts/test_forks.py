@@ -16,10 +16,10 @@ from consensus.messages import EvidenceKind
 from consensus.protocol import attempt, evidence
 from consensus.protocol.proposer import Proposer
 from consensus.simulation import Host, World
-from consensus.simulation.invariants import STANDARD, Activation, standard
+from consensus.simulation.invariants import Activation, Exclusion
 from consensus.view import View
 
-from .script import agree, cut, epochs, start_job
+from .script import agree, cut, epochs, start_job, unchecked
 
 
 def majority_of_the_living(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
@@ -28,12 +28,18 @@ def majority_of_the_living(view: View, responders: AbstractSet[str], discounted:
     return 2 * len(present) > len(living) or (2 * len(present) == len(living) and present[0] == living[0])
 
 
+@pytest.fixture(autouse=True)
+def silence_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``give_up`` tells members whom to take for silent."""
+    unchecked(monkeypatch, Exclusion)
+
+
 @pytest.fixture
 def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "is_quorum", majority_of_the_living)
     monkeypatch.setattr(evidence.EvidenceBook, "discounted", property(lambda book: frozenset(book.proofs)))
     # The fork itself shall show, not the checker of quorums that sees it coming.
-    monkeypatch.setattr(standard, "STANDARD", tuple(kind for kind in STANDARD if kind is not Activation))
+    unchecked(monkeypatch, Activation)
 
 
 def give_up(world: World, host: Host, others: list[Host], seconds: float = 2.6) -> None:
@@ -127,6 +133,6 @@ def test_who_leaves_discounts_nobody() -> None:
 
 def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Proposer, "discounted", property(lambda proposer: proposer._core.evidence.discounted))
-    monkeypatch.setattr(standard, "STANDARD", tuple(kind for kind in STANDARD if kind is not Activation))
+    unchecked(monkeypatch, Activation)
     with pytest.raises(AssertionError, match="active"):
         two_leavers()

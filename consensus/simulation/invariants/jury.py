@@ -133,8 +133,12 @@ class Jury(Observer):
         view = host.machine.view
         if view is not None and self._views.get(host.id) is not view:
             self._views[host.id] = view
-            for hook in self._adopted:
-                hook(host, view)
+            self.follows(host, view)
+
+    def follows(self, host: Host, view: View) -> None:
+        """``host`` follows ``view`` from now on."""
+        for hook in self._adopted:
+            hook(host, view)
 
     def _ask_due(self) -> None:
         while self._due and self._due[0][0] <= self.world.now:

@@ -35,8 +35,13 @@ ADMISSIBLE = 1.0
 """Seconds within which a joiner must have acked whoever proposes it."""
 
 
+LATEST = 2.5
+"""Seconds for which a request to join may still count though its sender was let in meanwhile (``FRESH`` and ``ADMISSIBLE``)."""
+
+
 class Lifetimes(Invariant):
-    """* Nobody joins twice along one chain of views, and no view contains a process that has not been started.
+    """* Nobody joins who has followed a view before (an applicant whose first admission it never heard of may join again), and
+      no view contains a process that has not been started.
     * A value proposes nobody who has been dead for longer than ``ADMISSIBLE``: old requests to join admit nobody.
     * A lifetime that is over (told to stop) acks, votes, proposes, installs and activates nothing.
     * Nobody but a member itself raises its incarnation, and a rumour about an older one than the receiver knows makes nobody
@@ -49,7 +54,7 @@ class Lifetimes(Invariant):
     def __init__(self, jury: Jury) -> None:
         super().__init__(jury)
         self._met: set[str] = set()
-        self._admitted: dict[str, View] = {}
+        self._followed: dict[str, tuple[float, View]] = {}
         self._outdated: tuple[Host, list[Update]] | None = None
         self._over: set[str] = set()
 
@@ -79,11 +84,14 @@ class Lifetimes(Invariant):
         """See ``Witness``."""
         self._live(host, f"activates {view}")
 
-    def adopted(self, host: Host, view: View) -> None:  # noqa: ARG002
+    def adopted(self, host: Host, view: View) -> None:
         """See ``Witness``."""
-        if view.view_id in self._met:
-            return
-        self._met.add(view.view_id)
+        if view.view_id not in self._met:
+            self._met.add(view.view_id)
+            self._admits(view)
+        self._followed.setdefault(host.id, (self.now, view))
+
+    def _admits(self, view: View) -> None:
         record, story = self.jury.record, self.jury.story
         before = record.ids.get(view.parent_id, frozenset())
         for member in view.members:
@@ -91,15 +99,10 @@ class Lifetimes(Invariant):
                 continue
             if member.id not in self.world.hosts:
                 self.fail(f"{story.show(view)} admits {member}, which nobody started")
-            first = self._admitted.setdefault(member.id, view)
-            if first is not view and self._below(view, first):
-                self.fail(f"{story.name(member.id)} joins {story.show(view)}, having joined {story.show(first)} before")
-
-    def _below(self, view: View, ancestor: View) -> bool:
-        step: View | None = view
-        while step is not None and step.epoch > ancestor.epoch:
-            step = self.jury.record.parent(step)
-        return step is not None and step.view_id == ancestor.view_id
+            since, first = self._followed.get(member.id, (self.now, view))
+            if self.now - since > LATEST:
+                text = f"which has followed {story.show(first)} since {since:.4f} s"
+                self.fail(f"{story.show(view)} admits {story.name(member.id)}, {text}")
 
     def _acts(self, host: Host, target: Host | None, message: Message) -> None:  # noqa: ARG002
         if self._over:

@@ -63,14 +63,14 @@ class _Letter(NamedTuple):
 
 
 class Replays(Invariant):
-    """A copy of the receiver gets a message again: it does nothing but answer, and what it decided, promised and holds against
-    others (``inside.standing``) stays as it was.
+    """A copy of the receiver gets a message again: it does nothing but answer, and what it decided, promised and holds
+    against others (``inside.standing``) stays as it was.
 
-    Two things are replayed: the message that was just handled, and one of an earlier view change. Copies cost time, so this is a
-    sample: of the messages of view changes about one in ``every``, of the others one in ``20 * every`` (fewer in larger worlds,
-    in proportion to the number of processes). Reordering needs no checker of its own: the network reorders, and all others
-    look. Rumours are replayed at once only: an old one about a member's current incarnation is as good as a new one (SWIM),
-    and is refuted like one.
+    Two things are replayed: the message that was just handled, and one of an earlier view change. Copies cost time, so this
+    is a sample: of the messages of view changes about one in ``every``, of the others one in ``20 * every`` (fewer in larger
+    worlds, in proportion to the number of processes). Reordering needs no checker of its own: the network reorders, and all
+    others look. Rumours are replayed at once only: an old one about a member's current incarnation is as good as a new one
+    (SWIM), and is refuted like one.
     """
 
     number = 11
@@ -94,7 +94,7 @@ class Replays(Invariant):
         """See ``Witness``."""
         kept = self._kept.pop(host.id, None)
         if kept:
-            self._old[host.id] = kept
+            self._old[host.id] = [*self._old.get(host.id, ()), *kept][-2 * KEPT :]
 
     def _hear_change(self, host: Host, sender: Host, message: Message) -> None:
         kept = self._kept.get(host.id)
@@ -119,9 +119,21 @@ class Replays(Invariant):
         if receiver is not host or not host.alive or host.stopped is not None:
             return
         self._replay(host, letter, "again")
-        old = self._old.get(host.id)
-        if old:
-            self._replay(host, old.pop(0), "from an earlier view change")
+        old = self._old.get(host.id, [])
+        over = next((each for each in old if self._over(host, each)), None)
+        if over is not None:
+            old.remove(over)
+            self._replay(host, over, "from an earlier view change")
+
+    def _over(self, host: Host, letter: _Letter) -> bool:
+        """Whether ``letter`` is about the change to an older view than the one that ``host`` follows now."""
+        view, message = host.machine.view, letter.message
+        if view is None:
+            return False
+        if isinstance(message, (Evidence, LeaveRequest)):
+            return message.view_id != view.view_id
+        about = message.view if isinstance(message, (Install, FlushRequest, Chosen)) else message
+        return int(getattr(about, "epoch", view.epoch)) < view.epoch
 
     def _replay(self, host: Host, letter: _Letter, when: str) -> None:
         machine = twin(host.machine)

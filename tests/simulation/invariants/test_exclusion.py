@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from consensus.protocol.detection import Detection
+from consensus.protocol.evidence import EvidenceBook
+from consensus.protocol.installer import Installer
+from consensus.simulation.invariants import Exclusion, Violation
+from consensus.view import Cause
+
+from .stage import Stage
+
+
+@pytest.mark.parametrize(
+    ("cause", "why"),
+    [(Cause.PROOF, "it lived"), (Cause.LEFT, "it never asked to leave"), (Cause.SILENCE, "its ack had reached the proposer")],
+)
+def test_evidence_that_is_not_true(cause: Cause, why: str) -> None:
+    stage = Stage(Exclusion)
+    stage.world.run(1.0)
+    a, b, c = stage.hosts
+    with pytest.raises(Violation, match=rf"m.* is excluded from view 1 .* for {cause.value}, proposed by m.*, but {why}"):
+        stage.choose(a, stage.value(stage.view, c, cause=cause), [a, b])
+
+
+def test_unready_within_moments() -> None:
+    stage = Stage(Exclusion)
+    a, b, c = stage.hosts
+    with pytest.raises(Violation, match=r"unready.* that view had been chosen"):
+        stage.choose(a, stage.value(stage.view, c, cause=Cause.UNREADY), [a, b])
+
+
+def test_who_is_well_is_not_excluded_for_anybodys_silence() -> None:
+    """Beyond ``mesh_limit``, where silence is believed though others told it."""
+    stage = Stage(Exclusion, 40)
+    stage.world.run(6.0)
+    a, *_, out = stage.hosts
+    with pytest.raises(Violation, match=r"silence.*both had been well for 6\.\d+ s"):
+        stage.choose(a, stage.value(stage.view, out), stage.hosts[:30])
+
+
+def test_true_evidence_is_fine() -> None:
+    stage = Stage(Exclusion, 4)
+    a, _, c, d = stage.hosts
+    stage.world.run(1.0)
+    stage.world.kill(d)
+    stage.world.run(2.0)
+    assert len(a.activated[-1]) == 3
+    stage.world.pause(c)
+    stage.world.run(5.0)
+    assert len(a.activated[-1]) == 2
+
+
+def test_an_impatient_detector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: silence is held against a member a quarter of T_excl after its last sign."""
+    monkeypatch.setattr(Detection, "_expire", impatient)
+    stage = Stage(Exclusion)
+    stage.world.pause(stage.hosts[2])
+    with pytest.raises(Violation, match="its ack had reached the proposer"):
+        stage.world.run(5.0)
+
+
+def impatient(self: Detection, peer: object, now: float) -> None:
+    if now >= peer.last_sign + 0.5 and peer.member.id not in self._core.evidence.silent:  # type: ignore[attr-defined]
+        self._core.evidence.silent[peer.member.id] = now  # type: ignore[attr-defined]
+
+
+def test_silence_that_is_never_retracted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: who answered in time goes on being held silent, until some later crash brings a proposal."""
+    monkeypatch.setattr(EvidenceBook, "retract_silence", lambda *_: None)
+    monkeypatch.setattr(EvidenceBook, "due", lambda book: min((p.time for p in book.proofs.values()), default=None))
+    stage = Stage(Exclusion, 5)
+    stage.world.pause(stage.hosts[4])
+    stage.world.run(2.4)
+    stage.world.resume(stage.hosts[4])
+    stage.world.run(6.0)
+    stage.world.kill(stage.hosts[3])
+    with pytest.raises(Violation, match="silence, proposed by"):
+        stage.world.run(5.0)
+
+
+def test_a_driver_that_blames_who_was_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: READY is not counted."""
+    monkeypatch.setattr(Installer, "on_ready", lambda *_: None)
+    with pytest.raises(Violation, match=r"unready, proposed by .* but both had been well"):
+        Stage(Exclusion)
