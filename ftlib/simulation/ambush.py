@@ -30,7 +30,7 @@ MOMENTS = (
     "loading",  # state
     "loaded",
 )
-ACTIONS = ("kill", "kill", "kill", "kill-other", "kill-two", "pause", "pause", "isolate", "drain")
+ACTIONS = ("kill", "kill", "kill", "kill-other", "kill-two", "pause", "pause", "hold", "isolate", "drain")
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Ambush:
     wait: float = 0.0
     """Seconds from the moment to the action."""
     length: float = 0.3
-    """Of a pause or an isolation, in seconds."""
+    """Of a pause, a hold or an isolation, in seconds."""
 
     def __str__(self) -> str:
         return f"{self.action} {self.wait:g} s after the {self.count}th {self.moment!r} since {self.since:.2f}"
@@ -100,6 +100,8 @@ class Ambushes(Observer):
         elif ambush.action == "pause" and not host.paused:
             world.pause(host)
             world.after(ambush.length, lambda: self._resume(host))
+        elif ambush.action == "hold":
+            self._jobs.processes[host.id].threads.hold(ambush.length)
         elif ambush.action == "isolate":
             world.isolate([host], others)
             world.after(ambush.length, lambda: self._rejoin(host))

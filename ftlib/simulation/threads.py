@@ -66,6 +66,7 @@ class SimulatedThreads(Threads):
         self._fibres: list[Fibre] = []
         self._running: Fibre | None = None
         self._backlog: list[Callable[[], None]] = []
+        self._holds = 0
         self.over = False
 
     # What the data plane asks for
@@ -131,10 +132,20 @@ class SimulatedThreads(Threads):
         """Something happens inside this process, or will when it is resumed."""
         if self.over:
             return
-        if self.host.paused:
+        if self.host.paused or self._holds:
             self._backlog.append(action)
         else:
             action()
+
+    def hold(self, seconds: float) -> None:
+        """None of these threads runs for so long, though the agent, a process of its own, does."""
+        self._holds += 1
+        self.host.world.after(seconds, self._release)
+
+    def _release(self) -> None:
+        self._holds -= 1
+        if not self._holds and not self.host.paused:
+            self.resumed()
 
     def resumed(self) -> None:
         """It goes on; what it missed comes in the old order."""
@@ -163,7 +174,7 @@ class SimulatedThreads(Threads):
     def _switch(self, fibre: Fibre, turn: int, *, woken: bool) -> None:
         if self.over or fibre.turn != turn or fibre.run.dead:
             return
-        if self.host.paused:
+        if self.host.paused or self._holds:
             self._backlog.append(partial(self._switch, fibre, turn, woken=woken))
             return
         fibre.turn += 1

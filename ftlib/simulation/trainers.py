@@ -24,7 +24,7 @@ class Trainers(Observer):
         self,
         seed: int,
         *,
-        lanes: int = 32,
+        lanes: int = 64,
         tensors: int = 3,
         in_flight: int = 2,
         compute: float = 0.05,

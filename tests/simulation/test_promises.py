@@ -22,7 +22,7 @@ def test_promises_hold_in_any_history(seed: int) -> None:
     assert result.good, f"{result.scenario}\n{result}"
 
 
-@pytest.mark.parametrize("action", ["kill", "pause", "isolate"])
+@pytest.mark.parametrize("action", ["kill", "pause", "hold", "isolate"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_fault_at_each_moment(moment: str, action: str) -> None:
     """In a job that also has a joiner and, where that is what it is about, an interrupted call whose result is given on."""
