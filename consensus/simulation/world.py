@@ -72,7 +72,7 @@ class World:
         self.messages = 0
         """So many were sent."""
         self.events = 0
-        """So many messages were delivered and timers fired."""
+        """Messages delivered and timers fired."""
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._names: dict[str, Host] = {}
@@ -336,7 +336,7 @@ class World:
             hook(host)
         self._arm(host)
 
-    def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901, PLR0912 - one case an effect
+    def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901 - one case an effect
         match effect:
             case Send(address, message):
                 self._send(host, address, message)
@@ -370,8 +370,7 @@ class World:
                 host.plane.wish(wanted)
             case Quit():
                 self.kill(host)
-            case _:  # PeerProgress, Stalled: nothing here depends on them
-                pass
+            # PeerProgress, Stalled: nothing here depends on them
 
     # Messages
 
