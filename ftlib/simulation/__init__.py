@@ -5,7 +5,7 @@ averaged over one set of members at every survivor, and that none is lost or rep
 """
 
 from .ambush import Ambush, Ambushes
-from .collective import Pace
+from .pace import Pace
 from .play import play, random_history, settings
 from .promises import Promises
 from .trainers import Trainers

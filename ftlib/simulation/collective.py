@@ -7,7 +7,7 @@ are sure to notice a death. What is given up may write into its buffer until it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -19,6 +19,7 @@ from ftlib.errors import GroupError
 from ftlib.frameworks.base import Framework, Group, GroupSpec, Work
 
 from .links import connected
+from .pace import Pace
 from .threads import Fibre, SimulatedThreads
 
 __all__ = ["Rooms", "SimulatedFramework", "SimulatedGroup"]
@@ -31,27 +32,6 @@ AGAIN = 0.05
 
 Tell = Callable[[Host, str], None]
 """Takes the moments of an operation's life: see ``Rooms``."""
-
-
-@dataclass(slots=True)
-class Pace:
-    """How long things take, in seconds (at most), and how often they go wrong."""
-
-    transit: float = 0.03
-    """From the last member's entering an operation to its end at a member."""
-    notice: float = 0.01
-    """Until a closed connection is noticed."""
-    build: float = 0.01
-    slow: float = 0.05
-    """Share of operations that take ten times as long at a member."""
-    deaf: float = 0.5
-    """Share of the members that are no neighbours who never notice a death by themselves."""
-    linger: float = 0.003
-    """Until an aborted operation ends; it may complete before."""
-    endless: float = 0.03
-    """Share of the aborted operations that never end."""
-    unbuilt: float = 0.01
-    """Share of the groups that fail to be built at a member."""
 
 
 class Rooms:
@@ -396,8 +376,3 @@ class SimulatedGroup(Group):
             self._works = [known for known in self._works if not known.ended]
             self._works.append(work)
         return work
-
-
-def suspects(error: GroupError, by_rank: Sequence[str]) -> list[str]:
-    """Member ids of the peers that an error blames."""
-    return [by_rank[rank] for rank in error.peers if rank < len(by_rank)]

@@ -8,6 +8,7 @@ is excluded may have one call, its last, that the others did otherwise.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,16 @@ from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
 from ftlib.salvage import Plan
 from ftlib.session import Session
 
+from .trainer import WEIGHTS
+
 if TYPE_CHECKING:
     from .process import Process
     from .trainers import Trainers
 
 __all__ = ["Outcome", "Promises"]
+
+STORY = 5000
+"""Lines of the story that are kept."""
 
 Sums = tuple[tuple[float, ...], ...]
 """By bucket and lane."""
@@ -84,7 +90,7 @@ class Promises(Observer):
         self._plans: dict[str, Plan] = {}
         self.violation = ""
         """The first one: threads of the data plane may swallow what is raised in them."""
-        self.story: list[str] = []
+        self.story: deque[str] = deque(maxlen=STORY)
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
@@ -236,10 +242,10 @@ class Promises(Observer):
             offers = self._places[other].offers
             assert len(shares) == 1, self._say(process, f"mixes: {self._names([other])} gave {values} in {self._text(outcome)}")
             (share,) = shares
-            fitting = [
-                token for token, weight in offers.items() if token * weight == share and self._fresh(other, token, outcome)
+            tokens = [
+                int(share // weight) for weight in WEIGHTS if offers.get(int(share // weight), 0.0) * (share // weight) == share
             ]
-            token = fitting[-1] if fitting else 0
+            token = next((token for token in tokens if self._fresh(other, token, outcome)), 0)
             assert token, self._say(
                 process,
                 f"counts {share:g} of {self._names([other])}, which never offered that for it, in {self._text(outcome)}",
@@ -323,4 +329,4 @@ class Promises(Observer):
 
     def tail(self, lines: int = 60) -> str:
         """The latest of the story."""
-        return "\n".join(self.story[-lines:])
+        return "\n".join(list(self.story)[-lines:])

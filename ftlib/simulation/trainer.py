@@ -23,7 +23,10 @@ from ftlib.status import Status
 if TYPE_CHECKING:
     from .process import Process
 
-__all__ = ["Trainer"]
+__all__ = ["WEIGHTS", "Trainer"]
+
+WEIGHTS = (1.0, 2.0)
+"""What a contribution may weigh."""
 
 _SCALE = 720720
 """Multiple of 1 to 16: an average of integers by such a weight is an integer again."""
@@ -118,7 +121,7 @@ class Trainer:
 
     def _backward(self) -> None:
         self.token += 1
-        self.weight = float(self._rng.choice((1, 1, 1, 2)))
+        self.weight = WEIGHTS[self._rng.random() < 0.25]
         for number, gradient in enumerate(self._gradients):
             gradient.zero_()
             gradient[self._process.index] = self.token * (number + 1)

@@ -7,7 +7,8 @@ from random import Random
 
 from consensus.simulation import Host, Observer
 
-from .collective import Pace, Rooms
+from .collective import Rooms
+from .pace import Pace
 from .process import Process
 from .promises import Promises
 from .state import SimulatedTransfer
