@@ -91,6 +91,8 @@ class Trainer:
             if status is Status.ABORT:
                 return
             if status:
+                if self._rng.random() < 0.3:
+                    threads.sleep(self._rng.uniform(0.0, 0.02))  # clips, logs
                 self._step()
                 process.jobs.promises.applied(process, call)
                 self.applied += 1

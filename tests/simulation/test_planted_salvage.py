@@ -137,16 +137,16 @@ def reports_of_a_quorum(patch: Patch) -> None:
 
 
 BUGS: list[tuple[Callable[[Patch], None], Callable[[int], Job], int]] = [
-    (redoes_what_was_finished, torn, 5),
-    (forgets_who_is_late, torn, 5),
-    (donors_that_lack_it, torn, 25),
-    (finishes_after_the_freeze, late, 10),
-    (reports_before_the_freeze, late, 10),
-    (one_slot_a_bucket, torn, 5),
-    (joiners_count_at_once, torn, 5),
-    (joiners_are_veterans, torn, 15),
-    (state_of_any_moment, torn, 10),
-    (reports_of_a_quorum, torn, 10),
+    (redoes_what_was_finished, torn, 60),
+    (forgets_who_is_late, torn, 60),
+    (donors_that_lack_it, torn, 60),
+    (finishes_after_the_freeze, late, 60),
+    (reports_before_the_freeze, late, 60),
+    (one_slot_a_bucket, torn, 60),
+    (joiners_count_at_once, torn, 60),
+    (joiners_are_veterans, torn, 60),
+    (state_of_any_moment, torn, 120),
+    (reports_of_a_quorum, torn, 60),
 ]
 
 
