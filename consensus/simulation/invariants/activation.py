@@ -23,7 +23,7 @@ class Activation(Invariant):
 
     The quorum of ``majority`` is (a) more than half of the parent, or half with its most senior member; or (b) everybody whom
     the owner may discount: dead, and in contact with the owner less than T_excl (less drift) before; or dead and admitted by
-    the parent itself. Under ``any`` every set of votes is one.
+    the parent itself. Under ``any`` whoever lives and is not removed by the value has voted for it.
 
     Activated: every member, oneself included, installed the view and said READY.
     """
@@ -54,7 +54,7 @@ class Activation(Invariant):
         if view.view_id in self._chosen:
             return
         self._chosen.add(view.view_id)
-        if view.parent_id == NO_VIEW_ID or self.world.config.policy is Policy.ANY:
+        if view.parent_id == NO_VIEW_ID:
             return
         record, story = self.jury.record, self.jury.story
         parent = record.parent(view)
@@ -97,6 +97,9 @@ class Activation(Invariant):
     def _is_quorum(self, parent: View, ballot: Ballot) -> bool:
         record = self.jury.record
         votes = record.counted.get((parent.view_id, ballot), set())
+        if self.world.config.policy is Policy.ANY:
+            out = {removal.member_id for removal in record.values[parent.view_id, ballot].removed}
+            return all(key in votes or key in out or key in record.died for key in parent.ids)
         inside = sum(1 for key in parent.ids if key in votes)
         if 2 * inside > len(parent) or (2 * inside == len(parent) and parent.members[0].id in votes):
             return True

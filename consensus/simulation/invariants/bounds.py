@@ -24,7 +24,7 @@ from ...protocol.detection import PIGGYBACK
 from ...protocol.history import LIMIT
 from ...protocol.probe import RELAYS
 from ...view import View
-from .inside import sizes
+from .inside import epoch_of, sizes
 from .invariant import Invariant
 from .witness import Sees
 
@@ -90,8 +90,8 @@ class Bounds(Invariant):
     def sees(self) -> Sees:
         """See ``Witness``."""
         small = dict.fromkeys((Ping, Ack, Gossip, PingRequest), self._small)
-        own = dict.fromkeys((Prepare, Promise, Accept, Accepted, Promised, FlushReply, Ready, Activate), self._count)
-        return {**small, **own, Install: self._count_view, FlushRequest: self._count_view}
+        changes = (Prepare, Promise, Accept, Accepted, Promised, FlushRequest, FlushReply, Install, Ready, Activate)
+        return {**small, **dict.fromkeys(changes, self._count)}
 
     def _small(self, host: Host, target: Host | None, message: Any) -> None:  # noqa: ARG002
         if len(message.updates) > PIGGYBACK or len(getattr(message, "progress", b"")) > PROGRESS:
@@ -99,13 +99,12 @@ class Bounds(Invariant):
             self.fail(f"{name} sends a {type(message).__name__} with {len(message.updates)} rumours")
 
     def _count(self, host: Host, target: Host | None, message: Any) -> None:  # noqa: ARG002
-        if isinstance(message, (Prepare, Accept)):
-            self._proposers.setdefault(message.epoch, set()).add(host.id)
-        self._add(host, message.epoch)
-
-    def _count_view(self, host: Host, target: Host | None, message: Install | FlushRequest) -> None:  # noqa: ARG002
-        self._proposers.setdefault(message.view.epoch, set()).add(host.id)
-        self._add(host, message.view.epoch)
+        epoch = epoch_of(message)
+        if epoch is None:
+            return
+        if isinstance(message, (Prepare, Accept, Install, FlushRequest)):
+            self._proposers.setdefault(epoch, set()).add(host.id)
+        self._add(host, epoch)
 
     def _add(self, host: Host, epoch: int) -> None:
         change = self._changes.get(epoch)

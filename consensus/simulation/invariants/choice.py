@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...config import Policy
 from ...messages import Ready
 from ...view import NO_VIEW_ID, View
+from .inside import cluster_of
 from .invariant import Invariant
 from .witness import Sees, Thinks
 
@@ -39,7 +40,7 @@ class Choice(Invariant):
 
     def __init__(self, jury: Jury) -> None:
         super().__init__(jury)
-        self._chosen: dict[int, list[_Chosen]] = {}
+        self._chosen: dict[tuple[str, int], list[_Chosen]] = {}
         self._met: set[str] = set()
         self._follows: dict[str, View] = {}
         self._ready: dict[tuple[str, int], str] = {}
@@ -68,7 +69,7 @@ class Choice(Invariant):
         if self.world.config.policy is Policy.ANY:
             return
         chosen = _Chosen(view, host.id, self._voters(host, view))
-        others = self._chosen.setdefault(view.epoch, [])
+        others = self._chosen.setdefault((cluster_of(view), view.epoch), [])
         for other in others:
             self._compare(other, chosen)
         others.append(chosen)

@@ -11,8 +11,9 @@ from ...protocol.history import History
 
 if TYPE_CHECKING:
     from ...protocol.machine import Machine
+    from ...view import View
 
-__all__ = ["awaits", "belief", "incarnation", "leaving", "shuns", "sizes", "standing", "twin"]
+__all__ = ["awaits", "belief", "cluster_of", "epoch_of", "incarnation", "leaving", "shuns", "sizes", "standing", "twin"]
 
 
 def leaving(machine: Machine) -> bool:
@@ -30,6 +31,21 @@ def belief(machine: Machine, member_id: str) -> tuple[Status, int] | None:
     """Status and incarnation of a peer as this machine sees it; None: no peer."""
     peer = machine._core.table.get(member_id)
     return None if peer is None else (peer.status, peer.incarnation)
+
+
+def epoch_of(message: Any) -> int | None:
+    """The epoch that a message of a view change is about; None where it names none.
+
+    A view may travel whole or as the difference to its parent (``delta``).
+    """
+    told = getattr(message, "delta", None) or getattr(message, "view", None) or message
+    epoch = getattr(told, "epoch", None)
+    return None if epoch is None else int(epoch)
+
+
+def cluster_of(view: View) -> str:
+    """The founding that a view descends from, where views tell."""
+    return str(getattr(view, "cluster", ""))
 
 
 def awaits(machine: Machine, seq: int, member_id: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...messages import Accept, Accepted, Ack, Ballot, Chosen, FlushRequest, Install, JoinReply, Ping
+from ...messages import Accept, Accepted, Ack, Ballot, Ping
 from ...view import Proposal, View
 from .inside import awaits
 from .witness import Hears, Sees, Thinks, Witness
@@ -44,7 +44,7 @@ class Record(Witness):
     def __init__(self, jury: Jury) -> None:
         super().__init__(jury)
         self.views: dict[str, View] = {}
-        """Every view that was heard of, by id."""
+        """Every view that somebody follows, by id: nobody else can tell of it."""
         self.ids: dict[str, frozenset[str]] = {}
         """Its member ids, for a fast look."""
         self.values: dict[Key, Proposal] = {}
@@ -97,10 +97,6 @@ class Record(Witness):
             Ack: self._ack,
             Accept: lambda host, _, message: self._propose(host, message),
             Accepted: lambda host, _, message: self._cast(host, message),
-            Install: self._tell,
-            FlushRequest: self._tell,
-            Chosen: self._tell,
-            JoinReply: self._tell,
         }
 
     def hears(self) -> Hears:
@@ -122,10 +118,6 @@ class Record(Witness):
     def installed(self, host: Host, view: View, reports: tuple[tuple[str, bytes], ...]) -> None:  # noqa: ARG002
         """See ``Witness``."""
         self.meet(view)
-
-    def _tell(self, host: Host, target: Host | None, message: Install | FlushRequest | Chosen | JoinReply) -> None:  # noqa: ARG002
-        if message.view is not None:
-            self.meet(message.view)
 
     def _ping(self, host: Host, target: Host | None, message: Ping) -> None:
         if target is not None:

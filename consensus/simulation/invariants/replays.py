@@ -23,7 +23,7 @@ from ...messages import (
 )
 from ...protocol.effects import Activated, Fence, Freeze, Installed, Quit, Stopped, Tether
 from ...view import View
-from .inside import standing, twin
+from .inside import epoch_of, standing, twin
 from .invariant import Invariant
 from .witness import Hears
 
@@ -132,8 +132,8 @@ class Replays(Invariant):
             return False
         if isinstance(message, (Evidence, LeaveRequest)):
             return message.view_id != view.view_id
-        about = message.view if isinstance(message, (Install, FlushRequest, Chosen)) else message
-        return int(getattr(about, "epoch", view.epoch)) < view.epoch
+        epoch = epoch_of(message)
+        return epoch is not None and epoch < view.epoch
 
     def _replay(self, host: Host, letter: _Letter, when: str) -> None:
         machine = twin(host.machine)

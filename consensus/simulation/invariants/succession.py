@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Policy
 from ...view import NO_VIEW_ID, View
+from .inside import cluster_of
 from .invariant import Invariant
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Succession(Invariant):
         super().__init__(jury)
         self._known: dict[str, View] = {}
         self._acting: dict[str, View] = {}
-        self._active: dict[int, View] = {}
-        self._epochs: list[int] = []
+        self._active: dict[str, dict[int, View]] = {}
+        self._epochs: dict[str, list[int]] = {}
 
     def adopted(self, host: Host, view: View) -> None:
         """See ``Witness``."""
@@ -51,14 +52,22 @@ class Succession(Invariant):
                 self.fail(f"{story.name(host.id)} went from {story.show(last)} to {story.show(view)}")
             self._descends(view, last, f"{story.name(host.id)} acts in both")
         self._acting[host.id] = view
-        if self.world.config.policy is not Policy.ANY and view.epoch not in self._active:
-            place = bisect_left(self._epochs, view.epoch)
-            if place > 0:
-                self._descends(view, self._active[self._epochs[place - 1]], "both are active")
-            if place < len(self._epochs):
-                self._descends(self._active[self._epochs[place]], view, "both are active")
-            insort(self._epochs, view.epoch)
-            self._active[view.epoch] = view
+        if self.world.config.policy is not Policy.ANY:
+            self._in_line(view)
+
+    def _in_line(self, view: View) -> None:
+        """Compare with the active views before and after it, of the same founding."""
+        cluster = cluster_of(view)
+        active, epochs = self._active.setdefault(cluster, {}), self._epochs.setdefault(cluster, [])
+        if view.epoch in active:
+            return
+        place = bisect_left(epochs, view.epoch)
+        if place > 0:
+            self._descends(view, active[epochs[place - 1]], "both are active")
+        if place < len(epochs):
+            self._descends(active[epochs[place]], view, "both are active")
+        insort(epochs, view.epoch)
+        active[view.epoch] = view
 
     def _born(self, view: View) -> None:
         parent = self.jury.record.parent(view)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Policy
 from ...view import View
+from .inside import cluster_of
 from .invariant import Invariant
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ __all__ = ["Uniqueness"]
 class Uniqueness(Invariant):
     """One ``view_id`` an activated epoch, whoever activates it.
 
-    Under policy ``any`` the sides of a partition may go on apart: then no process acts in views of two sides, that is, in two
-    views of one epoch, or in a view that does not descend from its last one (see ``Succession``).
+    Clusters that were founded apart have epochs of their own. Under policy ``any`` the sides of a partition may go on apart:
+    then two active views of one epoch share no member, and nobody acts in a view that does not descend from its last one (see
+    ``Succession``).
     """
 
     number = 1
@@ -27,16 +29,20 @@ class Uniqueness(Invariant):
 
     def __init__(self, jury: Jury) -> None:
         super().__init__(jury)
-        self._active: dict[int, tuple[View, str, float]] = {}
+        self._active: dict[tuple[str, int], list[tuple[View, str, float]]] = {}
 
     def activated(self, host: Host, view: View) -> None:
         """See ``Witness``."""
-        if self.world.config.policy is Policy.ANY:
+        sides = self._active.setdefault((cluster_of(view), view.epoch), [])
+        if any(first.view_id == view.view_id for first, _, _ in sides):
             return
-        first, who, when = self._active.setdefault(view.epoch, (view, host.id, self.now))
-        if first.view_id != view.view_id:
+        apart = self.world.config.policy is Policy.ANY
+        for first, who, when in sides:
+            if apart and set(first.ids).isdisjoint(view.ids):
+                continue
             story = self.jury.story
             self.fail(
                 f"two active views of epoch {view.epoch}: {story.name(who)} acts in {story.show(first)} since {when:.4f} s, "
                 f"{story.name(host.id)} in {story.show(view)}"
             )
+        sides.append((view, host.id, self.now))
