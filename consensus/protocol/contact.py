@@ -197,10 +197,10 @@ class Contact:
         elif view.view_id != core.view.view_id:
             self.introduce(coordinator.address, now)
 
-    def heard(self, met: Introduction, now: float) -> None:
-        """Somebody holds another view."""
+    def heard(self, sender: str, met: Introduction, now: float) -> None:
+        """Somebody holds another view. What the dead had chosen is no fork: it dies with them."""
         core, view = self._core, met.view
-        if core.view is None or core.stopped is not None:
+        if core.view is None or core.stopped is not None or sender in core.gone:
             return
         relation = related(core.config.policy, core.member.id, core.view, view)
         if relation is Relation.AHEAD:

@@ -73,6 +73,8 @@ class Core:
         """Whom we do not ack any more in this epoch, having been asked to exclude them (see ``acceptor``)."""
         self.progress = NOWHERE
         """Where the data plane is, as it was told last."""
+        self.gone: frozenset[str] = frozenset()
+        """Whose death led to ``view``. What they chose for its epoch before that nobody can have followed (invariant 4)."""
         self.life = LIFE.start
         self.standing = STANDING.start
         """Of ``view``."""

@@ -431,7 +431,7 @@ class Machine:
             case Refused():
                 admission.on_refused(message)
             case Introduction():
-                contact.heard(message, now)
+                contact.heard(sender, message, now)
             case Overtaken():
                 contact.on_overtaken(sender, message)
             case LeaveRequest():

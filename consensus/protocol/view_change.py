@@ -260,7 +260,9 @@ class ViewChange:
         if view.epoch > core.epoch:
             self.adopt(view, sender, now)
         elif view.view_id != core.view_id:
-            if core.config.policy is not Policy.ANY and core.view is not None and core.view.cluster == view.cluster:
+            related = core.view is not None and core.view.cluster == view.cluster
+            # What the dead had chosen is no fork: it dies with them.
+            if related and core.config.policy is not Policy.ANY and sender not in core.gone:
                 core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
         core.advance(News.INSTALL)
@@ -326,6 +328,7 @@ class ViewChange:
         self._orphan_told = False
         core.table.adopt(view, core.applicants.contacts, now)
         core.crowded = len(core.table) >= core.config.mesh_limit
+        core.gone = frozenset(key for key in core.evidence.proofs if key not in view)
         core.evidence.adopt(view, parent)
         stale = now - 2 * core.config.exclude_after
         core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}

@@ -94,7 +94,7 @@ class Exclusion(Invariant):
                 return value
         return None
 
-    def _judge(self, removal: Removal, parent: View, first: Proposed) -> None:  # noqa: C901 - one case a cause
+    def _judge(self, removal: Removal, parent: View, first: Proposed) -> None:  # noqa: C901, PLR0912 - one case a cause
         record, config, out = self.jury.record, self.world.config, removal.member_id
         match removal.cause:
             case Cause.PROOF:
@@ -102,7 +102,7 @@ class Exclusion(Invariant):
                     self._false(removal, parent, first, "it lived")
             case Cause.LEFT:
                 host = self.world.hosts[out]
-                if host.alive and host.stopped is None and not leaving(host.machine):
+                if host.alive and host.stopped is None and not host.leaving and not leaving(host.machine):
                     self._false(removal, parent, first, "it never asked to leave")
             case Cause.SILENCE:
                 since = first.time - first.heard[out]
