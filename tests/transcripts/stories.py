@@ -12,6 +12,13 @@ from .script import agree, epochs, remark, start_job
 from .tale import Tale, end
 
 
+def _conclude(world: World, hosts: list[Host]) -> None:
+    """``hosts`` agree; then the page ends."""
+    agree(world, hosts)
+    world.run(0.05)
+    end(world)
+
+
 def crash(tale: Tale) -> None:
     tale.head(
         "A crash",
@@ -26,9 +33,7 @@ def crash(tale: Tale) -> None:
     )
     world, members = start_job(5, page=tale.page())
     world.kill(members[4])
-    agree(world, members[:4])
-    world.run(0.05)
-    end(world)
+    _conclude(world, members[:4])
     assert epochs(members[:4]) == [2, 2, 2, 2]
 
 
@@ -76,17 +81,13 @@ def join(tale: Tale) -> None:
     remark(world, "Call 7 has ended.")
     for host in members:
         world.inside(host, lambda host=host: host.machine.boundary(7, (), host.now))  # type: ignore[misc]
-    agree(world, [*members, joiner])
-    world.run(0.05)
-    end(world)
+    _conclude(world, [*members, joiner])
 
     page = tale.page("Another member dies", "C dies. That cannot wait for the end of a call, which will never come.")
     world, members = start_job(3, page=page)
     joiner = _knock(world, members)
     world.kill(members[2])
-    agree(world, [*members[:2], joiner])
-    world.run(0.05)
-    end(world)
+    _conclude(world, [*members[:2], joiner])
     assert [view.ids for view in joiner.activated] == [(members[0].id, members[1].id, joiner.id)]
 
     page = tale.page(
@@ -97,9 +98,7 @@ def join(tale: Tale) -> None:
     world, members = start_job(3, page=page)
     joiner = _knock(world, members)
     world.kill(members[0])
-    agree(world, [*members[1:], joiner])
-    world.run(0.05)
-    end(world)
+    _conclude(world, [*members[1:], joiner])
     assert epochs([*members[1:], joiner]) == [2, 2, 2]
 
     page = tale.page(
@@ -112,9 +111,7 @@ def join(tale: Tale) -> None:
     joiner = world.start("J", introducers=(members[0].name,))
     world.run_until(lambda: bool(joiner.installed), 5.0)
     world.kill(joiner)
-    agree(world, members)
-    world.run(0.05)
-    end(world)
+    _conclude(world, members)
     assert epochs(members) == [3, 3, 3]
 
 
@@ -144,9 +141,7 @@ def ten_crashes(tale: Tale) -> None:
     remark(world, "The data plane fails everywhere: whose fault it is cannot be said.")
     for host in survivors:
         world.inside(host, lambda host=host: host.fail(()))  # type: ignore[misc]
-    agree(world, survivors)
-    world.run(0.05)
-    end(world)
+    _conclude(world, survivors)
     assert epochs(survivors) == [2] * 14
 
 
@@ -166,9 +161,7 @@ def majority_lost(tale: Tale) -> None:
     world, members = start_job(5, page=page)
     for victim in members[2:]:
         world.kill(victim)
-    agree(world, members[:2])
-    world.run(0.05)
-    end(world)
+    _conclude(world, members[:2])
     assert epochs(members[:2]) == [2, 2]
 
     page = tale.page(
@@ -245,9 +238,7 @@ def _somebody_dies(
     world.run_until(lambda: not world.traps, 1.0)
     world.run(0.002)
     survivors = [host for host in members if host.alive]
-    agree(world, survivors)
-    world.run(0.05)
-    end(world)
+    _conclude(world, survivors)
     assert epochs(survivors) == [epoch] * len(survivors)
 
 
