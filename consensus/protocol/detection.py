@@ -260,9 +260,9 @@ class Detection:
             self._probe(member_id, now)
 
     def _clear(self, peer: Peer) -> None:
+        self._core.evidence.retract_silence(peer.member.id)  # on another's word it may be held without a suspicion here
         if peer.suspicion is not None:
             peer.learn(Sign.ANSWERED)
-            self._core.evidence.retract_silence(peer.member.id)
             self._core.history.cleared(peer.member.id)
             self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
 
