@@ -1,0 +1,139 @@
+"""Every message of the protocol, as frozen values.
+
+All of them may be lost, duplicated, reordered or replayed; whoever needs an answer asks again. The transport adds protocol
+version, job, and the sender's id and advertised address (``Envelope``); UDP carries what fits one datagram, HTTP the rest.
+``codec`` derives the wire schema from the annotations here, in the order of ``MESSAGES``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..member import Address
+from .admission import JoinReply, JoinRequest, LeaveRequest, Refused, Vote
+from .agreement import (
+    Accept,
+    Accepted,
+    Activate,
+    Ballot,
+    Chosen,
+    FlushReply,
+    FlushRequest,
+    Install,
+    Prepare,
+    Promise,
+    Promised,
+    Pull,
+    Ready,
+)
+from .contact import Introduction, Overtaken, Standing
+from .detection import Ack, Beliefs, Digest, Evidence, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
+
+__all__ = [
+    "MESSAGES",
+    "Accept",
+    "Accepted",
+    "Ack",
+    "Activate",
+    "Ballot",
+    "Beliefs",
+    "Chosen",
+    "Digest",
+    "Envelope",
+    "Evidence",
+    "EvidenceKind",
+    "FlushReply",
+    "FlushRequest",
+    "Gossip",
+    "Install",
+    "Introduction",
+    "JoinReply",
+    "JoinRequest",
+    "LeaveRequest",
+    "Message",
+    "Nack",
+    "Overtaken",
+    "Ping",
+    "PingRequest",
+    "Prepare",
+    "Promise",
+    "Promised",
+    "Pull",
+    "Ready",
+    "Refused",
+    "Standing",
+    "Status",
+    "Stranger",
+    "Update",
+    "Vote",
+]
+
+Message = (
+    Ping
+    | PingRequest
+    | Ack
+    | Nack
+    | Stranger
+    | Gossip
+    | Evidence
+    | JoinRequest
+    | JoinReply
+    | Refused
+    | LeaveRequest
+    | Prepare
+    | Promise
+    | Accept
+    | Accepted
+    | Promised
+    | FlushRequest
+    | FlushReply
+    | Install
+    | Ready
+    | Activate
+    | Pull
+    | Chosen
+    | Digest
+    | Beliefs
+    | Introduction
+    | Overtaken
+)
+
+MESSAGES: tuple[type, ...] = (
+    Ping,
+    PingRequest,
+    Ack,
+    Nack,
+    Stranger,
+    Gossip,
+    Evidence,
+    JoinRequest,
+    JoinReply,
+    Refused,
+    LeaveRequest,
+    Prepare,
+    Promise,
+    Accept,
+    Accepted,
+    Promised,
+    FlushRequest,
+    FlushReply,
+    Install,
+    Ready,
+    Activate,
+    Pull,
+    Chosen,
+    Digest,
+    Beliefs,
+    Introduction,
+    Overtaken,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message with who sent it: ``sender`` is a member id, ``address`` where that member takes its mail."""
+
+    job: str
+    sender: str
+    address: Address
+    message: Message

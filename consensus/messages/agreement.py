@@ -1,0 +1,167 @@
+"""Which list all act on: one Paxos instance an epoch, then reports, INSTALL, READY and ACTIVATE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..reports import Reports
+from ..view import Delta, Proposal, Reason, View
+
+__all__ = [
+    "Accept",
+    "Accepted",
+    "Activate",
+    "Ballot",
+    "Chosen",
+    "FlushReply",
+    "FlushRequest",
+    "Install",
+    "Prepare",
+    "Promise",
+    "Promised",
+    "Pull",
+    "Ready",
+]
+
+Ballot = tuple[int, str]
+"""(round, member id), compared as a pair. Round 0 belongs to the parent view's most senior member alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Paxos phase 1a for ``epoch``, whose acceptors are the members of ``parent_id``."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Phase 1b: no ballot below ``ballot`` any more; what was accepted so far."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+    accepted_ballot: Ballot | None = None
+    accepted: Proposal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Phase 2a: freeze (after ``after_call`` where given) and accept ``proposal``."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+    proposal: Proposal
+    after_call: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Phase 2b, with the flush report of the frozen data plane."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+    report: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """I promised a higher ballot: yours is too low."""
+
+    epoch: int
+    parent_id: str
+    ballot: Ballot
+    promised: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequest:
+    """The view that ``delta`` leads to is chosen; its installer still needs the receiver's flush report."""
+
+    delta: Delta
+    after_call: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of that view."""
+        return self.delta.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReply:
+    """The report asked for. Not a vote: the sender may never have seen the ballot that chose ``view_id``."""
+
+    epoch: int
+    view_id: str
+    report: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """A view is chosen and every continuing member has reported. Answered by Ready once the group is built.
+
+    ``view`` for those who join; everybody else holds its parent, and gets ``delta`` (who does not pulls).
+    """
+
+    view: View | None
+    delta: Delta | None
+    ballot: Ballot
+    reports: Reports
+    removed: tuple[Reason, ...] = ()
+    """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
+
+    @property
+    def epoch(self) -> int:
+        """Of that view; 0 where nothing says which."""
+        return _epoch(self.view, self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The sender's data plane has built the group of ``view_id``."""
+
+    epoch: int
+    view_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Every member of ``view_id`` said Ready."""
+
+    epoch: int
+    view_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """I know views up to ``epoch`` (``view_id``) only: tell me what was chosen since."""
+
+    epoch: int
+    view_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A view was chosen (not: activated). A receiver of an older view that is not in it is excluded.
+
+    ``driver``: id of the member that installs it ("" where that is over, or unknown). ``view``, or to holders of its parent
+    ``delta``.
+    """
+
+    view: View | None
+    driver: str = ""
+    delta: Delta | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of that view; 0 where nothing says which."""
+        return _epoch(self.view, self.delta)
+
+
+def _epoch(view: View | None, delta: Delta | None) -> int:
+    told = delta if view is None else view
+    return 0 if told is None else told.epoch
