@@ -26,7 +26,7 @@ from .agreement import (
     Pull,
     Ready,
 )
-from .contact import Introduction, Overtaken, Standing
+from .contact import Claim, Introduction, Overtaken
 from .detection import Ack, Beliefs, Digest, Evidence, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Ballot",
     "Beliefs",
     "Chosen",
+    "Claim",
     "Digest",
     "Envelope",
     "Evidence",
@@ -61,7 +62,6 @@ __all__ = [
     "Pull",
     "Ready",
     "Refused",
-    "Standing",
     "Status",
     "Stranger",
     "Update",

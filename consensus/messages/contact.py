@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from ..member import Member
 from ..view import View
 
-__all__ = ["Introduction", "Overtaken", "Standing"]
+__all__ = ["Claim", "Introduction", "Overtaken"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Claim:
     """What decides between two sides of a job that meet: committed steps, then members, then the lowest id of these."""
 
     steps: int
     size: int
     lowest: str
 
-    def above(self, other: Standing) -> bool:
-        """Whether the side with this standing goes on, and the other stops. Of two different standings one is above."""
+    def above(self, other: Claim) -> bool:
+        """Whether the side with this claim goes on, and the other stops. Of two different claims one is above."""
         return (self.steps, self.size, other.lowest) > (other.steps, other.size, self.lowest)
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """To somebody who may know another chain of views: the sender's newest view, its coordinator, and how its side stands."""
+    """To somebody who may know another chain of views: the sender's newest view, its coordinator, and what its side claims."""
 
     view: View
     coordinator: Member
-    standing: Standing
+    claim: Claim
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Accusations:
         """Follow a new view; those who died while the change was under way are reported again."""
         self._due.clear()
         for member_id, proof in self._core.evidence.proofs.items():
-            self._report(Evidence(view.view_id, member_id, EvidenceKind.PROOF, proof.detail[:200]), now)
+            self._owe(Evidence(view.view_id, member_id, EvidenceKind.PROOF, proof.detail[:200]), now)
+        self.tick(now)
 
     # Own evidence
 
@@ -143,8 +144,11 @@ class Accusations:
         if not known:
             core.history.mended()
 
-    def _report(self, evidence: Evidence, now: float) -> None:
+    def _owe(self, evidence: Evidence, now: float) -> None:
         self._due[evidence.accused, evidence.kind] = (evidence, now, self._core.config.resend)
+
+    def _report(self, evidence: Evidence, now: float) -> None:
+        self._owe(evidence, now)
         self.tick(now)
 
     def _holds(self, evidence: Evidence) -> bool:

@@ -1,10 +1,10 @@
 """Meeting members of other chains of views: those that were left behind, and rival sides (see ``side``).
 
-Whoever hears of a stranger that knows another view introduces itself: newest view, coordinator, standing. So a member that the
+Whoever hears of a stranger that knows another view introduces itself: newest view, coordinator, claim. So a member that the
 others went on without learns that it is out, even where nobody it knew lives any more. The coordinator also looks, ever more
 rarely, for members that were removed without proof, since two sides of a healed partition ping each other no more.
 
-Where two sides meet, each coordinator compares the two standings, and the lower side stops. No answer is needed for that: what
+Where two sides meet, each coordinator compares the two claims, and the lower side stops. No answer is needed for that: what
 a coordinator claims for its side never falls again, so if side 1 stops because side 2 claimed more, side 2 will not stop
 because of what side 1 claimed before; nor do three in a circle. States are never merged. Under ``any`` that ends a fork; under
 ``majority`` it happens only to clusters of one job that were founded apart.
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from ..config import Policy
 from ..errors import FoundedApartError, OvertakenError, StoppedError
 from ..member import Address, Member
-from ..messages import EvidenceKind, Introduction, JoinReply, Overtaken, Pull, Standing
+from ..messages import Claim, EvidenceKind, Introduction, JoinReply, Overtaken, Pull
 from ..view import View
 from .core import Core
 from .detection import Detection
-from .side import Relation, related, standing
+from .side import Relation, claim, related
 
 if TYPE_CHECKING:
     from .view_change import ViewChange
@@ -81,7 +81,7 @@ class Contact:
         self._installer = change.installer
         self._told: dict[Address, float] = {}
         self._lost: dict[str, _Lost] = {}
-        self._claimed: Standing | None = None
+        self._claimed: Claim | None = None
         self._giving_in: _GivingIn | None = None
 
     @property
@@ -149,11 +149,11 @@ class Contact:
         self._told[address] = now
         return True
 
-    def _claim(self, view: View) -> Standing:
+    def _claim(self, view: View) -> Claim:
         """How this side stands: never lower than what was claimed for it before."""
-        claim = standing(view, self._core.progress.finished)
-        if self._claimed is None or claim.above(self._claimed):
-            self._claimed = claim
+        made = claim(view, self._core.progress.finished)
+        if self._claimed is None or made.above(self._claimed):
+            self._claimed = made
         return self._claimed
 
     # Whom we meet
@@ -204,7 +204,7 @@ class Contact:
             return
         relation = related(core.config.policy, core.member.id, core.view, view)
         if relation is Relation.AHEAD:
-            self._left_behind(view, met.standing, now)
+            self._left_behind(view, met.claim, now)
         elif relation is Relation.RIVAL:
             self._contest(met, core.view, now)
         elif relation is Relation.TWIN and core.config.policy is not Policy.ANY:
@@ -218,7 +218,7 @@ class Contact:
             if told.coordinator is not None and self._due(told.coordinator.address, now):
                 self._core.outbox.send(told.coordinator, known)
 
-    def _left_behind(self, view: View, theirs: Standing | None, now: float) -> None:
+    def _left_behind(self, view: View, theirs: Claim | None, now: float) -> None:
         """Members of our view went on without us. Under ``any`` the larger part does not follow the smaller."""
         core = self._core
         mine = core.view
@@ -253,7 +253,7 @@ class Contact:
         if coordinator.id != core.member.id:
             if self._due(coordinator.address, now):
                 core.outbox.send(coordinator, met)
-        elif not met.standing.above(self._claim(mine)):
+        elif not met.claim.above(self._claim(mine)):
             self.introduce(met.coordinator.address, now)
         else:
             self._giving_in = _GivingIn(self._defeat(mine, met.view), met, Overtaken(mine.view_id, met.view), TELLS, now)

@@ -95,7 +95,7 @@ class Detection:
         """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""
         core = self._core
         core.rumours.forget(view)
-        core.links.adopt(view)
+        core.links.adopt(view, crowded=core.crowded)
         self._prober.forget(view)
         self._fenced = {key: time for key, time in self._fenced.items() if key in view}
         watched = bool(self._watch.slots)
@@ -125,10 +125,10 @@ class Detection:
             targets = [peer.member for peer in core.table if peer.status is not Status.DEAD]
         for probe in self._prober.begin_round(targets, interval, now):
             self._send_ping(probe, now)
-        for peer in self._core.table:
-            waited = self._core.links.silent_for(peer.member.id, now)
+        for peer in () if core.crowded else core.table:
+            waited = core.links.silent_for(peer.member.id, now)
             if waited and peer.suspicion is None and peer.status is Status.ALIVE:
-                detail = f"no direct answer to {self._core.member.id[:6]} for {waited:.2f} s, though others reach it"
+                detail = f"no direct answer to {core.member.id[:6]} for {waited:.2f} s, though others reach it"
                 self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
 
     @property
@@ -208,10 +208,10 @@ class Detection:
 
     def answered_check(self, member_id: str, now: float) -> None:
         """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
-        self._core.links.heard(member_id, now)
         self._prober.answered_otherwise(member_id)
         peer = self._core.table.get(member_id)
         if peer is not None:
+            self._core.links.heard(member_id, now)
             self._clear(peer)
 
     # Suspicion
@@ -395,7 +395,7 @@ class Detection:
         if relay is not None and ack.target == sender:
             core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
             return
-        if ack.target == sender:
+        if ack.target == sender and core.table.get(sender) is not None:
             core.links.heard(sender, now)  # late ones too: a slow link is no broken one
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
@@ -407,7 +407,7 @@ class Detection:
                 applicant.contact = max(applicant.contact, probe.sent)
             if core.trail.get(ack.epoch) == ack.view_id:
                 core.table.answered(sender, probe.sent)
-            else:  # in no view yet, or ahead, perhaps without us: it lives, but does not vote on our successor
+            else:  # in no view yet, or in one that we never followed: it lives, but does not vote on our successor
                 core.table.met(sender, probe.sent, ack.epoch)
         if ack.target == sender:
             self._heard(sender, ack.progress, now)

@@ -88,7 +88,7 @@ class EvidenceBook:
     @property
     def accused(self) -> frozenset[str]:
         """Ids of all that there is reason to remove."""
-        return frozenset((*self.proofs, *self.leaving, *self.unready, *self.silent))
+        return frozenset((*self.proofs, *self.leaving, *self.unready, *self.silent, *self.cut_off))
 
     def late(self, time: float) -> frozenset[str]:
         """Ids discounted as newcomers alone whose proof came after ``time``: votes of then are no help with them."""

@@ -74,7 +74,7 @@ class Links:
             self._missed.setdefault(member_id, sent)
 
     def heard(self, member_id: str, now: float) -> None:
-        """An answer came, on the direct way."""
+        """An answer of a member of the view came, on the direct way."""
         self._heard[member_id] = now
         self._missed.pop(member_id, None)
         self._own.pop(member_id, None)
@@ -103,10 +103,10 @@ class Links:
         self._told[pair(source, accused)] = (first, now)
         return fresh
 
-    def adopt(self, view: View) -> None:
-        """Follow a new view: each pair in it has to be told anew."""
-        self._heard = {member_id: time for member_id, time in self._heard.items() if member_id in view}
-        self._missed = {member_id: since for member_id, since in self._missed.items() if member_id in view}
+    def adopt(self, view: View, *, crowded: bool = False) -> None:
+        """Follow a new view: each pair in it has to be told anew. ``crowded``: no link is judged there."""
+        self._heard = {} if crowded else {member_id: time for member_id, time in self._heard.items() if member_id in view}
+        self._missed = {} if crowded else {key: since for key, since in self._missed.items() if key in view}
         self._own.clear()
         self._told.clear()
 

@@ -63,7 +63,7 @@ class Peer:
     incarnation: int = 0
     contact: float = NEVER
     met: float = NEVER
-    """The same, whatever view the peer had by then: a sign of life."""
+    """The same of acks that say that the peer was still on its way to our view: a sign of life."""
     met_epoch: int = 0
     heard: float = NEVER
     """When any message of it arrived last. Proves that it can send, not that it can hear."""
@@ -138,10 +138,10 @@ class MemberTable:
         return peer
 
     def met(self, member_id: str, sent: float, epoch: int) -> None:
-        """``member_id`` acked our ping sent at ``sent``, though it does not hold our view (or one before it)."""
+        """``member_id`` acked our ping sent at ``sent``, though what it held at ``epoch`` is no view that we followed."""
         peer = self._peers.get(member_id)
-        if peer is not None:
-            peer.met, peer.met_epoch = max(peer.met, sent), epoch
+        if peer is not None and sent > peer.met:
+            peer.met, peer.met_epoch = sent, epoch
 
     def all_in(self, epoch: int) -> None:
         """Everybody has adopted the view of ``epoch``: what they acked on the way there binds them as voters of it."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from enum import Enum
 
 from ..config import Policy
-from ..messages import Standing
+from ..messages import Claim
 from ..view import View
 
-__all__ = ["Relation", "related", "standing"]
+__all__ = ["Relation", "claim", "related"]
 
 
 class Relation(Enum):
@@ -50,6 +50,6 @@ def related(policy: Policy, own_id: str, mine: View, other: View) -> Relation:
     return Relation.AHEAD if other.epoch > mine.epoch else Relation.BEHIND
 
 
-def standing(view: View, steps: int) -> Standing:
+def claim(view: View, steps: int) -> Claim:
     """Of the side whose newest view is ``view``, having committed ``steps``."""
-    return Standing(steps, len(view), min(view.ids))
+    return Claim(steps, len(view), min(view.ids))

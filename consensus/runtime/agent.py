@@ -130,17 +130,19 @@ class Agent:
             await self._gone.wait()
             return
         self._closed = True
-        self._udp.close()
-        await self._server.close()
-        await self._tethers.close()
-        others = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await self._client.close()
-        self._sockets.close()
-        await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
-        self._gone.set()
+        try:
+            self._udp.close()
+            await self._server.close()
+            await self._tethers.close()
+            others = [task for task in self._tasks if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await self._client.close()
+            self._sockets.close()
+            await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
+        finally:
+            self._gone.set()  # cancelled or not: nobody waits for a close that has ended
 
     def status(self) -> dict[str, Any]:
         """What this member believes and has sent, as plain values."""

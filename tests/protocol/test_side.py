@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consensus.config import Policy
-from consensus.messages import Standing
-from consensus.protocol.side import Relation, related, standing
+from consensus.messages import Claim
+from consensus.protocol.side import Relation, claim, related
 from consensus.view import View
 
 from .people import view_of
@@ -45,16 +45,16 @@ def test_relations_as_a_member_a_sees_them(policy: Policy, mine: View, other: Vi
 
 
 def test_steps_then_size_then_the_lowest_id() -> None:
-    assert Standing(2, 1, "z").above(Standing(1, 9, "a"))
-    assert Standing(2, 3, "z").above(Standing(2, 2, "a"))
-    assert Standing(2, 2, "a").above(Standing(2, 2, "b"))
-    assert standing(view_of("cab"), 7) == Standing(7, 3, "a")
+    assert Claim(2, 1, "z").above(Claim(1, 9, "a"))
+    assert Claim(2, 3, "z").above(Claim(2, 2, "a"))
+    assert Claim(2, 2, "a").above(Claim(2, 2, "b"))
+    assert claim(view_of("cab"), 7) == Claim(7, 3, "a")
 
 
-STANDINGS = st.builds(Standing, st.integers(0, 3), st.integers(1, 3), st.sampled_from("abc"))
+CLAIMS = st.builds(Claim, st.integers(0, 3), st.integers(1, 3), st.sampled_from("abc"))
 
 
-@given(STANDINGS, STANDINGS, STANDINGS)
-def test_of_different_standings_one_is_above_and_there_is_no_circle(one: Standing, two: Standing, three: Standing) -> None:
+@given(CLAIMS, CLAIMS, CLAIMS)
+def test_of_different_claims_one_is_above_and_there_is_no_circle(one: Claim, two: Claim, three: Claim) -> None:
     assert one.above(two) + two.above(one) == (one != two)
     assert not (one.above(two) and two.above(three) and three.above(one))
