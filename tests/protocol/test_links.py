@@ -7,11 +7,14 @@ import random
 
 import pytest
 
+from consensus.config import Config, Policy
+from consensus.messages import Ack, Evidence, EvidenceKind, Prepare, Promise
+from consensus.protocol.attempt import Phase
 from consensus.protocol.links import KEEP, Links, Pair, cut_off, pair
 from consensus.protocol.quorum import is_quorum
 from consensus.view import View
 
-from .people import view_of
+from .people import core_of, machine_in, sends, view_of
 
 NOBODY: frozenset[str] = frozenset()
 VIEW = view_of("abcde")
@@ -141,3 +144,60 @@ def test_a_new_view_asks_for_every_word_anew() -> None:
     assert mine.known(102.0) == {}
     assert mine.silent_for("b", 102.0) == 2.0, "its own pings are still unanswered"
     assert mine.silent_for("f", 110.0) == 0.0
+
+
+def test_a_crowded_view_judges_no_link_by_a_ping_that_was_missing_before() -> None:
+    mine = links()
+    mine.missed("b", 100.0)
+    mine.adopt(VIEW, crowded=True)
+    mine.adopt(VIEW)
+    assert mine.silent_for("b", 110.0) == 0.0, "nobody has pinged it meanwhile"
+
+
+def test_a_view_that_becomes_crowded_severs_nobody() -> None:
+    """A ping went unanswered in the small view; in the large one only neighbours ping each other."""
+    machine = machine_in("abcd", "a", config=Config(mesh_limit=4))
+    for member_id in "bcd":
+        machine._core.links.missed(member_id, 100.0)
+    machine._change.adopt(view_of("abcdefgh", 2, machine._core.view_id), "a", 101.0)
+    assert machine._core.crowded
+    machine.drain()
+    for tenth in range(1020, 1100):
+        machine.tick(tenth / 10)
+        told = [effect.message for effect in sends(machine.drain(), Evidence)]
+        assert not [each for each in told if isinstance(each, Evidence) and each.kind is EvidenceKind.SEVERED]
+
+
+def test_acks_of_strangers_leave_no_trace() -> None:
+    machine = machine_in("abc", "a")
+    for number in range(50):
+        stranger = f"stranger{number}"
+        machine.receive(stranger, ("10.0.0.9", number + 1), Ack(number, stranger, 0, ""), 100.1)
+    assert not machine._core.links._heard
+
+
+def test_under_any_nobody_waits_for_the_promise_of_whom_the_proposer_does_not_reach() -> None:
+    """b leads, as a lacks all but e; and b, which is not the most senior, has to ask for promises."""
+    machine = machine_in("abcde", "b", config=Config(policy=Policy.ANY, settle_silence=0.0))
+    core = machine._core
+    for witness in "bcd":
+        evidence = Evidence(core.view_id, "a", EvidenceKind.SEVERED, "no answer")
+        if witness == "b":
+            machine.evidence("a", EvidenceKind.SEVERED, "no answer", 100.0)
+        else:
+            machine.receive(witness, core.view.member(witness).address, evidence, 100.0)  # type: ignore[union-attr]
+    machine.tick(100.6)
+    assert list(core.evidence.cut_off) == ["a"]
+    attempt = machine._change.proposer.attempt
+    assert attempt is not None and attempt.phase is Phase.PREPARE
+    assert sends(machine.drain(), Prepare)
+    for voter in "cde":
+        address = attempt.parent.member(voter).address
+        machine.receive(voter, address, Promise(attempt.epoch, core.view_id, attempt.ballot), 100.6)
+    assert attempt.phase is Phase.ACCEPT
+
+
+def test_the_cut_off_are_among_those_that_there_is_reason_to_remove() -> None:
+    core = core_of("a")
+    core.evidence.cut_off = {"c": 1.0}
+    assert core.evidence.accused == {"c"}

@@ -90,3 +90,13 @@ def test_trust() -> None:
     assert not one.trusted("x")
     peer(one).status = Status.SUSPECT
     assert not one.trusted("b")
+
+
+def test_a_late_ack_says_nothing_about_the_epoch_of_an_earlier_one() -> None:
+    one = table()
+    one.met("b", 60.0, epoch=3)
+    one.met("b", 55.0, epoch=1)
+    one.all_in(2)
+    assert peer(one).contact == NEVER, "what it acked last it acked in epoch 3"
+    one.all_in(3)
+    assert peer(one).contact == 60.0
