@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..config import Config
 from ..errors import ExcludedError, LeftError, StoppedError
 from ..member import Address, Member
-from ..messages import Chosen, Message, Pull
+from ..messages import Chosen, Message, Pull, Status
 from ..progress import NOWHERE
 from ..view import NO_VIEW_ID, Delta, Reason, View
 from .awareness import Awareness
@@ -128,6 +128,22 @@ class Core:
             return []
         rest = islice(self.view.members, self.view.index(coordinator.id), None)
         return list(islice((m for m in rest if m.id not in self.evidence.proofs and m.id != without), many))
+
+    def some(self, number: int, without: str = "") -> list[Member]:
+        """So many members at random that nothing is held against."""
+        if not self.crowded:
+            able = [p.member for p in self.table if p.status is Status.ALIVE and p.member.id != without]
+            return self.rng.sample(able, min(number, len(able)))
+        if self.view is None:
+            return []
+        chosen: dict[str, Member] = {}
+        for _ in range(4 * number):  # nearly everybody is able: no list of a thousand for that
+            member = self.view.members[self.rng.randrange(len(self.view))]
+            if member.id not in (self.member.id, without) and self.table.trusted(member.id):
+                chosen[member.id] = member
+            if len(chosen) == number:
+                break
+        return list(chosen.values())
 
     def stands_by(self) -> bool:
         """Whether this member is the coordinator or one of the next two: whoever has to know what a coordinator must."""

@@ -12,10 +12,10 @@ from ..progress import Progress
 from ..view import View
 from .change import Kind
 from .core import Core
-from .effects import Check, Fence, PeerProgress
+from .effects import Check, PeerProgress
+from .fences import Fences
 from .member_table import Peer, Sign
 from .probe import Probe, Prober
-from .quorum import is_quorum
 from .stall import Stall
 from .suspicion import ENOUGH, Suspicion
 from .watch import Watch, watchers
@@ -24,8 +24,6 @@ __all__ = ["Detection"]
 
 PIGGYBACK = 6
 """Rumours a message."""
-
-FENCE_EVERY = 0.25
 
 Accuse = Callable[[str, EvidenceKind, str, float], None]
 
@@ -38,7 +36,7 @@ class Detection:
         self._accuse = accuse
         self._prober = Prober(core.config, core.rng, core.awareness, next_round=now)
         self._next_gossip = now
-        self._fenced: dict[str, float] = {}
+        self._fences = Fences(core)
         self._watch = Watch(core.member.id)
         self.stall = Stall(core)
 
@@ -57,8 +55,9 @@ class Detection:
             self._begin_round(now)
         for member_id in self._watch.missed(self._interval, now):
             self._probe(member_id, now)
-        for peer in self._core.table.suspected():
-            self._expire(peer, now)
+        suspected = self._core.table.suspected()
+        for peer in suspected:
+            self._expire(peer, len(suspected), now)
         if now >= self._next_gossip:
             self._next_gossip = now + self._core.config.gossip_interval
             self._gossip()
@@ -68,11 +67,9 @@ class Detection:
         times = [self._prober.deadline(), self._watch.deadline(), self.stall.deadline()]
         if len(self._core.rumours):
             times.append(self._next_gossip)
-        for peer in self._core.table.suspected():
-            if peer.suspicion is not None:
-                times.append(self._verdict_time(peer))
-                if self._fenceable(peer):
-                    times.append(self._fence_time(peer))
+        suspected = self._core.table.suspected()
+        for peer in suspected:
+            times += self._verdict_time(peer), self._fence_time(peer, len(suspected))
         return min(times, default=inf)
 
     def overslept(self, late: float, now: float) -> None:
@@ -97,7 +94,7 @@ class Detection:
         core.rumours.forget(view)
         core.links.adopt(view, crowded=core.crowded)
         self._prober.forget(view)
-        self._fenced = {key: time for key, time in self._fenced.items() if key in view}
+        self._fences.adopt(view)
         watched = bool(self._watch.slots)
         self._watch.adopt(view if core.crowded else None, self._interval, now)
         if not self._watch.slots:
@@ -157,7 +154,7 @@ class Detection:
         core = self._core
         if not core.crowded and core.table.get(probe.target.id) is not None:
             core.links.missed(probe.target.id, probe.sent)
-        chosen = self._some(core.config.indirect_probes, without=probe.target.id)
+        chosen = self._core.some(core.config.indirect_probes, without=probe.target.id)
         probe.helpers = len(chosen)
         for helper in chosen:
             core.outbox.send(helper, PingRequest(probe.seq, probe.target, self._rumours()))
@@ -173,22 +170,6 @@ class Detection:
             peer.suspicion.unanswered = probe.sent
             if self._core.crowded:
                 self._tell(Update(peer.member.id, Status.SUSPECT, peer.incarnation, self._core.member.id))
-
-    def _some(self, number: int, without: str = "") -> list[Member]:
-        """So many members at random that nothing is held against."""
-        core = self._core
-        if not core.crowded:
-            able = [p.member for p in core.table if p.status is Status.ALIVE and p.member.id != without]
-            return core.rng.sample(able, min(number, len(able)))
-        assert core.view is not None
-        chosen: dict[str, Member] = {}
-        for _ in range(4 * number):  # nearly everybody is able: no list of a thousand for that
-            member = core.view.members[core.rng.randrange(len(core.view))]
-            if member.id not in (core.member.id, without) and core.table.trusted(member.id):
-                chosen[member.id] = member
-            if len(chosen) == number:
-                break
-        return list(chosen.values())
 
     def _tell(self, update: Update) -> None:
         """Say at once to those that a suspicion or its refutation concerns: the accused, its watchers, and the seniors."""
@@ -282,39 +263,20 @@ class Detection:
         """Whether this member may draw conclusions: in a large view those whose own pings failed, once they are enough."""
         return not self._core.crowded or (suspicion.unanswered is not None and suspicion.confirmed)
 
-    def _expire(self, peer: Peer, now: float) -> None:
+    def _fence_time(self, peer: Peer, suspects: int) -> float:
+        """When to have a suspect killed (see ``fences``)."""
+        if peer.suspicion is None or not self._judges(peer.suspicion):
+            return inf
+        return self._fences.due(peer, self._silent_since(peer), suspects)
+
+    def _expire(self, peer: Peer, suspects: int, now: float) -> None:
         if peer.suspicion is None:
             return
-        if self._fenceable(peer) and now >= self._fence_time(peer):
-            self._fenced[peer.member.id] = now
-            reason = f"silent for {now - self._silent_since(peer):.1f} s"
-            self._core.history.found(Kind.FENCE, peer.member.id, reason, self._core.member.id, now)
-            self._core.outbox.emit(Fence(peer.member, reason, self._commands()))
+        if now >= self._fence_time(peer, suspects):
+            self._fences.fence(peer, self._silent_since(peer), now)
         if now >= self._verdict_time(peer):
             detail = f"no answer for {now - self._silent_since(peer):.2f} s, suspected by {len(peer.suspicion.accusers)}"
             self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
-
-    def _fenceable(self, peer: Peer) -> bool:
-        if peer.suspicion is None or not self._judges(peer.suspicion):
-            return False
-        return peer.member.fact("supervisor") is not None or self._commands()
-
-    def _commands(self) -> bool:
-        """Whether ``fence_command`` is this member's business: the coordinator and the next two run it."""
-        return bool(self._core.config.fence_command) and self._core.stands_by()
-
-    def _fence_time(self, peer: Peer) -> float:
-        config = self._core.config
-        share = config.fence_after
-        if peer.member.fact("supervisor") is None and not self._with_most():
-            share = (share + 1) / 2  # of two sides that shoot at each other the larger one comes first
-        first = self._silent_since(peer) + share * config.exclude_after
-        return max(first, self._fenced.get(peer.member.id, -inf) + FENCE_EVERY)
-
-    def _with_most(self) -> bool:
-        """Whether the members that nothing is held against are a quorum by their number."""
-        view, table = self._core.view, self._core.table
-        return view is not None and is_quorum(view, {key for key in view.ids if table.trusted(key)}, frozenset())
 
     # Rumours
 
@@ -323,7 +285,7 @@ class Detection:
         if not len(core.rumours):
             return
         if core.crowded:
-            chosen = self._some(core.config.gossip_fanout)
+            chosen = self._core.some(core.config.gossip_fanout)
         else:
             peers = [peer.member for peer in core.table if peer.status is not Status.DEAD]
             chosen = core.rng.sample(peers, min(core.config.gossip_fanout, len(peers)))

@@ -4,9 +4,9 @@ No socket, no clock, no thread and no randomness of its own. A driver calls ``re
 carries out what ``drain`` returns, and calls again no later than ``next_deadline``. The same code runs on real sockets and
 in a simulation with thousands of members.
 
-A packet's way: ``machine`` -> ``detection`` (``probe``, ``suspicion``, ``member_table``) -> ``evidence`` -> ``view_change``
-(``accusations``, ``proposer``, ``attempt``, ``quorum``, ``voter``, ``acceptor``, ``flush``, ``installer``) -> ``outbox``.
-What comes from outside of the view goes to ``admission`` and ``contact``.
+A packet's way: ``machine`` -> ``dispatch`` -> ``detection`` (``probe``, ``suspicion``, ``member_table``) -> ``evidence`` ->
+``view_change`` (``accusations``, ``proposer``, ``attempt``, ``quorum``, ``voter``, ``acceptor``, ``flush``, ``installer``) ->
+``outbox``. What comes from outside of the view goes to ``admission`` and ``contact``.
 """
 
 from __future__ import annotations
@@ -18,38 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config
 from ..errors import ExcludedError, StoppedError
 from ..member import Address, Member, format_address
-from ..messages import (
-    Accept,
-    Accepted,
-    Ack,
-    Activate,
-    Beliefs,
-    Chosen,
-    Digest,
-    Evidence,
-    EvidenceKind,
-    FlushReply,
-    FlushRequest,
-    Gossip,
-    Install,
-    Introduction,
-    JoinReply,
-    JoinRequest,
-    LeaveRequest,
-    Message,
-    Nack,
-    Overtaken,
-    Ping,
-    PingRequest,
-    Prepare,
-    Promise,
-    Promised,
-    Pull,
-    Ready,
-    Refused,
-    Status,
-    Stranger,
-)
+from ..messages import Evidence, EvidenceKind, Message, Status
 from ..progress import Progress
 from ..view import Reason, View
 from .admission import Admission
@@ -57,6 +26,7 @@ from .change import Moment
 from .contact import Contact
 from .core import Core
 from .detection import Detection
+from .dispatch import Dispatch
 from .effects import Effect, Quit, Stalled
 from .founding import Founding
 from .join import Search
@@ -95,6 +65,7 @@ class Machine:
         self._reconciliation: Reconciliation
         self._contact: Contact
         self._admission: Admission
+        self._dispatch: Dispatch
         self._awaited: float | None = None
         """When ``tick`` was promised at the latest."""
         self._latest = 0.0
@@ -110,6 +81,8 @@ class Machine:
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
         founding = Founding(core.member, now) if self._voted else None
         self._admission = Admission(core, self._detection, self._change, self._contact, search, now, founding)
+        parts = self._detection, self._reconciliation, self._change, self._contact, self._admission
+        self._dispatch = Dispatch(core, *parts)
         self.tick(now)
 
     # In
@@ -119,7 +92,7 @@ class Machine:
         if self._core.stopped is None and sender != self._core.member.id:
             self._notice_lateness(now)
             self._core.table.heard(sender, now)
-            self._dispatch(sender, address, message, now)
+            self._dispatch.take(sender, address, message, now)
             self._settle(now)
 
     def tick(self, now: float) -> None:
@@ -368,71 +341,4 @@ class Machine:
         core, self._latest = self._core, now
         while (message := core.outbox.take_own()) is not None:
             if core.stopped is None:
-                self._dispatch(core.member.id, core.member.address, message, now)
-
-    def _dispatch(  # noqa: C901, PLR0912, PLR0915 - one case a message type: a table, read as one
-        self, sender: str, address: Address, message: Message, now: float
-    ) -> None:
-        detection, change, admission, contact = self._detection, self._change, self._admission, self._contact
-        match message:
-            case Ping():
-                detection.on_ping(sender, address, message, now)
-                contact.compare(sender, address, message.epoch, message.view_id, now)
-            case Ack():
-                detection.on_ack(sender, message, now)
-                if self._core.applicants.get(sender) is not None:
-                    change.proposer.consider(now)  # it can be admitted now
-                if message.target == sender:
-                    contact.compare(sender, address, message.epoch, message.view_id, now)
-            case PingRequest():
-                detection.on_ping_request(address, message, now)
-            case Nack():
-                detection.on_nack(message)
-            case Stranger():
-                detection.on_stranger(address, message, now)
-                contact.gone(message.target)
-            case Gossip():
-                detection.merge(message.updates, now, direct=message.direct)
-            case Digest():
-                contact.compare(sender, address, message.epoch, message.view_id, now)
-                self._reconciliation.on_digest(address, message)
-            case Beliefs():
-                self._reconciliation.on_beliefs(address, message, now)
-            case Evidence():
-                change.accusations.on_evidence(sender, message, now)
-            case Prepare():
-                change.voter.on_prepare(sender, address, message)
-            case Promise():
-                change.proposer.on_promise(sender, message, now)
-            case Promised():
-                change.proposer.on_promised(message, now)
-            case Accept():
-                change.voter.on_accept(sender, address, message, now)
-            case Accepted():
-                change.on_accepted(sender, message, now)
-            case FlushRequest():
-                change.on_flush_request(sender, address, message, now)
-            case FlushReply():
-                change.installer.on_flush_reply(sender, message, now)
-            case Install():
-                change.on_install(sender, address, message, now)
-            case Ready():
-                change.installer.on_ready(sender, address, message, now)
-            case Activate():
-                change.on_activate(message, now)
-            case Pull():
-                contact.pulled(sender, address, message, now)
-            case Chosen():
-                change.on_chosen(sender, address, message, now)
-            case JoinRequest():
-                admission.on_join_request(sender, address, message, now)
-            case JoinReply():
-                admission.on_join_reply(address, message, now)
-            case Refused():
-                admission.on_refused(message)
-            case Introduction():
-                contact.heard(sender, message, now)
-            case Overtaken():
-                contact.on_overtaken(sender, message)
-            case LeaveRequest():
-                admission.on_leave_request(sender, message, now)
+                self._dispatch.take(core.member.id, core.member.address, message, now)

@@ -15,17 +15,18 @@ from collections.abc import Set as AbstractSet
 
 from ..view import View
 
-__all__ = ["is_everybody", "is_quorum", "missing"]
+__all__ = ["is_everybody", "is_most", "is_quorum", "missing"]
 
 
 def is_quorum(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
     """Whether ``responders`` may decide about the successor of ``view``."""
     present = sum(1 for member in view.members if member.id in responders)
-    if 2 * present > len(view):
-        return True
-    if 2 * present == len(view) and view.members[0].id in responders:
-        return True
-    return is_everybody(view, responders, discounted)
+    return is_most(view, present, senior=view.members[0].id in responders) or is_everybody(view, responders, discounted)
+
+
+def is_most(view: View, present: int, *, senior: bool) -> bool:
+    """Rule (a), for so many members of ``view``; ``senior``: whether its most senior one is among them."""
+    return 2 * present > len(view) or (2 * present == len(view) and senior)
 
 
 def is_everybody(view: View, responders: AbstractSet[str], excused: AbstractSet[str]) -> bool:

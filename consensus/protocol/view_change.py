@@ -1,7 +1,7 @@
 """Which list we all act on: evidence in, one Paxos instance an epoch, freeze, install, activate.
 
 Put together from ``accusations`` (evidence), ``proposer``, ``voter`` and ``installer``; here a member follows what was
-decided: it adopts chosen views, installs them, and notices when nothing moves any more.
+decided: it adopts chosen views and installs them; ``blockage`` notices when nothing moves any more.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from math import inf
 from typing import Any
 
 from ..config import Policy
-from ..errors import LeftError, QuorumLostError
 from ..member import Address, Member
 from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Install, Ready
 from ..view import Cause, Delta, View
 from .accusations import Accusations
 from .attempt import Attempt
+from .blockage import Blockage
 from .change import Kind, Moment
 from .contact import Contact
 from .core import Core
@@ -35,9 +35,6 @@ __all__ = ["ViewChange"]
 ORPHANED_AFTER = 1.0
 """How long a chosen view may stay inactive whose driver is not in it."""
 
-BLOCKED_EVERY = 5.0
-"""Seconds between two lines that say who is waited for."""
-
 
 class ViewChange:
     """One member's way from view to view."""
@@ -51,8 +48,7 @@ class ViewChange:
         self.accusations = Accusations(core, self.proposer.consider, self._believes)
         self.installer = Installer(core, self.accusations.accuse)
         self._frozen_at: float | None = None
-        self._blocked_since: float | None = None
-        self._next_blocked_note = inf
+        self._blockage = Blockage(core, self.proposer, self.installer, lambda: self._frozen_at is not None or self.voter.voted)
         self._ready_to: tuple[str, Address] | None = None
         self._ready_again = inf
         self._is_ready = False
@@ -130,13 +126,13 @@ class ViewChange:
         self.proposer.tick(now)
         self.installer.tick(now)
         self.proposer.consider(now)
-        self._watch_quorum(now)
+        self._blockage.tick(now)
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
         core = self._core
         times = [self.accusations.deadline(), self.voter.deadline(), self.proposer.deadline()]
-        times += [self.installer.deadline(), self._next_blocked_note]
+        times += [self.installer.deadline(), self._blockage.deadline()]
         if self._is_ready and core.active is not core.installed:
             times.append(self._ready_again)
         if self._waits_frozen and self._frozen_at is not None:
@@ -335,7 +331,7 @@ class ViewChange:
         for member_id in view.ids:
             core.applicants.drop(member_id)
         self._frozen_at = None
-        self._blocked_since, self._next_blocked_note = None, inf
+        self._blockage.adopt()
         self.voter.adopt(view)
         self.proposer.adopt()
         self.installer.adopt(view)
@@ -350,65 +346,9 @@ class ViewChange:
         ring = view.members[start + 1 :] + view.members[:start]
         return ring[: self._core.config.tethers]
 
-    # No quorum
-
-    def _watch_quorum(self, now: float) -> None:
-        core = self._core
-        if core.view is None or core.stopped is not None:
-            return
-        wanted = self._frozen or self.proposer.attempt is not None or core.evidence.due() is not None
-        if not wanted and not self.installer.waits_for():
-            self._blocked_since, self._next_blocked_note = None, inf
-            return
-        if self._blocked_since is None:
-            self._blocked_since = now
-            self._next_blocked_note = now + BLOCKED_EVERY
-        blocked = now - self._blocked_since
-        if now >= self._next_blocked_note:
-            self._next_blocked_note = now + BLOCKED_EVERY
-            core.outbox.note(logging.WARNING, "blocked", f"{self._blocked_text()} ({blocked:.0f} s so far)")
-            self._ask_around()
-        if core.leaving and blocked >= core.config.ready_timeout:  # for the others it is a crash from here on
-            core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
-        elif blocked >= core.config.quorum_timeout:
-            core.stop(QuorumLostError(f"{self._blocked_text()} (quorum_timeout={core.config.quorum_timeout:g} s is over)"))
-
-    def _ask_around(self) -> None:
-        """Perhaps the others went on without us, and those we know died since: later lifetimes at their addresses can tell."""
-        core = self._core
-        for member in core.view.members if core.view is not None else ():
-            if member.id in core.evidence.proofs:
-                core.outbox.send(member, core.pull())
-
     def under_way(self) -> dict[str, Any] | None:
         """The change that is not active yet, as plain values: its record so far, and what it waits for."""
         sketch = self._core.history.under_way()
         if sketch is None or self._core.view is None or self._core.stopped is not None:
             return None
-        attempt = self.proposer.attempt
-        waits = self.installer.waits_for() if attempt is None else attempt.waiting_for(self.proposer.discounted)
-        waits = waits or self.proposer.missing
-        return {**sketch, "waits_for": list(waits), "text": self._blocked_text()}
-
-    @property
-    def _frozen(self) -> bool:
-        return self._frozen_at is not None or self.voter.voted
-
-    def _blocked_text(self) -> str:
-        core = self._core
-        attempt = self.proposer.attempt
-        if attempt is not None:
-            known, waits = attempt.parent.members, attempt.waiting_for(self.proposer.discounted)
-        else:
-            known = core.view.members if core.view is not None else ()
-            waits = self.installer.waits_for() or self.proposer.missing
-        if not waits:  # a voter knows less than who proposed: at least it knows of whom it hears nothing
-            mute = [self._named(member) for member in known if not core.table.trusted(member.id)]
-            without = f"; it hears nothing of {', '.join(mute)}: bring their hosts back, or kill them there" if mute else ""
-            return f"{'frozen, ' if self._frozen else ''}waiting for {core.coordinator()} to complete the next view{without}"
-        names = ", ".join(self._named(member) for member in known if member.id in waits)
-        return f"the next view waits for {names}; kill them where they hang, or bring their hosts back"
-
-    def _named(self, member: Member) -> str:
-        """A member, and whether it is dead (but not discountable: it may have voted before it died)."""
-        return f"{member} (dead)" if member.id in self._core.evidence.proofs else str(member)
+        return {**sketch, "waits_for": list(self._blockage.waits_for()), "text": self._blockage.text()}

@@ -10,7 +10,7 @@ import pytest
 from consensus.config import Config
 from consensus.errors import ExcludedError, QuorumLostError
 from consensus.messages import EvidenceKind
-from consensus.protocol.view_change import BLOCKED_EVERY
+from consensus.protocol.blockage import BLOCKED_EVERY
 from consensus.simulation import Host, World
 
 from .script import agree, epochs, start_job

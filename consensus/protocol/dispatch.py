@@ -1,0 +1,131 @@
+"""Which part of a machine handles which message: one case a type, and the only place that knows them all."""
+
+from __future__ import annotations
+
+from ..member import Address
+from ..messages import (
+    Accept,
+    Accepted,
+    Ack,
+    Activate,
+    Beliefs,
+    Chosen,
+    Digest,
+    Evidence,
+    FlushReply,
+    FlushRequest,
+    Gossip,
+    Install,
+    Introduction,
+    JoinReply,
+    JoinRequest,
+    LeaveRequest,
+    Message,
+    Nack,
+    Overtaken,
+    Ping,
+    PingRequest,
+    Prepare,
+    Promise,
+    Promised,
+    Pull,
+    Ready,
+    Refused,
+    Stranger,
+)
+from .admission import Admission
+from .contact import Contact
+from .core import Core
+from .detection import Detection
+from .reconciliation import Reconciliation
+from .view_change import ViewChange
+
+__all__ = ["Dispatch"]
+
+
+class Dispatch:
+    """Hands messages to the parts of one machine."""
+
+    def __init__(
+        self,
+        core: Core,
+        detection: Detection,
+        reconciliation: Reconciliation,
+        change: ViewChange,
+        contact: Contact,
+        admission: Admission,
+    ) -> None:
+        self._core = core
+        self._detection = detection
+        self._reconciliation = reconciliation
+        self._change = change
+        self._contact = contact
+        self._admission = admission
+
+    def take(  # noqa: C901, PLR0912, PLR0915 - one case a message type: a table, read as one
+        self, sender: str, address: Address, message: Message, now: float
+    ) -> None:
+        """A message from ``sender``, whose mail goes to ``address``; from this member itself, too."""
+        detection, change, admission, contact = self._detection, self._change, self._admission, self._contact
+        match message:
+            case Ping():
+                detection.on_ping(sender, address, message, now)
+                contact.compare(sender, address, message.epoch, message.view_id, now)
+            case Ack():
+                detection.on_ack(sender, message, now)
+                if self._core.applicants.get(sender) is not None:
+                    change.proposer.consider(now)  # it can be admitted now
+                if message.target == sender:
+                    contact.compare(sender, address, message.epoch, message.view_id, now)
+            case PingRequest():
+                detection.on_ping_request(address, message, now)
+            case Nack():
+                detection.on_nack(message)
+            case Stranger():
+                detection.on_stranger(address, message, now)
+                contact.gone(message.target)
+            case Gossip():
+                detection.merge(message.updates, now, direct=message.direct)
+            case Digest():
+                contact.compare(sender, address, message.epoch, message.view_id, now)
+                self._reconciliation.on_digest(address, message)
+            case Beliefs():
+                self._reconciliation.on_beliefs(address, message, now)
+            case Evidence():
+                change.accusations.on_evidence(sender, message, now)
+            case Prepare():
+                change.voter.on_prepare(sender, address, message)
+            case Promise():
+                change.proposer.on_promise(sender, message, now)
+            case Promised():
+                change.proposer.on_promised(message, now)
+            case Accept():
+                change.voter.on_accept(sender, address, message, now)
+            case Accepted():
+                change.on_accepted(sender, message, now)
+            case FlushRequest():
+                change.on_flush_request(sender, address, message, now)
+            case FlushReply():
+                change.installer.on_flush_reply(sender, message, now)
+            case Install():
+                change.on_install(sender, address, message, now)
+            case Ready():
+                change.installer.on_ready(sender, address, message, now)
+            case Activate():
+                change.on_activate(message, now)
+            case Pull():
+                contact.pulled(sender, address, message, now)
+            case Chosen():
+                change.on_chosen(sender, address, message, now)
+            case JoinRequest():
+                admission.on_join_request(sender, address, message, now)
+            case JoinReply():
+                admission.on_join_reply(address, message, now)
+            case Refused():
+                admission.on_refused(message)
+            case Introduction():
+                contact.heard(sender, message, now)
+            case Overtaken():
+                contact.on_overtaken(sender, message)
+            case LeaveRequest():
+                admission.on_leave_request(sender, message, now)
