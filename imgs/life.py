@@ -55,6 +55,8 @@ def _life(c: Canvas) -> None:
         (Life.MEMBER, Turn.DIED): Arrow([(445, 150), (445, 220), (280, 220), (280, 376)], (288, 214), 150, colour=RED),
         (Life.LEAVING, Turn.DIED): Arrow([(810, 150), (810, 220), (280, 220), (280, 376)], colour=RED),
         (Life.MEMBER, Turn.EXCLUDED): Arrow([(500, 150), (500, 376)], (508, 350), 110, colour=RED),
+        (Life.MEMBER, Turn.OVERTAKEN): Arrow([(460, 150), (460, 376)], (340, 350), 116, colour=RED),
+        (Life.LEAVING, Turn.OVERTAKEN): Arrow([(825, 150), (825, 240), (460, 240), (460, 376)], colour=RED),
         (Life.MEMBER, Turn.QUORUM_LOST): Arrow([(540, 150), (540, 260), (684, 260), (684, 376)], (692, 350), 120, colour=AMBER),
         (Life.LEAVING, Turn.QUORUM_LOST): Arrow([(840, 150), (840, 260), (684, 260), (684, 376)], colour=AMBER),
         (Life.SEARCHING, Turn.WENT): Arrow([(176, 150), (176, 300), (870, 300), (870, 376)], (720, 294), 150, colour=BLUE),

@@ -201,7 +201,9 @@ class Admission:
             applicant = core.applicants.heard(request.member, request.wants, now, waited=request.waited / 1000)
             if applicant is None:
                 if core.coordinates():
-                    core.outbox.send_to(address, Refused(f"{core.config.max_members} joiners are waiting already"))
+                    core.outbox.send_to(
+                        address, Refused(f"{core.config.max_members} joiners are waiting already: try again later")
+                    )
             elif applicant.wants:
                 self._ping(applicant, now)
                 self._change.proposer.consider(now)

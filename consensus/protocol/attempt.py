@@ -107,9 +107,9 @@ class Attempt:
         return Accept(self.epoch, self.parent.view_id, self.ballot, self.proposal, self.after_call)
 
     @property
-    def responders(self) -> frozenset[str]:
-        """Who has answered in this phase."""
-        return frozenset(self.promises if self.phase is Phase.PREPARE else self.reports)
+    def responders(self) -> AbstractSet[str]:
+        """Who has answered in this phase, by now."""
+        return self.promises.keys() if self.phase is Phase.PREPARE else self.reports.keys()
 
     def decided(self, discounted: frozenset[str]) -> bool:
         """Whether the answers so far are a quorum. Under ``any`` those that the value removes are not asked either."""

@@ -247,14 +247,15 @@ class Search:
         if self.found:
             if now - self.last_reply < patience:
                 return None
-            return f"the cluster was found, but no member has answered for {patience:g} s"
+            return f"the cluster was found, but no member has answered for {patience:g} s: are they running, and in reach?"
         if now - self.started < patience:
             return None
         return self.barred or self._unmet(patience)
 
     def _unmet(self, patience: float) -> str:
         if self.founder:
-            return f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
+            wanted = f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
+            return f"{wanted}: start the others, or lower initial_size"
         silent = [format_address(address) for address in self.introducers if address not in self._lonely]
         if silent:
             return f"not let in by introducers {', '.join(silent)} within join_timeout={patience:g} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ..errors import ExcludedError, JoinError, LeftError, QuorumLostError, StoppedError
+from ..errors import ExcludedError, FoundedApartError, JoinError, LeftError, OvertakenError, QuorumLostError, StoppedError
 from ..transitions import Table
 
 __all__ = ["LIFE", "Life", "Turn", "turn_of"]
@@ -32,6 +32,7 @@ class Turn(Enum):
     NOT_ADMITTED = "refused, or join_timeout"
     WENT = "gone on its own wish"
     EXCLUDED = "a view without it is chosen"
+    OVERTAKEN = "another side goes on"
     QUORUM_LOST = "quorum_timeout"
     DIED = "says that it is dead"
 
@@ -51,12 +52,14 @@ LIFE: Table[Life, Turn] = Table(
             Turn.WISHED: Life.LEAVING,
             Turn.WENT: Life.LEFT,
             Turn.EXCLUDED: Life.EXCLUDED,
+            Turn.OVERTAKEN: Life.EXCLUDED,
             Turn.QUORUM_LOST: Life.BLOCKED,
             Turn.DIED: Life.DEAD,
         },
         Life.LEAVING: {
             Turn.WISHED: Life.LEAVING,
             Turn.WENT: Life.LEFT,
+            Turn.OVERTAKEN: Life.EXCLUDED,
             Turn.QUORUM_LOST: Life.BLOCKED,
             Turn.DIED: Life.DEAD,
         },
@@ -67,6 +70,8 @@ _TURNS = {
     JoinError: Turn.NOT_ADMITTED,
     LeftError: Turn.WENT,
     ExcludedError: Turn.EXCLUDED,
+    OvertakenError: Turn.OVERTAKEN,
+    FoundedApartError: Turn.OVERTAKEN,
     QuorumLostError: Turn.QUORUM_LOST,
 }
 

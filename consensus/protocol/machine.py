@@ -259,7 +259,7 @@ class Machine:
 
     @property
     def applicants_waiting(self) -> bool:
-        """Whether somebody wants to be admitted (known at the coordinator only)."""
+        """Whether somebody wants to be admitted (known at the coordinator and the next two)."""
         return self._core.room > 0 and bool(self._core.applicants)
 
     @property

@@ -104,14 +104,15 @@ def test_failure_where_all_answered_but_nobody_founded() -> None:
 
 def test_failure_of_a_founder() -> None:
     text = search(founder=True, size=4, patience=5.0).failure(105.0)
-    assert text == "fewer than initial_size=4 members met within join_timeout=5 s"
+    assert text == "fewer than initial_size=4 members met within join_timeout=5 s: start the others, or lower initial_size"
 
 
 def test_a_cluster_that_answers_is_waited_for_without_end_and_one_that_fell_silent_is_not() -> None:
     one = search(B, patience=5.0)
     one.replied(B, JoinReply(view_of("bc"), member("b")), 104.0)
     assert one.failure(108.9) is None
-    assert one.failure(109.0) == "the cluster was found, but no member has answered for 5 s"
+    text = one.failure(109.0)
+    assert text == "the cluster was found, but no member has answered for 5 s: are they running, and in reach?"
 
 
 def test_applicants_in_order_of_arrival_fresh_and_limited() -> None:

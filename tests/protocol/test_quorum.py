@@ -69,3 +69,11 @@ def test_more_answers_never_hurt(responders: set[str], discounted: set[str], mor
     if is_quorum(view, responders, discounted):
         assert is_quorum(view, responders | {more}, discounted)
         assert is_quorum(view, responders, discounted | {more})
+
+
+@given(st.sets(st.sampled_from("abcdefxyz")), st.sets(st.sampled_from("abcdefxyz")), st.integers(1, 6))
+def test_the_two_rules_as_they_are_written(responders: set[str], discounted: set[str], size: int) -> None:
+    view = view_of("abcdef"[:size])
+    present = [key for key in view.ids if key in responders]
+    most = 2 * len(present) > size or (2 * len(present) == size and "a" in present)
+    assert is_quorum(view, responders, discounted) is (most or responders | discounted >= set(view.ids))

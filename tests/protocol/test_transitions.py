@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from consensus.errors import ExcludedError, JoinError, LeftError, QuorumLostError, StoppedError
+from consensus.errors import (
+    ExcludedError,
+    FoundedApartError,
+    JoinError,
+    LeftError,
+    OvertakenError,
+    QuorumLostError,
+    StoppedError,
+)
 from consensus.messages import Accept, Activate, Install
 from consensus.protocol.attempt import ATTEMPT, Attempt, Outcome, Phase
 from consensus.protocol.installation import INSTALLATION, Gain, Installation, Stage
@@ -82,6 +90,8 @@ def test_every_state_that_is_no_end_can_end(table: Table[Any, Any]) -> None:
         (JoinError("x"), Turn.NOT_ADMITTED),
         (LeftError("x"), Turn.WENT),
         (ExcludedError("x"), Turn.EXCLUDED),
+        (OvertakenError("x"), Turn.OVERTAKEN),
+        (FoundedApartError("x"), Turn.OVERTAKEN),
         (QuorumLostError("x"), Turn.QUORUM_LOST),
         (StoppedError("x"), Turn.DIED),
     ],
@@ -107,6 +117,13 @@ def test_a_members_life() -> None:
     assert core.life is Life.DEAD
     machine.leave(None, 102.0)
     assert core.life is Life.DEAD and not core.leaving
+
+
+def test_whoever_leaves_may_be_overtaken() -> None:
+    core = machine_in("abc", "b")._core
+    core.turn(Turn.WISHED)
+    core.stop(OvertakenError("the other side goes on"))
+    assert core.life is Life.EXCLUDED
 
 
 def test_a_founders_life_begins_without_an_admission() -> None:
