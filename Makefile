@@ -42,10 +42,10 @@ bench: setup
 soak: setup
 	$(BIN)/python -m pytest -m soak
 
-# They need nothing but Python; imgs/demo.png is the report of a run of make demo.
-PICTURES := architecture training flow
-pictures:
-	for name in $(PICTURES); do $(PYTHON) imgs/$$name.py || exit 1; done
+# The state diagrams are drawn from the tables in the code; imgs/demo.png is the report of a run of make demo.
+PICTURES := architecture training flow life detection change
+pictures: setup
+	for name in $(PICTURES); do $(BIN)/python imgs/$$name.py || exit 1; done
 
 clean:
 	rm -rf build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

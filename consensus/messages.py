@@ -52,12 +52,11 @@ Ballot = tuple[int, str]
 
 
 class Status(Enum):
-    """What is believed of a member. ALIVE <-> SUSPECT (refuted by a higher incarnation) -> DEAD; ALIVE -> LEFT."""
+    """What is believed of a member; the transitions are in ``protocol/member_table.py``. No rumour says DEAD: proof does."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
     DEAD = "dead"
-    LEFT = "left"
 
 
 class EvidenceKind(Enum):

@@ -3,10 +3,6 @@
 Three threads meet here: the training thread (in a call or outside), the rebuild thread (freeze, install, activate; see
 ``rebuild``) and the agent's (progress only). The rule that carries everything: *finish or freeze is one transition*. A call is
 finished under the lock, in the session in which its operations ran, while the phase is ACTIVE; after a freeze nothing finishes.
-
-    WAITING --activate--> ACTIVE <--activate-- FROZEN
-    ACTIVE --freeze, failure, or a trailer that asks for it--> FROZEN
-    any --stop--> STOPPED
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from consensus import View
+from consensus.transitions import Table
 
 from .bucket import Layout
 from .call import Call, Results
@@ -27,16 +24,35 @@ from .session import Session
 from .tally import CALLS, PAUSES, Tally
 from .trailer import Trailer
 
-__all__ = ["Counters", "Finish", "Order", "Phase", "Plane"]
+__all__ = ["PLANE", "Counters", "Finish", "Order", "Phase", "Plane", "Switch"]
 
 
 class Phase(Enum):
-    """See the module's docstring for the transitions."""
+    """Whether this member averages."""
 
     WAITING = "waiting for a first view"
     ACTIVE = "active"
     FROZEN = "frozen for a view change"
     STOPPED = "stopped"
+
+
+class Switch(Enum):
+    """What changes the phase."""
+
+    ACTIVATE = "every member is ready"
+    FREEZE = "an order, a failure, or a trailer"
+    STOP = "this lifetime is over"
+
+
+PLANE: Table[Phase, Switch] = Table(
+    "data plane",
+    Phase.WAITING,
+    {
+        Phase.WAITING: {Switch.ACTIVATE: Phase.ACTIVE, Switch.STOP: Phase.STOPPED},
+        Phase.ACTIVE: {Switch.FREEZE: Phase.FROZEN, Switch.STOP: Phase.STOPPED},
+        Phase.FROZEN: {Switch.ACTIVATE: Phase.ACTIVE, Switch.STOP: Phase.STOPPED},
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +111,7 @@ class Plane:
         self._identify = identify
         self._tell = tell
         self.changed = threading.Condition()
-        self.phase = Phase.WAITING
+        self.phase = PLANE.start
         self.error: Exception | None = None
         """Why STOPPED."""
         self.session: Session | None = None
@@ -295,7 +311,7 @@ class Plane:
             if plan.authority == self.member_id:
                 self.origin = self.member_id
             self.session = session
-            self.phase = Phase.ACTIVE
+            self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.counters.views += 1
             if self._frozen_at:
                 self.counters.pauses.add(time.monotonic() - self._frozen_at)
@@ -314,7 +330,7 @@ class Plane:
         with self.changed:
             if self.phase is Phase.STOPPED:
                 return None
-            self.phase = Phase.STOPPED
+            self.phase = PLANE.after(self.phase, Switch.STOP)
             self.error = error
             self.changed.notify_all()
             return self.session.group if self.session is not None else None
@@ -344,7 +360,7 @@ class Plane:
 
     def _freeze(self) -> None:
         if self.phase is Phase.ACTIVE:
-            self.phase = Phase.FROZEN
+            self.phase = PLANE.after(self.phase, Switch.FREEZE)
             self._frozen_at = time.monotonic()
         self.changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""An SVG drawing that refuses text which does not fit: what ``architecture.py``, ``training.py`` and ``flow.py`` draw on.
+"""An SVG drawing that refuses text which does not fit: what the scripts beside this one draw on.
 
 Text stays text. Its width is taken from DejaVu Sans, the widest of the fonts that a reader may see, so that nothing is cut or
 overlaps with another one either. The card is opaque: it looks the same on a light and on a dark page.
@@ -178,6 +178,10 @@ class Canvas:
         """A number in a disc, explained in a legend."""
         self._parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="9.5" fill="{colour}" stroke="{PAPER}" stroke-width="1.5"/>')
         self.text(x, y + 4.2, str(number), size=12, bold=True, colour=PAPER)
+
+    def dot(self, x: float, y: float, *, colour: str = INK) -> None:
+        """Where something begins."""
+        self._parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="5" fill="{colour}"/>')
 
     def svg(self) -> str:
         """The whole drawing."""

@@ -15,6 +15,7 @@ from ..view import View
 from .change import Kind
 from .core import Core
 from .effects import Check
+from .member_table import Sign
 
 __all__ = ["Accusations"]
 
@@ -94,7 +95,7 @@ class Accusations:
         if kind is EvidenceKind.PROOF:
             if not book.prove(accused, told, peer.contact, now):
                 return False
-            peer.status, peer.suspicion = Status.DEAD, None
+            peer.learn(Sign.PROVEN)
             core.applicants.drop(accused)
             core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}")
         else:

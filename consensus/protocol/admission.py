@@ -14,6 +14,7 @@ from .detection import Detection
 from .effects import Check
 from .founding import Founding
 from .join import Search
+from .life import Turn
 from .view_change import ViewChange
 
 __all__ = ["Admission"]
@@ -210,7 +211,8 @@ class Admission:
         if core.view is None or (len(core.view) == 1 and core.member.id in core.view):
             core.stop(LeftError("left the job on its own wish"))
             return
-        core.leaving = True
+        if core.stopped is None:
+            core.turn(Turn.WISHED)
         self._leave_call = after_call
         self._ask_to_leave(now)
 

@@ -10,18 +10,50 @@ from __future__ import annotations
 from enum import Enum
 
 from ..messages import Accept, Ballot, Prepare, Promise
+from ..transitions import Table
 from ..view import Proposal, View
 from .quorum import is_quorum, missing
 
-__all__ = ["Attempt", "Phase"]
+__all__ = ["ATTEMPT", "Attempt", "Outcome", "Phase"]
 
 
 class Phase(Enum):
-    """PREPARE -> ACCEPT -> CHOSEN; a higher ballot elsewhere ends it (the proposer starts over, higher)."""
+    """How far an attempt has come; the last three end it (outbid, the proposer starts over, higher)."""
 
     PREPARE = "prepare"
     ACCEPT = "accept"
     CHOSEN = "chosen"
+    OUTBID = "outbid"
+    OVERTAKEN = "overtaken"
+
+
+class Outcome(Enum):
+    """What moves an attempt."""
+
+    PROMISED = "a quorum promised, or round 0"
+    ACCEPTED = "a quorum accepted"
+    REFUSED = "somebody promised a higher ballot"
+    STALE = "a newcomer died since the votes"
+    NEWER = "a newer view is chosen"
+
+
+ATTEMPT: Table[Phase, Outcome] = Table(
+    "attempt",
+    Phase.PREPARE,
+    {
+        Phase.PREPARE: {
+            Outcome.PROMISED: Phase.ACCEPT,
+            Outcome.REFUSED: Phase.OUTBID,
+            Outcome.NEWER: Phase.OVERTAKEN,
+        },
+        Phase.ACCEPT: {
+            Outcome.ACCEPTED: Phase.CHOSEN,
+            Outcome.REFUSED: Phase.OUTBID,
+            Outcome.STALE: Phase.OUTBID,
+            Outcome.NEWER: Phase.OVERTAKEN,
+        },
+    },
+)
 
 
 class Attempt:
@@ -33,8 +65,10 @@ class Attempt:
         self.ballot = ballot
         self.after_call = after_call
         self.started = now
+        self.voting_since = now
+        """When the acceptors were first asked to accept."""
         self.next_send = now
-        self.phase = Phase.PREPARE
+        self.phase = ATTEMPT.start
         self.proposal: Proposal | None = None
         self.promises: dict[str, Promise] = {}
         self.reports: dict[str, bytes] = {}
@@ -48,7 +82,11 @@ class Attempt:
             if best is None or promise.accepted_ballot > best:
                 best, proposal = promise.accepted_ballot, promise.accepted
         self.proposal = proposal
-        self.phase = Phase.ACCEPT
+        self.advance(Outcome.PROMISED)
+
+    def advance(self, outcome: Outcome) -> None:
+        """Enter the next phase, or end."""
+        self.phase = ATTEMPT.after(self.phase, outcome)
 
     def request(self) -> Prepare | Accept:
         """What to ask the acceptors in this phase."""

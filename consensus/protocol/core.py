@@ -17,8 +17,10 @@ from .effects import Stopped
 from .evidence import EvidenceBook
 from .history import History
 from .join import Applicants
+from .life import LIFE, Life, Turn, turn_of
 from .member_table import MemberTable
 from .outbox import Outbox
+from .standing import STANDING, News
 
 if TYPE_CHECKING:
     from random import Random
@@ -57,7 +59,9 @@ class Core:
         """Whom we do not ack any more in this epoch, having been asked to exclude them (see ``acceptor``)."""
         self.progress = NOWHERE
         """Where the data plane is, as it was told last."""
-        self.leaving = False
+        self.life = LIFE.start
+        self.standing = STANDING.start
+        """Of ``view``."""
         self.stopped: StoppedError | None = None
 
     @property
@@ -69,6 +73,19 @@ class Core:
     def view_id(self) -> str:
         """Of the newest chosen view."""
         return NO_VIEW_ID if self.view is None else self.view.view_id
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it has asked to leave."""
+        return self.life is Life.LEAVING
+
+    def advance(self, news: News) -> None:
+        """The newest chosen view comes to life, step by step."""
+        self.standing = STANDING.after(self.standing, news)
+
+    def turn(self, turn: Turn) -> None:
+        """This member's life takes a turn."""
+        self.life = LIFE.after(self.life, turn)
 
     def coordinator(self) -> Member | None:
         """The first member of the view that nothing is held against."""
@@ -84,9 +101,10 @@ class Core:
         coordinator = self.coordinator()
         return coordinator is not None and coordinator.id == self.member.id
 
-    def stop(self, error: StoppedError) -> None:
-        """End this lifetime; only the first reason counts."""
+    def stop(self, error: StoppedError, turn: Turn | None = None) -> None:
+        """End this lifetime; only the first reason counts. ``turn``: where ``error`` does not say what ended it."""
         if self.stopped is None:
+            self.turn(turn_of(error) if turn is None else turn)
             self.stopped = error
             self.outbox.emit(Stopped(error))
 

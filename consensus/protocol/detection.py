@@ -13,7 +13,7 @@ from ..view import View
 from .change import Kind
 from .core import Core
 from .effects import Check, Fence, PeerProgress
-from .member_table import Peer
+from .member_table import Peer, Sign
 from .probe import Probe, Prober
 from .stall import Stall
 from .suspicion import Suspicion
@@ -103,7 +103,7 @@ class Detection:
     # Probing
 
     def _begin_round(self, now: float) -> None:
-        targets = [peer.member for peer in self._core.table if peer.status in (Status.ALIVE, Status.SUSPECT)]
+        targets = [peer.member for peer in self._core.table if peer.status is not Status.DEAD]
         for probe in self._prober.begin_round(targets, now):
             self._send_ping(probe, now)
 
@@ -142,7 +142,7 @@ class Detection:
     def _suspect(self, member_id: str, by: str, now: float, incarnation: int | None = None) -> None:
         core = self._core
         peer = core.table.get(member_id)
-        if peer is None or peer.status in (Status.DEAD, Status.LEFT):
+        if peer is None or peer.status is Status.DEAD:
             return
         if incarnation is not None and incarnation < peer.incarnation:
             return
@@ -151,18 +151,18 @@ class Detection:
             maximum = minimum * core.config.suspicion_max_mult
             needed = min(core.config.indirect_probes, len(core.table) - 1)
             peer.suspicion = Suspicion(by, needed, minimum, maximum, now)
-            peer.status = Status.SUSPECT
+            peer.learn(Sign.SUSPECTED)
             peer.incarnation = max(peer.incarnation, incarnation or 0)
             core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})", member_id)
             core.history.found(Kind.SUSPECT, member_id, "does not answer", by, now)
             core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
         elif (by == core.member.id or core.table.get(by) is not None) and peer.suspicion.confirm(by):
+            peer.learn(Sign.SUSPECTED)
             core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
 
     def _clear(self, peer: Peer) -> None:
         if peer.suspicion is not None:
-            peer.suspicion = None
-            peer.status = Status.ALIVE
+            peer.learn(Sign.ANSWERED)
             self._core.evidence.retract_silence(peer.member.id)
             self._core.history.cleared(peer.member.id)
             self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
@@ -256,11 +256,13 @@ class Detection:
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
             return
-        if ack.target == sender:  # relayed acks show life, but are no contact with *us*
+        # Relayed acks show life, but are no contact with *us*; nor are those from a newer view: it may be without us.
+        if ack.target == sender and (ack.epoch < core.epoch or ack.view_id == core.view_id):
             applicant = core.applicants.get(sender)
             if applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
             core.table.answered(sender, probe.sent)
+        if ack.target == sender:
             self._heard(sender, ack.progress, now)
         peer = core.table.get(ack.target)
         if peer is not None:

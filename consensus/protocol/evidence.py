@@ -4,11 +4,13 @@ PROOF: the process is certainly gone. SILENCE: suspicion expired. UNREADY: it ne
 HINTs are not evidence; they only start a check, and a proposal waits a little for checks under way.
 
 *Discounting* (see ``quorum``): a proven-dead member may be left out of a quorum only if it cannot have voted us out before
-it died. It acked a ping that we sent at ``contact``; whoever acked us votes us out T_excl later at the earliest; so a proof
-younger than ``contact + T_excl`` (less clock drift) came first. Judged once, when the proof arrives, and remembered.
+it died. It acked a ping that we sent at ``contact``, knowing no newer view than we; whoever acked us votes us out T_excl later
+at the earliest; so a proof younger than ``contact + T_excl`` (less clock drift) came first. Judged once, when the proof
+arrives, and remembered. (In a newer view, which may be without us, it would ack us again: that is no contact.)
 
 Members that the current view admitted need no contact: at most half of a view is new, and its most senior member is not, so no
-quorum without us consists of newcomers alone. Whoever else is in it has to be discounted by contact, or to answer.
+quorum without us consists of newcomers alone. Whoever else is in it has to be discounted by contact, or to answer. But such an
+answer must be younger than the newcomer's proof: else whoever gave it may have voted for the newcomer's own proposal since.
 """
 
 from __future__ import annotations
@@ -78,6 +80,10 @@ class EvidenceBook:
     def discounted(self) -> frozenset[str]:
         """Ids that rule (b) may do without."""
         return frozenset(key for key, proof in self.proofs.items() if proof.discounted or key in self._newcomers)
+
+    def late(self, time: float) -> frozenset[str]:
+        """Ids discounted as newcomers alone whose proof came after ``time``: votes of then are no help with them."""
+        return frozenset(key for key, proof in self.proofs.items() if not proof.discounted and proof.time > time)
 
     def leave(self, member_id: str, after_call: int | None, now: float) -> None:
         """It leaves on its own wish; ``after_call``: the call that it has ended last."""

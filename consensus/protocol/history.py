@@ -156,6 +156,10 @@ class History:
                 change.told = change.as_dict()  # nothing is added to an older one any more
         return [dict(change.told or change.as_dict()) for change in self._done]
 
+    def newest_as_dict(self) -> dict[str, Any]:
+        """The change to the newest chosen view, as plain values; empty before the first."""
+        return {} if self.newest is None else self.newest.as_dict()
+
     def under_way(self) -> dict[str, Any] | None:
         """The change that has begun and is not active here, None where there is none."""
         newest = self.newest

@@ -6,11 +6,42 @@ Who stays silent here is removed by the next epoch, whose acceptors are the memb
 
 from __future__ import annotations
 
+from enum import Enum
+
 from ..member import Member
 from ..messages import Ballot, FlushRequest, Install
+from ..transitions import Table
 from ..view import Cause, Reason, View
 
-__all__ = ["Installation"]
+__all__ = ["INSTALLATION", "Gain", "Installation", "Stage"]
+
+
+class Stage(Enum):
+    """What the driver of a view waits for. ACTIVE: nothing; it answers a READY whose ACTIVATE got lost, until a newer view."""
+
+    REPORTS = "reports"
+    READIES = "readies"
+    ACTIVE = "active"
+    GIVEN_UP = "given up"
+
+
+class Gain(Enum):
+    """What moves an installation on."""
+
+    REPORTED = "every continuing member has reported"
+    ALL_READY = "every member is ready"
+    NEWER = "a newer view is chosen"
+
+
+INSTALLATION: Table[Stage, Gain] = Table(
+    "installation",
+    Stage.REPORTS,
+    {
+        Stage.REPORTS: {Gain.REPORTED: Stage.READIES, Gain.NEWER: Stage.GIVEN_UP},
+        Stage.READIES: {Gain.ALL_READY: Stage.ACTIVE, Gain.NEWER: Stage.GIVEN_UP},
+        Stage.ACTIVE: {Gain.NEWER: Stage.GIVEN_UP},
+    },
+)
 
 
 class Installation:
@@ -24,14 +55,27 @@ class Installation:
         self.ready: set[str] = set()
         self.started = now
         self.next_send = now
-        self.sent = False
-        self.active = False
+        self.stage = INSTALLATION.start
         self.pause = 0.1
         self.after_call: int | None = None
         self.leavers: tuple[Member, ...] = ()
         """Whom to tell that they are out, once INSTALL is sent."""
         self.removed: tuple[Reason, ...] = ()
         """Who of the parent is not in it, and why."""
+
+    def advance(self, gain: Gain) -> None:
+        """Enter the next stage, or end."""
+        self.stage = INSTALLATION.after(self.stage, gain)
+
+    @property
+    def sent(self) -> bool:
+        """Whether INSTALL has gone out, with reports that never change."""
+        return self.stage is not Stage.REPORTS
+
+    @property
+    def active(self) -> bool:
+        """Whether ACTIVATE has gone out."""
+        return self.stage is Stage.ACTIVE
 
     @property
     def continuing(self) -> tuple[str, ...]:

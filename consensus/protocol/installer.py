@@ -12,7 +12,7 @@ from ..view import View
 from .attempt import Attempt
 from .change import Moment
 from .core import Core
-from .installation import Installation
+from .installation import Gain, Installation
 
 __all__ = ["Installer"]
 
@@ -39,6 +39,7 @@ class Installer:
     def adopt(self, view: View) -> None:
         """Follow a new view: whatever was under way for an older one is over."""
         if self._installation is not None and self._installation.view.view_id != view.view_id:
+            self._installation.advance(Gain.NEWER)
             self._installation = None
 
     @property
@@ -90,7 +91,7 @@ class Installer:
         elif not installation.sent and installation.busy_leavers() and now < installation.started + LEAVERS_WAIT:
             installation.next_send = installation.started + LEAVERS_WAIT
         elif not installation.sent:
-            installation.sent = True
+            installation.advance(Gain.REPORTED)
             self._core.history.mark(Moment.SENT, installation.view.epoch, now)
             installation.next_send = now + installation.pause
             self._send(installation, installation.view.ids, installation.message())
@@ -140,7 +141,7 @@ class Installer:
             self._core.reply(sender, address, Activate(installation.view.epoch, installation.view.view_id))
         elif not installation.missing_ready():
             # Kept until the next view, to answer a Ready whose Activate got lost; a coordinator that leaves goes now.
-            installation.active = True
+            installation.advance(Gain.ALL_READY)
             self._core.history.mark(Moment.COMPLETE, installation.view.epoch, now)
             installation.next_send = inf
             for member in installation.view.members:

@@ -42,6 +42,7 @@ from ..messages import (
     Pull,
     Ready,
     Refused,
+    Status,
     Stranger,
 )
 from ..progress import Progress
@@ -53,6 +54,7 @@ from .detection import Detection
 from .effects import Effect, Quit, Stalled
 from .founding import Founding
 from .join import Search
+from .life import Turn
 from .view_change import ViewChange
 
 if TYPE_CHECKING:
@@ -201,7 +203,7 @@ class Machine:
             for member in core.view.members:
                 if member.id != core.member.id:
                     core.outbox.send(member, farewell)
-        core.stop(error)
+        core.stop(error, Turn.DIED)
         core.outbox.emit(Quit())
         core.outbox.close()
 
@@ -276,6 +278,19 @@ class Machine:
     def stopped(self) -> StoppedError | None:
         """Why this lifetime ended."""
         return self._core.stopped
+
+    def belief(self, member_id: str) -> Status | None:
+        """What is believed of another member of the view; None for a stranger."""
+        peer = self._core.table.get(member_id)
+        return None if peer is None else peer.status
+
+    def suspects(self) -> tuple[str, ...]:
+        """Ids of the members that this one suspects, in seniority order."""
+        return tuple(peer.member.id for peer in self._core.table if peer.status is Status.SUSPECT)
+
+    def last_change(self) -> dict[str, Any]:
+        """The newest view change as this member saw it (see ``Change.as_dict``); empty before the first."""
+        return self._core.history.newest_as_dict()
 
     def status(self) -> dict[str, Any]:
         """What this member believes, as plain values."""

@@ -1,22 +1,52 @@
 """What this member believes of the others in its view: the detection half of membership.
 
-Legal transitions: ALIVE -> SUSPECT -> ALIVE (only by a higher incarnation, or by the accused answering us) and anything ->
-DEAD or LEFT, which are final for a lifetime. Beliefs decide nothing: a member is out when a view without it was chosen.
+Whoever is suspected is trusted again by a higher incarnation, or by answering us; dead is final for a lifetime. Beliefs decide
+nothing: a member is out when a view without it was chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from ..member import Member
 from ..messages import Status, Update
+from ..transitions import Table
 from ..view import View
 from .suspicion import Suspicion
 
-__all__ = ["MemberTable", "Peer"]
+__all__ = ["BELIEF", "MemberTable", "Peer", "Sign"]
 
 NEVER = float("-inf")
+
+
+class Sign(Enum):
+    """What changes a belief."""
+
+    SUSPECTED = "no answer to us, or a rumour of that"
+    ANSWERED = "answers us"
+    REFUTED = "says so with a higher incarnation"
+    PROVEN = "proof"
+
+
+BELIEF: Table[Status, Sign] = Table(
+    "belief",
+    Status.ALIVE,
+    {
+        Status.ALIVE: {
+            Sign.SUSPECTED: Status.SUSPECT,
+            Sign.REFUTED: Status.ALIVE,
+            Sign.PROVEN: Status.DEAD,
+        },
+        Status.SUSPECT: {
+            Sign.SUSPECTED: Status.SUSPECT,
+            Sign.ANSWERED: Status.ALIVE,
+            Sign.REFUTED: Status.ALIVE,
+            Sign.PROVEN: Status.DEAD,
+        },
+    },
+)
 
 
 @dataclass(slots=True)
@@ -29,7 +59,7 @@ class Peer:
 
     member: Member
     since: float
-    status: Status = Status.ALIVE
+    status: Status = BELIEF.start
     incarnation: int = 0
     contact: float = NEVER
     suspicion: Suspicion | None = None
@@ -38,6 +68,12 @@ class Peer:
     def last_sign(self) -> float:
         """When it was last known to live, with the benefit of ``since``."""
         return max(self.contact, self.since)
+
+    def learn(self, sign: Sign) -> None:
+        """Change the belief; only a suspect has a suspicion."""
+        self.status = BELIEF.after(self.status, sign)
+        if self.status is not Status.SUSPECT:
+            self.suspicion = None
 
 
 class MemberTable:
@@ -77,14 +113,13 @@ class MemberTable:
     def apply(self, update: Update) -> bool:
         """Whether a rumour about a peer is news by SWIM's order; ALIVE is applied at once, SUSPECT is left to the caller."""
         peer = self._peers.get(update.member_id)
-        if peer is None or peer.status in (Status.DEAD, Status.LEFT):
+        if peer is None or peer.status is Status.DEAD:
             return False
         if update.status is Status.ALIVE:
             if update.incarnation <= peer.incarnation:
                 return False
             peer.incarnation = update.incarnation
-            peer.status = Status.ALIVE
-            peer.suspicion = None
+            peer.learn(Sign.REFUTED)
             return True
         if update.status is Status.SUSPECT:
             return update.incarnation >= peer.incarnation

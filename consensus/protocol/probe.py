@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from ..config import Config
 from ..member import Address, Member
+from ..transitions import Table
 from .awareness import Awareness
 
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["Probe", "ProbeStage", "Prober", "Relay"]
+__all__ = ["PROBE", "Answer", "Probe", "ProbeStage", "Prober", "Relay"]
 
 
 RELAYS = 1024
@@ -27,10 +28,52 @@ RELAYS = 1024
 
 
 class ProbeStage(Enum):
-    """DIRECT -> INDIRECT -> gone (answered, or failed at the end of the round)."""
+    """How far a ping has come. VOUCHED: its own ack is still worth having, as contact; the last four end it."""
 
     DIRECT = "direct"
     INDIRECT = "indirect"
+    VOUCHED = "vouched"
+    ANSWERED = "answered"
+    FAILED = "failed"
+    LAPSED = "lapsed"
+    DROPPED = "dropped"
+
+
+class Answer(Enum):
+    """What moves a ping."""
+
+    NONE = "no ack in time: ask others"
+    ACK = "ack"
+    SIGN = "answers over TCP"
+    ROUND_OVER = "the round is over"
+    GONE = "not in the view any more"
+
+
+PROBE: Table[ProbeStage, Answer] = Table(
+    "probe",
+    ProbeStage.DIRECT,
+    {
+        ProbeStage.DIRECT: {
+            Answer.NONE: ProbeStage.INDIRECT,
+            Answer.ACK: ProbeStage.ANSWERED,
+            Answer.SIGN: ProbeStage.VOUCHED,
+            Answer.ROUND_OVER: ProbeStage.FAILED,
+            Answer.GONE: ProbeStage.DROPPED,
+        },
+        ProbeStage.INDIRECT: {
+            Answer.ACK: ProbeStage.ANSWERED,
+            Answer.SIGN: ProbeStage.VOUCHED,
+            Answer.ROUND_OVER: ProbeStage.FAILED,
+            Answer.GONE: ProbeStage.DROPPED,
+        },
+        ProbeStage.VOUCHED: {
+            Answer.ACK: ProbeStage.ANSWERED,
+            Answer.SIGN: ProbeStage.VOUCHED,
+            Answer.ROUND_OVER: ProbeStage.LAPSED,
+            Answer.GONE: ProbeStage.DROPPED,
+        },
+    },
+)
 
 
 @dataclass(slots=True)
@@ -42,11 +85,13 @@ class Probe:
     sent: float
     ask_others_at: float
     fail_at: float
-    stage: ProbeStage = ProbeStage.DIRECT
+    stage: ProbeStage = PROBE.start
     helpers: int = 0
     nacks: int = 0
-    vouched: bool = False
-    """Its target showed life by other means; its own ack is still worth having, as contact."""
+
+    def advance(self, answer: Answer) -> None:
+        """Enter the next stage, or end."""
+        self.stage = PROBE.after(self.stage, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +158,7 @@ class Prober:
         if probe is None or probe.target.id != by:
             return None
         del self.probes[seq]
+        probe.advance(Answer.ACK)
         self.awareness.better()
         return probe
 
@@ -120,7 +166,7 @@ class Prober:
         """A member showed life by other means: an ack that does not come means nothing."""
         for probe in self.probes.values():
             if probe.target.id == member_id:
-                probe.vouched = True
+                probe.advance(Answer.SIGN)
                 probe.ask_others_at = inf
 
     def nacked(self, seq: int) -> None:
@@ -135,14 +181,15 @@ class Prober:
         for probe in list(self.probes.values()):
             if now >= probe.fail_at:
                 del self.probes[probe.seq]
-                if probe.vouched:
+                probe.advance(Answer.ROUND_OVER)
+                if probe.stage is ProbeStage.LAPSED:
                     continue
                 failed.append(probe)
                 if probe.ask_others_at != inf:
                     # Lifeguard: helpers that sent not even a nack point at ourselves.
                     self.awareness.worse(max(0, probe.helpers - probe.nacks) if probe.helpers else 1)
             elif probe.stage is ProbeStage.DIRECT and now >= probe.ask_others_at:
-                probe.stage = ProbeStage.INDIRECT
+                probe.advance(Answer.NONE)
                 indirect.append(probe)
         return indirect, failed
 
@@ -175,7 +222,7 @@ class Prober:
     def forget(self, keep: frozenset[str]) -> None:
         """Drop probes of members that are not in ``keep``."""
         for seq in [seq for seq, probe in self.probes.items() if probe.target.id not in keep]:
-            del self.probes[seq]
+            self.probes.pop(seq).advance(Answer.GONE)
 
     def deadline(self) -> float:
         """When something is due next."""

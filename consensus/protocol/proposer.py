@@ -13,7 +13,7 @@ from ..errors import LeftError
 from ..messages import Accepted, Ballot, Promise, Promised
 from ..view import Proposal, View
 from .acceptor import NO_BALLOT
-from .attempt import Attempt, Phase
+from .attempt import Attempt, Outcome, Phase
 from .change import Moment
 from .core import Core
 from .effects import Wish
@@ -37,6 +37,8 @@ class Proposer:
 
     def adopt(self) -> None:
         """Start over for the successor of a new view."""
+        if self.attempt is not None and self.attempt.phase is not Phase.CHOSEN:
+            self.attempt.advance(Outcome.NEWER)
         self.attempt = None
         self._round = -1
         self._retry_at = -inf
@@ -179,7 +181,9 @@ class Proposer:
 
     def on_promised(self, message: Promised, now: float) -> None:
         """Somebody promised a higher ballot: start over above it, after a random pause."""
-        if self._matching(message) is not None:
+        attempt = self._matching(message)
+        if attempt is not None:
+            attempt.advance(Outcome.REFUSED)
             self._round = max(self._round, message.promised[0])
             self.attempt = None
             self._retry_at = now + self._core.config.resend * (0.5 + self._core.rng.random())
@@ -196,12 +200,19 @@ class Proposer:
         """Go on to the next phase if the answers so far, less those that certainly cannot come, are a quorum."""
         if not attempt.decided(self.discounted):
             return
+        if attempt.phase is Phase.ACCEPT and not attempt.decided(
+            self.discounted - self._core.evidence.late(attempt.voting_since)
+        ):
+            attempt.advance(Outcome.STALE)
+            self._begin(now)
+            return
         if attempt.phase is Phase.PREPARE:
             self._core.history.mark(Moment.PREPARED, attempt.epoch, now)
             attempt.propose(self._proposal(attempt.parent, now))
+            attempt.voting_since = now
             self._send(attempt, now)
         elif attempt.phase is Phase.ACCEPT:
-            attempt.phase = Phase.CHOSEN
+            attempt.advance(Outcome.ACCEPTED)
             self._core.history.decided(tuple(attempt.reports), attempt.without(self.discounted))
             self._chosen(attempt, now)
 

@@ -22,7 +22,9 @@ from .detection import Detection
 from .effects import Activated, Installed, Tether
 from .installation import Installation
 from .installer import Installer
+from .life import Turn
 from .proposer import Proposer
+from .standing import STANDING, News
 from .voter import Voter
 
 __all__ = ["ViewChange"]
@@ -92,6 +94,8 @@ class ViewChange:
         """The data plane built the group of ``view_id``."""
         if self._core.installed is not None and self._core.installed.view_id == view_id:
             self._is_ready = True
+            if self._core.installed is self._core.view:
+                self._core.advance(News.BUILT)
             self._core.history.mark(Moment.READY, self._core.installed.epoch, now)
             self._send_ready(now)
 
@@ -194,7 +198,8 @@ class ViewChange:
         if message.view.epoch <= core.epoch or not message.view.consistent():
             return
         if core.member.id in message.view:
-            self.adopt(message.view, message.driver, now)
+            if not self._voted_out(message.view):
+                self.adopt(message.view, message.driver, now)
         elif core.view is not None:
             self._out(message.view)
 
@@ -227,6 +232,7 @@ class ViewChange:
         elif view.view_id != core.view_id:
             core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
+        core.advance(News.INSTALL)
         core.installed = core.view
         core.reasons = {reason.member_id: reason for reason in message.removed}
         core.history.installed(view, sender, message.ballot, message.removed, now)
@@ -234,12 +240,24 @@ class ViewChange:
         self._is_ready = False
         core.outbox.emit(Installed(view, message.reports))
 
+    def _voted_out(self, view: View) -> bool:
+        """Whether this member has voted for a list without itself, and ``view`` is another of that epoch.
+
+        Both may be chosen where whoever voted for one is dead (see ``evidence``). Then the one without us may be active, and is
+        relied upon to be the only one: with us the other might have a quorum for its successor.
+        """
+        accepted = self.voter.accepted
+        without_us = accepted is not None and any(item.member_id == self._core.member.id for item in accepted.removed)
+        return without_us and view.epoch == self._core.epoch + 1
+
     def _installable(self, message: Install) -> bool:
         """Not below a promised ballot, and not without exactly the report that we gave."""
         core = self._core
         view = message.view
         if core.view is None:
             return True
+        if self._voted_out(view):
+            return False
         if view.epoch == core.epoch + 1 and (message.ballot < self.voter.promised or view.parent_id != core.view_id):
             return False
         reports = dict(message.reports)
@@ -254,6 +272,7 @@ class ViewChange:
         if core.installed is None or core.installed.view_id != message.view_id or not self._is_ready:
             return
         if core.active is not core.installed and core.installed is core.view:
+            core.advance(News.ACTIVATE)
             core.active = core.installed
             core.history.activated(now)
             core.outbox.emit(Activated(core.installed))
@@ -263,6 +282,11 @@ class ViewChange:
         """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
         core = self._core
         parent, core.view = core.view, view
+        if parent is None:
+            core.turn(Turn.FOUNDED if driver == core.member.id and not view.parent_id else Turn.ADMITTED)
+        else:
+            core.advance(News.NEWER)
+        core.standing = STANDING.start
         core.driver = driver
         core.history.adopt(view, driver, now)
         self._adopted_at = now

@@ -10,7 +10,7 @@ from math import inf
 
 from ..member import Address
 from ..messages import Accept, Accepted, Chosen, FlushReply, FlushRequest, Prepare, Promised, Pull
-from ..view import View
+from ..view import Proposal, View
 from .acceptor import NO_BALLOT, Acceptor, Pending
 from .change import Moment
 from .core import Core
@@ -31,6 +31,11 @@ class Voter:
     def voted(self) -> bool:
         """Whether a successor of the current view was accepted here."""
         return self._acceptor is not None and self._acceptor.accepted is not None
+
+    @property
+    def accepted(self) -> Proposal | None:
+        """What was accepted here as the successor of the current view."""
+        return None if self._acceptor is None else self._acceptor.accepted
 
     @property
     def promised(self) -> tuple[int, str]:

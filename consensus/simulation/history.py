@@ -6,6 +6,7 @@ an event about somebody who is dead by then does nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from ..config import Config
@@ -36,13 +37,21 @@ KINDS = (
 )
 """At whose messages somebody dies: mostly the coordinator's."""
 
+PACE = 1.5
+"""Mean seconds between two faults of a history of a given length."""
+
 TALL = 12
 """From so many members on a history is shorter: its messages grow with the square."""
 
 
-def draw(seed: int, menu: Menu = ALL, size: int | None = None, faults: int | None = None) -> Scenario:
-    """A history. ``size``: founders (None: drawn from ``SIZES``); ``faults``: how many to draw (None: 3 to 12)."""
-    return History(seed, menu, size).tell(faults)
+def draw(
+    seed: int, menu: Menu = ALL, size: int | None = None, faults: int | None = None, seconds: float | None = None
+) -> Scenario:
+    """A history. ``size``: founders (None: drawn from ``SIZES``); ``faults``: how many to draw (None: 3 to 12).
+
+    ``seconds``: the safety phase takes so long, with a fault every ``PACE`` seconds or so (None: faults soon after each other).
+    """
+    return History(seed, menu, size).tell(faults) if seconds is None else History(seed, menu, size).fill(seconds)
 
 
 class History:
@@ -60,8 +69,17 @@ class History:
         self._alive = [f"m{index}" for index in range(self._size)]
         self._most = self._size + 4
         self._joiners = 0
+        self._pace: float | None = None
+        """Mean seconds between two faults; None: drawn from ``GAPS``."""
         self._events: list[Event] = []
         self._now = 0.0
+
+    def fill(self, seconds: float) -> Scenario:
+        """So many seconds, at an even pace; events that would come later are left out."""
+        self._pace = PACE
+        told = self.tell(round(1.5 * seconds / PACE) + 3)
+        events = tuple(event for event in told.events if event.at <= seconds)
+        return replace(told, events=events, rest=round(seconds - (events[-1].at if events else 0.0), 6))
 
     def tell(self, faults: int | None) -> Scenario:
         """The whole of it."""
@@ -75,7 +93,8 @@ class History:
         names, weights = list(self._weights), list(self._weights.values())
         for _ in range(count if any(weights) else 0):
             getattr(self, f"_{rng.choices(names, weights)[0]}")()
-            self._now += rng.choice(GAPS[: 6 if self._size >= TALL else 7])
+            gaps = GAPS[: 6 if self._size >= TALL else 7]
+            self._now += rng.choice(gaps) if self._pace is None else rng.expovariate(1.0 / self._pace)
         self._events.sort(key=lambda event: event.at)  # stable: those of one moment stay in their order
         return Scenario(
             self._seed,

@@ -25,7 +25,7 @@ _STILL = 1.5
 """Seconds after which it is worth a word that a peer tells the same again; pings come every half second or so."""
 
 _Values = Mapping[str, Any]
-_COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
+_COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red"}
 
 
 def show(status: _Values, console: Console | None = None) -> None:

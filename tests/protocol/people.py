@@ -9,6 +9,7 @@ from consensus.member import Member
 from consensus.protocol.core import Core
 from consensus.protocol.effects import Effect, Send
 from consensus.protocol.machine import Machine
+from consensus.protocol.standing import Standing
 from consensus.view import NO_VIEW_ID, View
 
 CONFIG = Config()
@@ -33,6 +34,7 @@ def machine_in(names: str, own: str, now: float = 100.0, config: Config = CONFIG
     machine.start(now)
     machine._change.adopt(view_of(names), names[0], now)
     machine._core.installed = machine._core.active = machine._core.view
+    machine._core.standing = Standing.ACTIVE
     machine.drain()
     return machine
 

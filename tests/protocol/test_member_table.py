@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from consensus.messages import Status, Update
-from consensus.protocol.member_table import NEVER, MemberTable, Peer
+from consensus.protocol.member_table import NEVER, MemberTable, Peer, Sign
 
 from .people import view_of
 
@@ -62,7 +62,6 @@ def test_contact_never_goes_back() -> None:
         (Status.SUSPECT, 2, True),
         (Status.SUSPECT, 3, True),
         (Status.DEAD, 9, False),  # rumours kill nobody
-        (Status.LEFT, 9, False),
     ],
 )
 def test_order_of_rumours(status: Status, incarnation: int, news: bool) -> None:
@@ -73,12 +72,11 @@ def test_order_of_rumours(status: Status, incarnation: int, news: bool) -> None:
     assert peer(one).status is (Status.ALIVE if status is Status.ALIVE and news else Status.SUSPECT)
 
 
-@pytest.mark.parametrize("final", [Status.DEAD, Status.LEFT])
-def test_death_is_final(final: Status) -> None:
+def test_death_is_final() -> None:
     one = table()
-    peer(one).status = final
+    peer(one).learn(Sign.PROVEN)
     assert not one.apply(Update("b", Status.ALIVE, 99, "b"))
-    assert peer(one).status is final
+    assert peer(one).status is Status.DEAD
 
 
 def test_strangers_are_no_news() -> None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import pytest
 
 from consensus.errors import ExcludedError, LeftError
-from consensus.messages import EvidenceKind
+from consensus.messages import Ack, Chosen, EvidenceKind, Message
 from consensus.protocol import attempt, evidence
+from consensus.protocol.detection import Detection
 from consensus.protocol.proposer import Proposer
 from consensus.simulation import Host, World
 from consensus.simulation.invariants import Activation, Exclusion
+from consensus.simulation.observer import Observer
 from consensus.view import View
 
 from .script import agree, cut, epochs, start_job, unchecked
@@ -136,3 +139,50 @@ def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     unchecked(monkeypatch, Activation)
     with pytest.raises(AssertionError, match="active"):
         two_leavers()
+
+
+class Acks(Observer):
+    """The epochs of the acks that arrive at one member."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.epochs: list[int] = []
+
+    def delivered(self, host: Host, sender: Host, message: Message) -> None:
+        if host is self.host and isinstance(message, Ack):
+            self.epochs.append(message.epoch)
+
+
+def acked_from_a_newer_view() -> tuple[World, list[Host]]:
+    """A votes P out of {A, P} and acts alone. Healed, its acks reach P, the views that it tells do not; then A dies."""
+    world, (a, p) = start_job(2)
+    cut(world, (a, p))
+    agree(world, [a])
+    world.faults.heal()
+    world.watch = lambda _, message: not isinstance(message, Chosen)
+    acks = Acks(p)
+    world.observe(acks)
+    world.run_until(lambda: acks.epochs != [], 5.0)
+    assert acks.epochs[0] == 2, "A knows a newer view, and acks all the same"
+    world.kill(a)
+    world.run(5.0)
+    return world, [a, p]
+
+
+def test_an_ack_from_a_newer_view_is_no_contact() -> None:
+    """Found by writing down why discounting is safe: a voter does not ack whom it excludes, but only until the epoch ends."""
+    _, (a, p) = acked_from_a_newer_view()
+    assert epochs([a, p]) == [2, 1], "P cannot know whether A went on without it"
+
+
+def test_counting_it_as_contact_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Detection.on_ack
+
+    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+        core = self._core
+        honest(self, sender, replace(ack, epoch=core.epoch, view_id=core.view_id), now)
+
+    monkeypatch.setattr(Detection, "on_ack", on_ack)
+    unchecked(monkeypatch, Activation)
+    with pytest.raises(AssertionError, match="activate"):
+        acked_from_a_newer_view()

@@ -133,6 +133,9 @@ class Record(Witness):
             self.acked[host.id, target.id] = host.now
 
     def _contact(self, host: Host, sender: Host, message: Ack) -> None:
+        view = host.machine.view
+        if view is not None and message.epoch >= view.epoch and message.view_id != view.view_id:
+            return  # from a view that the receiver does not know, and which may be without it
         if message.target == sender.id:
             pings = self._pings.get(host.id)
             at = None if pings is None else pings.get(message.seq)

@@ -6,7 +6,7 @@ __all__ = ["Violation"]
 
 
 class Violation(AssertionError):
-    """``number``: of the invariant, as ``docs/consensus.md`` counts them; the text tells who, when, and what led there."""
+    """``number``: of the invariant, as ``docs/protocol.md`` counts them; the text tells who, when, and what led there."""
 
     def __init__(self, number: int, title: str, text: str, story: str) -> None:
         """``story``: what happened lately, a line an event."""

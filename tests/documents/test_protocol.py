@@ -1,0 +1,58 @@
+"""docs/protocol.md points at files, states, rules and planted bugs that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import test_planted_bugs
+
+from .pages import ROOT, rows, section
+
+PAGE = ROOT / "docs" / "protocol.md"
+PROTOCOL = ROOT / "consensus" / "protocol"
+CHECKERS = ROOT / "consensus" / "simulation" / "invariants"
+TABLE = rows(section(PAGE, "Where each is kept, and watched"))
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
+def test_an_invariants_code_checker_and_bugs_exist(row: list[str]) -> None:
+    _, kept, watched, bugs = row
+    assert _names(kept) and all((PROTOCOL / name).is_file() for name in _names(kept))
+    assert _names(watched) and all((CHECKERS / name).is_file() for name in _names(watched))
+    assert all(hasattr(test_planted_bugs, name) for name in _names(bugs)), bugs
+
+
+def test_all_thirteen_are_argued_for_and_in_the_table() -> None:
+    argued = re.findall(r"^### (\d+)\. ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(number) for number in argued] == list(range(1, 14))
+    assert [int(row[0].split()[0]) for row in TABLE] == list(range(1, 14))
+
+
+def test_every_planted_bug_is_mentioned() -> None:
+    mentioned = {name for row in TABLE for name in _names(row[3])}
+    assert {bug.__name__ for bug, *_ in test_planted_bugs.BUGS} <= mentioned
+
+
+def test_the_files_that_keep_the_rules_exist() -> None:
+    named = re.findall(r"`(\w+\.py)`", section(PAGE, "Rules"))
+    assert len(named) > 15
+    assert all((PROTOCOL / name).is_file() for name in named)
+
+
+def test_rules_are_numbered_and_what_is_referred_to_exists() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    rules = [int(number) for number in re.findall(r"^(\d+)\. \*", section(PAGE, "Rules"), re.MULTILINE)]
+    assert rules == list(range(1, len(rules) + 1))
+    assert {int(number) for number in re.findall(r"rules? (\d+)", text)} <= set(rules)
+
+
+def test_transcripts_that_are_named_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+(?:\.py)?)`", PAGE.read_text(encoding="utf-8"))
+    assert named and all(Path(ROOT / name).exists() for name in named)
