@@ -1,0 +1,188 @@
+"""Kinds of random histories, each made for the rules that it puts to the test. Short: a bug shows within few of them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from consensus.simulation import World
+from consensus.simulation.invariants import Violation
+
+from ..judgement import living
+
+
+def partitions(seed: int) -> World:
+    """What the lease and the quorum are for: few members, links cut for about T_excl, then deaths."""
+    rng = Random(seed)
+    world = World(seed)
+    world.cluster(rng.choice([3, 4, 5]))
+    world.run(0.6)
+    for _ in range(2):
+        hosts = living(world)
+        for host in hosts:
+            for other in hosts:
+                if host.id < other.id and rng.random() < 0.5:
+                    world.faults.cut_both(host.id, other.id)
+        world.run(rng.uniform(1.7, 3.5))
+        for victim in rng.sample(hosts, rng.randrange(len(hosts))):
+            world.kill(victim)
+        world.faults.heal()
+        world.run(rng.uniform(0.0, 1.0))
+    world.run(2.0)
+    return world
+
+
+def duels(seed: int) -> World:
+    """What ballots are for: messages late by seconds, and coordinators that die or sleep in the middle of a change."""
+    rng = Random(seed)
+    world = World(seed)
+    world.cluster(rng.choice([4, 5, 6]))
+    world.run(0.6)
+    world.faults.reordering, world.faults.late, world.faults.loss = 0.4, 1.5, 0.1
+    for _ in range(4):
+        hosts = living(world)
+        if len(hosts) > 2:
+            world.kill(rng.choice(hosts[1:]))
+        sleepers = rng.sample(living(world), 1)
+        world.run(rng.uniform(0.004, 0.015))
+        for host in sleepers:
+            world.pause(host)
+        world.run(rng.choice([0.3, 1.3, 2.3]))
+        for host in sleepers:
+            world.resume(host)
+        world.run(0.3)
+    return world
+
+
+def echoes(seed: int) -> World:
+    """Everything arrives again, at once and seconds later, while members come, go and die: one change after the other."""
+    rng = Random(seed)
+    world = World(seed)
+    world.cluster(rng.choice([3, 4, 5]))
+    world.faults.duplication, world.faults.replay, world.faults.replay_late = 0.3, 0.3, 3.0
+    for turn in range(4):
+        hosts = living(world)
+        world.start(f"j{turn}", introducers=tuple(host.name for host in hosts[:3]))
+        world.run(rng.uniform(0.0, 1.4))
+        if len(hosts) > 2:
+            victim = rng.choice(hosts)
+            if rng.random() < 0.5:
+                world.kill(victim)
+            else:
+                world.inside(victim, victim.leave)
+        world.run(rng.uniform(0.3, 1.0))
+    world.run(1.0)
+    return world
+
+
+def rivals(seed: int) -> World:
+    """One coordinator after the other falls asleep in the middle of a change; then all wake up, and bid against each other."""
+    rng = Random(seed)
+    world = World(seed)
+    world.cluster(rng.choice([4, 5, 6, 7]))
+    world.run(0.6)
+    world.faults.reordering, world.faults.late = 0.4, rng.choice([0.3, 1.0, 2.0])
+    for _ in range(3):
+        view = max((host.activated[-1] for host in living(world)), key=lambda view: view.epoch)
+        seniors = [world.hosts[key] for key in view.ids if world.hosts[key] in living(world)]
+        if len(seniors) > 3:
+            world.kill(seniors[-1])
+        for host in seniors[:2]:
+            world.run(rng.uniform(0.001, 0.012))
+            world.pause(host)
+            world.run(rng.uniform(0.7, 1.4))
+        for host in seniors[:2]:
+            world.resume(host)
+            world.run(rng.choice([0.0, 0.01, 0.1]))
+        world.run(rng.uniform(0.3, 1.0))
+    return world
+
+
+def halves(seed: int) -> World:
+    """Two sides of which at most one may go on, and every message arrives twice."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([3, 4, 5, 6]))
+    world.faults.duplication = 0.5
+    world.run(0.6)
+    rng.shuffle(hosts)
+    cut = rng.randrange(1, len(hosts))
+    world.isolate(hosts[:cut], hosts[cut:])
+    world.run(3.5)
+    return world
+
+
+def restarts(seed: int) -> World:
+    """Members start anew at their old addresses while what was meant for the last lifetime is still on its way."""
+    rng = Random(seed)
+    world = World(seed)
+    world.cluster(rng.choice([3, 4]))
+    world.run(0.6)
+    world.faults.reordering, world.faults.late = 0.3, 1.0
+    for _ in range(4):
+        hosts = living(world)
+        old = rng.choice(hosts)
+        others = tuple(host.name for host in hosts if host is not old)
+        world.kill(old)
+        world.run(rng.choice([0.0, 0.01, 0.1]))
+        world.start(old.name, introducers=others, port=old.member.port)
+        world.run(rng.uniform(0.5, 2.5))
+    return world
+
+
+def bridges(seed: int) -> World:
+    """Some members hear of each other only through others, or late; then those others die."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([3, 4, 5]))
+    world.run(0.6)
+    one, other = rng.sample(hosts, 2)
+    world.faults.cut_both(one.id, other.id)
+    world.run(rng.uniform(1.9, 3.0))
+    for victim in rng.sample(hosts, rng.randrange(1, len(hosts))):
+        world.kill(victim)
+    world.run(rng.uniform(0.0, 0.5))
+    world.faults.heal()
+    world.run(2.5)
+    return world
+
+
+def delays(seed: int) -> World:
+    """Some member's messages take long; then it is alone, and those it knew are dead."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([2, 3, 4]))
+    world.run(0.6)
+    slow = rng.choice(hosts)
+    others = [host for host in hosts if host is not slow]
+    world.faults.slow[slow.id] = rng.uniform(0.05, 0.2)
+    world.run(rng.uniform(0.5, 1.0))
+    world.isolate([slow], others)
+    world.run(rng.uniform(1.75, 2.3))
+    for victim in others:
+        world.kill(victim)
+    world.faults.heal()
+    world.run(1.5)
+    return world
+
+
+def alarms(seed: int) -> World:
+    """Members pause and go on, data planes fail and blame each other: many are suspected, nobody is dead."""
+    rng = Random(seed)
+    world = World(seed)
+    world.cluster(rng.choice([3, 4, 5]))
+    world.run(0.6)
+    for _ in range(4):
+        hosts = living(world)
+        if len(hosts) > 1:
+            sleeper, blaming = rng.sample(hosts, 2)
+            world.pause(sleeper)
+            world.run(rng.uniform(0.6, 2.5))
+            world.inside(blaming, lambda host=blaming, blamed=sleeper.id: host.fail((blamed,)))  # type: ignore[misc]
+            world.run(rng.uniform(0.0, 0.6))
+            world.resume(sleeper)
+            world.run(rng.uniform(0.2, 1.0))
+    world.run(2.0)
+    return world
+
+
+__all__ = ["Violation", "alarms", "bridges", "delays", "duels", "echoes", "halves", "partitions", "restarts", "rivals"]
