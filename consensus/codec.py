@@ -168,7 +168,7 @@ class _Schema:
 
     def fields_encoder(self, cls: type) -> _Encode:
         """From an instance of the dataclass ``cls`` to the tuple of its encoded fields."""
-        names = [item.name for item in fields(cls)]
+        names = [item.name for item in fields(cls) if item.init]
         hints = typing.get_type_hints(cls)
         convert = [(index, enc) for index, name in enumerate(names) if (enc := self._encoder(hints[name])) is not None]
         get: Callable[[Any], tuple[Any, ...]]
@@ -194,7 +194,7 @@ class _Schema:
     def fields_decoder(self, cls: type) -> _Decode:
         """From the tuple of encoded fields to an instance of ``cls``."""
         hints = typing.get_type_hints(cls)
-        decoders = [self._decoder(hints[item.name]) for item in fields(cls)]
+        decoders = [self._decoder(hints[item.name]) for item in fields(cls) if item.init]
         count, title, check = len(decoders), cls.__name__, _CHECKS.get(cls)
         has_id = cls is View
 

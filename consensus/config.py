@@ -21,7 +21,7 @@ MAX_JOB = 64
 MIN_SECRET = 16
 """Bytes that a secret has at least."""
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 
@@ -208,6 +208,13 @@ class Config:
     def contact_interval(self) -> float:
         """Period of the pings that keep contact fresh enough for discounting."""
         return min(self.probe_interval, self.exclude_after / 4)
+
+    @property
+    def watch_interval(self) -> float:
+        """Period of the pings in views beyond ``mesh_limit``. Half a ``settle_max`` less than T_excl allows for: the silence of
+        members that fell silent together is noticed within one period (see ``protocol/watch.py``), and is one view change.
+        """
+        return min(self.probe_interval, self.exclude_after / 5)
 
     @property
     def ping_timeout(self) -> float:

@@ -5,6 +5,13 @@ cluster is everything else. Nonsense from the network never becomes an exception
 dropped.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .view import View
+
 __all__ = [
     "CodecError",
     "ConfigError",
@@ -74,6 +81,11 @@ class JoinError(StoppedError):
 
 class ExcludedError(StoppedError):
     """The other members agreed on a view without this member."""
+
+    def __init__(self, text: str, view: View | None = None) -> None:
+        """``view``: the one without this member, where it learned that: its members are the ones to join again."""
+        super().__init__(text)
+        self.view = view
 
 
 class LeftError(StoppedError):

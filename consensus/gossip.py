@@ -12,16 +12,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .config import Config, Home
 from .errors import ConfigError, ConsensusError, StoppedError
 from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .keys import KeyRing
-from .member import Member
+from .member import Address, Member
 from .null_plane import NullPlane
 from .progress import Progress
 from .runtime.clock import now
+from .runtime.fork import release_in_children
 from .runtime.host import Ears, Host, Setup
 from .runtime.names import Introducers, lookup, parsed
 from .runtime.snapshot import Snapshot
@@ -36,6 +38,8 @@ _START_TIMEOUT = 10.0
 _STOP_TIMEOUT = 5.0
 _STATUS_TIMEOUT = 1.0
 _FIND_TIMEOUT = 1.5
+_MET = 16
+"""Of so many members of a view the next lifetime asks to be let in: one that lives suffices, and tells who the others are."""
 _OWN_PATHS = ("/message", "/tether", "/identity", "/status", "/metrics")
 
 
@@ -45,11 +49,14 @@ class Gossip(Consensus):
     ``member`` exists from ``start`` on.
     """
 
-    def __init__(self, config: Config | None = None) -> None:
-        """Nothing is bound or sent before ``start``."""
+    def __init__(self, config: Config | None = None, *, met: Sequence[Address] | None = None) -> None:
+        """Nothing is bound or sent before ``start``. ``met``: see ``anew``, which gives it."""
         self._config = config or Config()
+        self._met = None if met is None else tuple(met)
         self._changed = threading.Condition()
         self._snapshot = Snapshot()
+        self._latest_view: View | None = None
+        """The newest known, kept where the agent ended without another word."""
         self._host: Host | None = None
         self._sources: dict[str, Source] = {}
         self._plane: DataPlane | None = None
@@ -70,10 +77,11 @@ class Gossip(Consensus):
         """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host."""
         if self._pair is None:
             KeyRing.of(self._config)  # what is wrong with the file is said here, to the caller
-            self._introducers = lookup(self._config.introducers)
+            self._introducers = replace(lookup(self._config.introducers), met=self._met)
             pair = open_pair(self._config, self._introducers.addresses)
             require_secret(self._config, pair)
             self._pair = pair
+            release_in_children(self, lambda: (pair.udp.fileno(), pair.tcp.fileno()))  # until the agent has them
         return Bound(self._pair.advertised, self._pair.interface)
 
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
@@ -110,6 +118,14 @@ class Gossip(Consensus):
             self._pair.close()
         with self._changed:
             self._changed.notify_all()
+
+    def anew(self) -> Gossip:
+        """A member for this process's next lifetime, at the same port where ``bind`` names one."""
+        # Those who went on without this one, where it learned who they are: of its own view some may have lost their way, too.
+        view: View | None = getattr(self._snapshot.stopped, "view", None) or self._latest_view
+        members = () if view is None else view.members[:_MET]
+        met = tuple(member.address for member in members if member.id != self.member.id)
+        return Gossip(replace(self._config, socket_fds=()), met=met or self._met or ())
 
     def leave(self) -> None:
         """Say goodbye after the last call that ``average_success`` reported; no call may be entered after it."""
@@ -243,6 +259,7 @@ class Gossip(Consensus):
     def _publish(self, snapshot: Snapshot) -> None:
         with self._changed:
             self._snapshot = snapshot
+            self._latest_view = snapshot.known or self._latest_view
             self._changed.notify_all()
 
     def _wait(self, get: Callable[[Snapshot], View | None], timeout: float) -> View | None:

@@ -102,6 +102,13 @@ class Consensus(ABC):
     def stop(self) -> None:
         """End the agent without a goodbye (see ``leave``). Idempotent."""
 
+    def anew(self) -> Consensus | None:
+        """A consensus for the next lifetime of this process: it joins whom this one has met, and founds nothing.
+
+        Not started; ``stop`` this one first. None: this backend cannot do that.
+        """
+        return None
+
     @abstractmethod
     def confirm(self) -> bool:
         """Whether the active view is the newest known and no change is under way. Local; sends nothing."""

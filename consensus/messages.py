@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .member import Address, Member
-from .view import Proposal, Reason, View
+from .reports import Reports
+from .view import Delta, Proposal, Reason, View
 
 __all__ = [
     "MESSAGES",
@@ -20,7 +21,9 @@ __all__ = [
     "Ack",
     "Activate",
     "Ballot",
+    "Beliefs",
     "Chosen",
+    "Digest",
     "Envelope",
     "Evidence",
     "EvidenceKind",
@@ -130,9 +133,28 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Rumours on their own."""
+    """Rumours on their own. ``direct``: told to those concerned, who do not pass them on."""
 
     updates: tuple[Update, ...]
+    direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Of the sender's view, and (``digest``, 8 bytes or none) of its beliefs: see ``protocol/reconciliation``."""
+
+    epoch: int
+    view_id: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """For a member with another digest: what the sender believes. ``wants_answer``: it says what the sender lacks."""
+
+    view_id: str
+    updates: tuple[Update, ...]
+    wants_answer: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +181,28 @@ class JoinRequest:
     """``member`` asks to join. ``wants``: ready to be admitted, not only looking. ``terms`` must equal the job's.
 
     ``vote``: see ``protocol/founding.py``; None where the list of introducers itself says who founds.
+    ``known``: id of the view that the sender was told last: it is not told again.
     """
 
     member: Member
     wants: bool
     terms: str
     vote: Vote | None = None
+    known: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinReply:
-    """What the asked member knows: its view (None while there is none) and whom to ask (the coordinator)."""
+    """What the asked member knows: whom to ask (the coordinator), and id and epoch of its view ("" while there is none).
+
+    The view itself comes along whole or as what is new, where the sender of the request did not know it.
+    """
 
     view: View | None
     coordinator: Member | None
+    delta: Delta | None = None
+    view_id: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +274,15 @@ class Promised:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequest:
-    """``view`` is chosen; its installer still needs the receiver's flush report."""
+    """The view that ``delta`` leads to is chosen; its installer still needs the receiver's flush report."""
 
-    view: View
+    delta: Delta
     after_call: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of that view."""
+        return self.delta.epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +296,22 @@ class FlushReply:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """``view`` is chosen and every continuing member has reported. Answered by Ready once the group is built."""
+    """A view is chosen and every continuing member has reported. Answered by Ready once the group is built.
 
-    view: View
+    ``view`` for those who join; everybody else holds its parent, and gets ``delta`` (who does not pulls).
+    """
+
+    view: View | None
+    delta: Delta | None
     ballot: Ballot
-    reports: tuple[tuple[str, bytes], ...]
+    reports: Reports
     removed: tuple[Reason, ...] = ()
     """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
+
+    @property
+    def epoch(self) -> int:
+        """Of that view; 0 where nothing says which."""
+        return _epoch(self.view, self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,20 +332,33 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """I know views up to ``epoch`` only: tell me what was chosen since."""
+    """I know views up to ``epoch`` (``view_id``) only: tell me what was chosen since."""
 
     epoch: int
+    view_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """``view`` was chosen (not: activated). A receiver of an older view that is not in it is excluded.
+    """A view was chosen (not: activated). A receiver of an older view that is not in it is excluded.
 
-    ``driver``: id of the member that installs it ("" where that is over, or unknown).
+    ``driver``: id of the member that installs it ("" where that is over, or unknown). ``view``, or to holders of its parent
+    ``delta``.
     """
 
-    view: View
+    view: View | None
     driver: str = ""
+    delta: Delta | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of that view; 0 where nothing says which."""
+        return _epoch(self.view, self.delta)
+
+
+def _epoch(view: View | None, delta: Delta | None) -> int:
+    told = delta if view is None else view
+    return 0 if told is None else told.epoch
 
 
 Message = (
@@ -328,6 +385,8 @@ Message = (
     | Activate
     | Pull
     | Chosen
+    | Digest
+    | Beliefs
 )
 
 MESSAGES: tuple[type, ...] = (
@@ -354,6 +413,8 @@ MESSAGES: tuple[type, ...] = (
     Activate,
     Pull,
     Chosen,
+    Digest,
+    Beliefs,
 )
 
 

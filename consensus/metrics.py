@@ -37,6 +37,7 @@ _UPPER_COUNTERS = (
     ("ftlib_averages_vetoed", "vetoed", "Averages applied by nobody because of inf or nan"),
     ("ftlib_averaged_bytes", "bytes_averaged", "Bytes of tensors in finished calls"),
     ("ftlib_rebuild_failures", "rebuild_failures", "Process groups that could not be built"),
+    ("ftlib_rejoins", "rejoins", "Times that this process was excluded and joined again as another member"),
     ("ftlib_state_loads", "state_loads", "Training states loaded from other members"),
     ("ftlib_state_bytes", "state_bytes", "Bytes of training state loaded"),
 )

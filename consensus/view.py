@@ -7,12 +7,12 @@ ancestry (parent id, epoch, members): two members that hold the same ``view_id``
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from .member import Member
+from .member import Address, Member
 
-__all__ = ["NO_VIEW_ID", "Cause", "Proposal", "Reason", "Removal", "View"]
+__all__ = ["NO_VIEW_ID", "Cause", "Delta", "Proposal", "Reason", "Removal", "View"]
 
 NO_VIEW_ID = ""
 """The ``view_id`` before the first view; parent of a founding view."""
@@ -35,47 +35,51 @@ class View:
     parent_id: str
     members: tuple[Member, ...]
     view_id: str = ""
+    _seniority: dict[str, int] = field(init=False, repr=False, compare=False)
+    """Index by id: a view is looked things up in for every packet."""
+    _addresses: dict[Address, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    """Ids by address, made when first asked for (few members ever are)."""
 
     def __post_init__(self) -> None:
         """Derive ``view_id`` where it was not given."""
+        object.__setattr__(self, "_seniority", {member.id: index for index, member in enumerate(self.members)})
+        object.__setattr__(self, "_addresses", {})
         if not self.view_id:
             object.__setattr__(self, "view_id", self._hash())
 
     def _hash(self) -> str:
-        digest = hashlib.blake2b(digest_size=8)
-        digest.update(f"{self.parent_id}|{self.epoch}".encode())
-        for member in self.members:
-            digest.update(f"|{member.id}@{member.host}:{member.port}".encode())
-        return digest.hexdigest()
+        text = [f"{self.parent_id}|{self.epoch}", *[f"{each.id}@{each.host}:{each.port}" for each in self.members]]
+        return hashlib.blake2b("|".join(text).encode(), digest_size=8).hexdigest()
 
     def consistent(self) -> bool:
         """Whether ``view_id`` is the hash of the rest, ids are unique and somebody is in it (checked on receipt)."""
-        return bool(self.members) and len(set(self.ids)) == len(self.members) and self.view_id == self._hash()
+        return bool(self.members) and len(self._seniority) == len(self.members) and self.view_id == self._hash()
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Member ids in seniority order."""
-        return tuple(member.id for member in self.members)
+        return tuple(self._seniority)
 
     def __contains__(self, member_id: object) -> bool:
-        return any(member.id == member_id for member in self.members)
+        return member_id in self._seniority
 
     def __len__(self) -> int:
         return len(self.members)
 
     def member(self, member_id: str) -> Member:
         """The member with that id; KeyError if it is not in the view."""
-        for member in self.members:
-            if member.id == member_id:
-                return member
-        raise KeyError(member_id)
+        return self.members[self._seniority[member_id]]
 
     def index(self, member_id: str) -> int:
         """Seniority of a member, 0 for the most senior; KeyError if it is not in the view."""
-        for index, member in enumerate(self.members):
-            if member.id == member_id:
-                return index
-        raise KeyError(member_id)
+        return self._seniority[member_id]
+
+    def at(self, address: Address) -> tuple[str, ...]:
+        """Ids of the members that advertise ``address``: none, one, or lifetimes that followed each other there."""
+        if not self._addresses:
+            for member in self.members:
+                self._addresses[member.address] = (*self._addresses.get(member.address, ()), member.id)
+        return self._addresses.get(address, ())
 
     def __str__(self) -> str:
         return f"view {self.epoch} ({self.view_id[:6]}: {', '.join(m.id[:6] for m in self.members)})"
@@ -115,3 +119,34 @@ class Proposal:
         gone = {removal.member_id for removal in self.removed}
         kept = tuple(member for member in parent.members if member.id not in gone)
         return View(self.epoch, parent.view_id, kept + self.joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The chosen view ``view_id`` of ``epoch``, for whoever holds its parent: what it takes from there, and no more.
+
+    ``removed``: seniority in the parent of those who are not in it any more, rising.
+    """
+
+    epoch: int
+    view_id: str
+    parent_id: str
+    removed: tuple[int, ...]
+    joined: tuple[Member, ...]
+
+    @classmethod
+    def between(cls, parent: View | None, view: View) -> Delta | None:
+        """From ``parent`` to ``view``; None where that is not its parent."""
+        if parent is None or parent.view_id != view.parent_id or parent.epoch + 1 != view.epoch:
+            return None
+        removed = tuple(index for index, member in enumerate(parent.members) if member.id not in view)
+        return cls(view.epoch, view.view_id, view.parent_id, removed, view.members[len(parent) - len(removed) :])
+
+    def apply(self, parent: View) -> View | None:
+        """The view; None where ``parent`` is not its parent, or it is not what its id says."""
+        if parent.view_id != self.parent_id or parent.epoch + 1 != self.epoch:
+            return None
+        gone = frozenset(self.removed)
+        kept = tuple(member for index, member in enumerate(parent.members) if index not in gone)
+        view = View(self.epoch, self.parent_id, kept + self.joined)
+        return view if view.view_id == self.view_id and view.consistent() else None

@@ -132,6 +132,12 @@ class Call:
         self._versions = [_version(source) for source in self.sources]
         self._flat.clear()
 
+    def anew(self) -> None:
+        """The call was in progress when its lifetime ended, and is this worker's first of the next one."""
+        self._root = ""
+        self.number = 0
+        self.began = time.monotonic()
+
     def check_untouched(self) -> None:
         """Before a redo: the inputs must be what they were."""
         for index, (source, version) in enumerate(zip(self.sources, self._versions, strict=True)):

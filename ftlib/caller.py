@@ -8,8 +8,6 @@ so that nobody waits for this member in vain.
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from consensus import Consensus, LeftError
 from .average import Attempt, Disagreement
 from .call import Call, Results
 from .donation import Adoption
-from .errors import ConfigError, Excluded, GroupError, JoinError, RebuildTimeout, StateLost, StepMismatch
+from .errors import Excluded, GroupError, JoinError, RebuildTimeout, StateLost, StepMismatch
 from .logs import about
 from .plane import Phase, Plane
 from .rebuild import Rebuilder
@@ -28,6 +26,7 @@ from .staging import StagingPool
 from .status import Status
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
+from .turns import Turns
 
 __all__ = ["Caller", "Limits"]
 
@@ -35,9 +34,6 @@ logger = logging.getLogger("ftlib")
 
 WARN_AFTER = 10.0
 """Seconds of waiting after which a warning names who is waited for; again each time it doubles."""
-
-_IN_CALL = "{} was called within another call, from a signal handler or a state function; return from it first"
-_IN_CALLBACK = "{}: a callback of on_view_change cannot average: workers run it at different calls; act after the call instead"
 
 SETTLE = 0.1
 """Seconds that operations of an aborted group get to end before their buffers are given up.
@@ -74,67 +70,30 @@ class _Patience:
 
 
 class Caller:
-    """Carries out calls, one at a time."""
+    """Carries out the calls of one lifetime, one at a time."""
 
-    def __init__(self, plane: Plane, consensus: Consensus, rebuilder: Rebuilder, limits: Limits, in_flight: int) -> None:
+    def __init__(
+        self, plane: Plane, consensus: Consensus, rebuilder: Rebuilder, turns: Turns, limits: Limits, in_flight: int
+    ) -> None:
+        self._turns = turns
         self._plane = plane
         self._consensus = consensus
         self._rebuilder = rebuilder
         self._limits = limits
         self._in_flight = in_flight
         self._pool = StagingPool(in_flight)
-        self._process = os.getpid()
-        self._serial = threading.RLock()
-        self._busy = ""
-        """What the thread in ``_holder`` may not call within; empty outside of calls."""
-        self._holder: threading.Thread | None = None
         self._vetoed = ""
         """The call before, where it was vetoed and nobody has said yet because of whom."""
         self._tainted = False
         """Whether it was because of this member."""
-        self.leaving = False
-        """Set by a signal handler: the next attempt says that this member leaves after its call."""
         self.said_goodbye = False
-        """Whether a finished call said so: everybody knows."""
-        self.departed = False
-        """Whether the program left or closed: it enters no call any more."""
-        self.tell: Callable[[], None] = lambda: None
-        """Runs the program's callbacks before a call (set by ``Calls``)."""
+        """Whether a finished call said that this member leaves: everybody knows."""
         self.load_state: Callable[[Call, Session], bool] = lambda _call, _session: False
-        """Loads registered state where this member lacks it (set by ``FTLib``); whether it did."""
-
-    @property
-    def over(self) -> bool:
-        """Whether no call will ever do anything again."""
-        return self.departed or self._plane.phase is Phase.STOPPED
-
-    def inside(self) -> bool:
-        """Whether this thread is within a call: in a callback, a state function or a signal handler."""
-        return bool(self._busy) and self._holder is threading.current_thread()
+        """Loads registered state where this member lacks it (set by ``Lifetime``); whether it did."""
 
     def run(self, call: Call) -> Status:
-        """Finish ``call``; the status it ends with. Raises what ends this member's part."""
-        if os.getpid() != self._process:
-            raise ConfigError(f"{call.layout.text}: this process was forked from a worker and is none: call FTLib.init in it")
-        if not self._serial.acquire(timeout=self._limits.step_timeout):
-            holder = self._holder.name if self._holder is not None else "another"
-            raise RebuildTimeout(f"{call.layout.text}: thread {holder} was in a call for {self._limits.step_timeout:g} s")
-        try:
-            if self._busy:
-                raise ConfigError(self._busy.format(call.layout.text))
-            self._holder = threading.current_thread()
-            try:
-                self._busy = _IN_CALLBACK
-                self.tell()
-                self._busy = _IN_CALL
-                return self._enter(call)
-            finally:
-                self._busy, self._holder = "", None
-        finally:
-            self._serial.release()
-
-    def _enter(self, call: Call) -> Status:
-        if self.departed:
+        """Finish ``call`` in this thread's turn; the status it ends with. Raises what ends this lifetime."""
+        if self._turns.departed:
             return Status.ABORT
         try:
             self._plane.enter(call)
@@ -142,7 +101,7 @@ class Caller:
         except LeftError:
             return Status.ABORT
         except (Excluded, StateLost):
-            if not self.leaving:
+            if not self._turns.leaving:
                 raise
             return Status.ABORT  # it leaves anyway: the others were quicker
         except BaseException as error:
@@ -154,6 +113,11 @@ class Caller:
         finally:
             if self._plane.current is call:
                 self._abandon()
+
+    def forget(self) -> None:
+        """Let go of all buffers, once no call is carried out here any more."""
+        self._pool = StagingPool(self._in_flight)
+        self._plane.results = None
 
     def _run(self, call: Call) -> Status:
         if self._plane.phase is Phase.WAITING:
@@ -213,7 +177,7 @@ class Caller:
     def _attempt(self, call: Call, session: Session) -> Results | None:
         """All operations in ``session``; None where it failed or was frozen meanwhile."""
         plane = self._plane
-        leaving = self.leaving
+        leaving = self._turns.leaving
         call.address(session)
         if session.group is None:
             return self._alone(call, session, leaving)

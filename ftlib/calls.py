@@ -18,7 +18,9 @@ from .errors import ConfigError
 from .logs import about
 from .plane import Phase, Plane
 from .status import Status
+from .succession import Succession
 from .targets import Layouts, Targets, check_writable, targets_of
+from .turns import Turns
 
 __all__ = ["Calls"]
 
@@ -32,10 +34,10 @@ LIGHTEST, HEAVIEST = 1e-12, 1e12
 class Calls(ABC):
     """What a program calls in its training loop. Thread-safe: calls of several threads are carried out one by one."""
 
-    def __init__(self, plane: Plane, caller: Caller, layouts: Layouts, *, veto: bool) -> None:
+    def __init__(self, lives: Succession, turns: Turns, layouts: Layouts, *, veto: bool) -> None:
         """``veto``: whether an average with inf or nan is applied by nobody."""
-        self._plane = plane
-        self._caller = caller
+        self._lives = lives
+        self._turns = turns
         self._layouts = layouts
         self._veto = veto
         self._callbacks: list[Callable[[View], None]] = []
@@ -43,7 +45,14 @@ class Calls(ABC):
         """Callbacks with their views that are still to be run."""
         self._told = False
         """Whether the user was told that there is no gradient."""
-        caller.tell = self._call_back
+
+    @property
+    def _plane(self) -> Plane:
+        return self._lives.life.plane
+
+    @property
+    def _caller(self) -> Caller:
+        return self._lives.life.caller
 
     def allreduce_average(self, target: Any, *, weight: float = 1.0) -> Status:
         """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
@@ -142,9 +151,9 @@ class Calls(ABC):
     def _run(self, call: Call) -> Status:
         # Staging outlives the call: it must not become inference tensors, whatever mode the program is in.
         with torch.inference_mode(mode=False), torch.no_grad():
-            status = self._caller.run(call)
+            status = self._turns.take(call.layout.text, self._call_back, functools.partial(self._lives.carry_out, call))
         drained = self._caller.said_goodbye and status is not Status.ABORT
-        if drained or (self._caller.leaving and self._plane.phase is Phase.STOPPED and not self._caller.departed):
+        if drained or (self._turns.leaving and self._plane.phase is Phase.STOPPED and not self._turns.departed):
             self._drained()
         return status
 

@@ -56,6 +56,8 @@ class Settings:
     """Size of a bucket in MiB; equal at all members."""
     in_flight: int = 4
     """Buckets under way at a time."""
+    rejoin: bool = False
+    """Whether a worker that was excluded joins again by itself, in the call that would raise ``Excluded``."""
     nonfinite: str = VETO
     """What inf or nan in an average does: ``veto`` (nobody applies it) or ``pass`` (it is delivered); equal at all members."""
     log_format: str = ""
@@ -96,6 +98,7 @@ def resolve(
     if found.get("introducers"):
         found.setdefault("bind", "")  # the first of them that is this host's and free
     own = {name: found.pop(name) for name in _OWN if name in found}
+    own.setdefault("rejoin", found.get("policy") is consensus.Policy.ANY)
     try:
         # Members cut their tensors into buckets alike, or they could not reduce them: refused at join where they would not.
         # Nor would they agree whether a step counts, if some let nan pass.
@@ -294,6 +297,7 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "min_size": _count,
     "bucket_mb": _positive,
     "in_flight": _count,
+    "rejoin": _flag,
     "nonfinite": _nonfinite,
     "log_format": _one_of(*FORMATS),
     "log_level": _one_of(*LEVELS),

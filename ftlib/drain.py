@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
-from .caller import Caller
+from .turns import Turns
 
 __all__ = ["Drain"]
 
@@ -18,8 +19,10 @@ __all__ = ["Drain"]
 class Drain:
     """The handler, where the program has none of its own."""
 
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+    def __init__(self, turns: Turns, over: Callable[[], bool]) -> None:
+        """``over``: whether this worker is no member any more."""
+        self._turns = turns
+        self._over = over
         self._installed = False
         self._pid = os.getpid()
 
@@ -38,10 +41,10 @@ class Drain:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is given
         # A forked child inherits the handler, but has nothing to drain; and a worker whose part is over finishes nothing more.
-        if os.getpid() != self._pid or self._caller.over:
+        if os.getpid() != self._pid or self._over():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif self._caller.leaving:
+        elif self._turns.leaving:
             os._exit(128 + number)
         else:
-            self._caller.leaving = True
+            self._turns.leaving = True

@@ -4,6 +4,8 @@
 recovers from); the others end this worker's part and say why in one line.
 """
 
+from __future__ import annotations
+
 __all__ = [
     "ConfigError",
     "Excluded",
@@ -55,3 +57,7 @@ class GroupError(FTLibError):
     def __init__(self, text: str, peers: tuple[int, ...] = ()) -> None:
         super().__init__(text)
         self.peers = peers
+
+    def afresh(self) -> GroupError:
+        """Copy it, without the frames it went through: these hold operations and lifetimes, and they hold sockets."""
+        return GroupError(str(self), self.peers)

@@ -42,6 +42,7 @@ def facts(plane: Plane) -> dict[str, Any]:
         "rebuild_failures": counters.rebuild_failures,
         "last_pause": counters.last_pause,
         "pauses": counters.pauses.as_dict(),
+        "rejoins": counters.rejoins,
         "state_loads": counters.state_loads,
         "state_bytes": counters.state_bytes,
     }

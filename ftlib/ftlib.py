@@ -5,10 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import hashlib
 import logging
 import os
-import secrets
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,36 +14,24 @@ from types import TracebackType
 from typing import Any, Self
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import (
-    Consensus,
-    ConsensusError,
-    Gossip,
-    KeyRing,
-    LeftError,
-    Member,
-    Mode,
-    View,
-    format_address,
-)
+from consensus import Consensus, ConsensusError, Gossip, KeyRing, Member, Mode, View
 
-from .binding import bind
-from .caller import Caller, Limits
 from .calls import Calls
 from .config import VETO, Settings, resolve
 from .drain import Drain
-from .errors import ConfigError, FTLibError, GroupError, JoinError
+from .errors import ConfigError, FTLibError
 from .facts import facts
 from .frameworks import framework_by_name
-from .frameworks.base import Framework, Group, GroupSpec
-from .launch.announce import announce
-from .logs import about, configure
+from .frameworks.base import Framework, Group
+from .lifetime import CLOSE_TIMEOUT, Lifetime, Means
+from .logs import configure
 from .meeting import introduced
-from .plane import Phase, Plane
+from .plane import Phase
 from .ranks import RankAssignScheme
-from .rebuild import Rebuilder, RebuildError
 from .registry import Registered
+from .succession import Succession
 from .targets import Layouts
-from .transfer import PATH, Transfer
+from .turns import Turns
 
 __all__ = ["FTLib"]
 
@@ -55,12 +41,8 @@ _CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing")
 """What ``metrics`` tells of the consensus."""
 LEAVE_TIMEOUT = 5.0
 """Seconds that ``leave`` waits for the others to agree."""
-CLOSE_TIMEOUT = 1.0
-"""The same for ``close``."""
 BUSY_TIMEOUT = 0.2
-"""The same for ``close`` in the middle of a call, which shall end soon."""
-EXPLAIN_TIMEOUT = 3.0
-"""Seconds that the consensus gets, after ``join_timeout``, to say what it found at the introducers."""
+"""The same for ``close`` (see ``CLOSE_TIMEOUT``) in the middle of a call, which shall end soon."""
 
 
 class FTLib(Calls):
@@ -69,21 +51,12 @@ class FTLib(Calls):
     def __init__(self, settings: Settings, consensus: Consensus, framework: Framework, rank_assign: RankAssignScheme) -> None:
         """Use :meth:`init`. Nothing is started here."""
         self.settings = settings
-        self._consensus = consensus
         self._framework = framework
-        self._rank_assign = rank_assign
-        plane = Plane(lambda: consensus.member.id, consensus.progress)
-        plane.job = settings.consensus.job
-        tell = functools.partial(facts, plane)
-        self._rebuilder = Rebuilder(plane, consensus, framework, self._rebuild, self._activated, tell)
-        limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
-        caller = Caller(plane, consensus, self._rebuilder, limits, settings.in_flight)
-        super().__init__(plane, caller, Layouts(framework, int(settings.bucket_mb * 2**20)), veto=settings.nonfinite == VETO)
-        self._ring = _ring_of(settings)
-        self._transfer = Transfer(plane, settings.consensus.join_timeout, settings.step_timeout, self._ring)
-        caller.load_state = self._transfer.load
-        self._drain = Drain(caller)
-        self._known: View | None = None
+        turns = Turns(settings.step_timeout)
+        means = Means(settings, framework, rank_assign, _ring_of(settings), turns)
+        lives = Succession(Lifetime(means, consensus), turns, rejoin=settings.rejoin)
+        super().__init__(lives, turns, Layouts(framework, int(settings.bucket_mb * 2**20)), veto=settings.nonfinite == VETO)
+        self._drain = Drain(turns, lambda: lives.over)
         self._at_exit: Callable[[], None] | None = None
         self._process = os.getpid()
         self._closing = threading.RLock()  # a signal handler may close in the middle of a close
@@ -157,7 +130,7 @@ class FTLib(Calls):
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
-        self._transfer.register(Registered(roles, state_dict, load_state_dict))
+        self._lives.life.transfer.register(Registered(roles, state_dict, load_state_dict))
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
         """Ask the members at these ``host:port`` to let this worker in; whether any of them answered."""
@@ -171,8 +144,8 @@ class FTLib(Calls):
     def leave(self) -> None:
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
         if os.getpid() == self._process:
-            self._caller.departed = True
-            self._apart(functools.partial(self._goodbye, LEAVE_TIMEOUT))
+            self._turns.departed = True
+            self._apart(functools.partial(self._lives.goodbye, LEAVE_TIMEOUT))
 
     def close(self) -> None:
         """Leave if still a member, and give everything back. Idempotent, at most about two seconds; calls return ABORT.
@@ -185,7 +158,7 @@ class FTLib(Calls):
         with self._closing:
             if self._closed:
                 return
-            self._closed = self._caller.departed = True
+            self._closed = self._turns.departed = True
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         self._drain.remove()
@@ -214,7 +187,8 @@ class FTLib(Calls):
         session = self._plane.session
         if session is not None:
             return session.size
-        return 0 if self._known is None else len(self._known)
+        known = self._lives.life.known
+        return 0 if known is None else len(known)
 
     @property
     def epoch(self) -> int:
@@ -256,90 +230,20 @@ class FTLib(Calls):
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
+    @property
+    def _consensus(self) -> Consensus:
+        return self._lives.life.consensus
+
     def _start(self) -> None:
-        meta = dict(self._framework.start(bind(self._consensus, self.settings)))
-        meta["_room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
-        if self.settings.name:
-            meta["name"] = self.settings.name
-        if self.settings.supervisor:
-            meta["supervisor"] = self.settings.supervisor
-        self._consensus.serve(PATH, self._transfer.source)
-        self._rebuilder.start()
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
-        try:
-            self._consensus.start(self._rebuilder, meta=meta)
-        except ConsensusConfigError as error:
-            raise ConfigError(str(error)) from None
-        except ConsensusError as error:
-            raise JoinError(str(error)) from error
-        self._meet()
+        self._lives.life.begin()
         self._drain.install()
-
-    def _meet(self) -> None:
-        timeout = self.settings.consensus.join_timeout
-        plane = self._plane
-        # The consensus gives up by itself, and knows best why: it looks at the introducers once more before it says so.
-        self._known = self._consensus.wait_known(timeout + EXPLAIN_TIMEOUT)
-        admitted = self._known is not None and self._consensus.member.id in self._known
-        if admitted or self._known is None:
-            with plane.changed:
-                plane.changed.wait_for(
-                    lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), timeout if admitted else EXPLAIN_TIMEOUT
-                )
-        if plane.error is not None:
-            raise plane.error
-        if self._known is not None and (plane.phase is Phase.ACTIVE or not admitted):
-            return
-        asked = ", ".join(self.settings.consensus.introducers) or "no introducers were given"
-        wanted = self.settings.consensus.initial_size
-        raise JoinError(
-            f"no cluster of {wanted} members came up within {timeout:g} s ({asked}); are they started, and reachable?"
-        )
 
     def _drained(self) -> None:
         self.leave()
         self.close()
         raise SystemExit(0)
-
-    def _rebuild(self, view: View) -> tuple[Mapping[str, int], Group | None]:
-        """From an installed view to a group, in three steps; on the rebuild thread. RebuildError, never a false success."""
-        members = self._consensus.get_member_list()
-        if tuple(member.id for member in members) != view.ids:
-            raise RebuildError(f"the members changed while the group of {view} was to be built")
-        own = self._consensus.member.id
-        ranks = {member.id: self._rank_assign.get_rank_and_size(members, member.id)[0] for member in members}
-        if sorted(ranks.values()) != list(range(len(members))):
-            raise RebuildError(
-                f"{type(self._rank_assign).__name__} gave ranks {sorted(ranks.values())} to {len(members)} members"
-            )
-        if len(members) == 1:
-            return ranks, None
-        host = view.members[view.epoch % len(members)]
-        spec = GroupSpec(_room(view, host), view.epoch, ranks[own], len(members), dict(host.meta), self.settings.step_timeout)
-        try:
-            return ranks, self._framework.rebuild(spec)
-        except GroupError as error:
-            by_rank = {rank: member_id for member_id, rank in ranks.items()}
-            raise RebuildError(str(error), [by_rank[peer] for peer in error.peers if peer in by_rank]) from error
-
-    def _activated(self, view: View) -> None:
-        """On the rebuild thread, after a view was activated: tell the launcher, on a thread of its own."""
-        if self.settings.supervisor:
-            threading.Thread(target=self._announce, args=(view,), name="ftlib-announce", daemon=True).start()
-
-    def _announce(self, view: View) -> None:
-        if self._ring is not None and (line := self._ring.renew()) is not None:
-            logger.info("%s", line)
-        member = self._consensus.member
-        announce(
-            self.settings.supervisor,
-            None if self._ring is None else self._ring.first.vouch,
-            job=self.settings.consensus.job,
-            member=member.id,
-            address=format_address(member.address),
-            epoch=view.epoch,
-        )
 
     def _confirmed(self) -> bool:
         """In passive mode the consensus tells by freezing; in active mode it is asked for what it knows."""
@@ -347,39 +251,15 @@ class FTLib(Calls):
 
     def _apart(self, farewell: Callable[[], None]) -> None:
         """Run it here, unless this thread is inside a call: that could not end meanwhile, and may hold any lock."""
-        if self._caller.inside():
+        if self._turns.inside():
             threading.Thread(target=farewell, name="ftlib-close").start()
         else:
             farewell()
 
     def _close(self) -> None:
-        plane = self._plane
-        if getattr(self._consensus, "member", None) is not None:
-            self._goodbye(CLOSE_TIMEOUT if plane.current is None else BUSY_TIMEOUT)
-        group = plane.stop(LeftError("closed"))
-        if group is not None and plane.running is not None:
-            group.abort()
-        with contextlib.suppress(ConsensusError):
-            self._consensus.stop()
-        self._rebuilder.close(CLOSE_TIMEOUT)
+        self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT)
+        self._lives.life.end()
         self._framework.close()
-
-    def _goodbye(self, timeout: float) -> None:
-        plane = self._plane
-        if self._caller.said_goodbye:  # the trailer told everybody: asking again could only disturb
-            with plane.changed:
-                plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout / 2)
-        if plane.phase is Phase.STOPPED:
-            return
-        with contextlib.suppress(ConsensusError):
-            self._consensus.leave()
-        with plane.changed:
-            left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)
-        if not left:
-            logger.debug(
-                "the others did not confirm this worker's leave within %g s", timeout, extra=about(plane, "leave_unconfirmed")
-            )
-            plane.stop(LeftError("left without the others' confirmation"))
 
 
 def _consensus_of(choice: str | Consensus, settings: Settings) -> Consensus:
@@ -397,11 +277,6 @@ def _ring_of(settings: Settings) -> KeyRing | None:
         return KeyRing.of(settings.consensus)
     except ConsensusConfigError as error:
         raise ConfigError(str(error)) from None
-
-
-def _room(view: View, host: Member) -> str:
-    """What a view's group is called in the store of ``host``: nothing that a stranger could guess."""
-    return hashlib.blake2b(f"{host.fact('_room')}|{view.view_id}".encode(), digest_size=16).hexdigest()
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:

@@ -92,6 +92,8 @@ class Counters:
     """From entering a call to its result, view changes included."""
     last_wait: float = 0.0
     """Seconds that a call had been in progress here at the last activation, whatever led to it included; 0 for none."""
+    rejoins: int = 0
+    """Lifetimes after the first."""
     state_loads: int = 0
     state_bytes: int = 0
 
@@ -104,9 +106,16 @@ class Counters:
 class Plane:
     """The state. Methods named after transitions take the lock themselves; attributes are read under ``changed``."""
 
-    def __init__(self, identify: Callable[[], str], tell: Callable[..., None] = lambda *_place, **_more: None) -> None:
+    def __init__(
+        self,
+        identify: Callable[[], str],
+        tell: Callable[..., None] = lambda *_place, **_more: None,
+        *,
+        former: Plane | None = None,
+    ) -> None:
         """``identify``: this member's id (known once the consensus has started). ``tell``: takes where this member is
-        (finished, current call) whenever that changes; it must be quick.
+        (finished, current call) whenever that changes; it must be quick. ``former``: that of the lifetime before; what was
+        counted is counted on, and views of which the program was not told yet are told.
         """
         self._identify = identify
         self._tell = tell
@@ -117,7 +126,7 @@ class Plane:
         self.session: Session | None = None
         """The newest activated one (kept while FROZEN)."""
         self.finished = 0
-        self.step = 0
+        self.step: int = 0 if former is None else former.step  # for who looks before it is admitted: then it is the cluster's
         self.current: Call | None = None
         self.running: Session | None = None
         """The session in which the training thread has operations under way."""
@@ -129,14 +138,14 @@ class Plane:
         self.wished = False
         self.training_thread = threading.get_ident()
         """Who entered a call last."""
-        self.counters = Counters()
+        self.counters: Counters = Counters() if former is None else former.counters
         self.peers: dict[str, tuple[int, int]] = {}
         """(finished, current) of the other members, as their pings told."""
         self.peer_changes: dict[str, float] = {}
         """When that changed last (monotonic seconds)."""
         self.job = ""
         """For log records."""
-        self.changes: list[View] = []
+        self.changes: list[View] = [] if former is None else list(former.changes)
         """Views activated since the callbacks ran last."""
         self._last_signature = b""
         self._order: Order | None = None

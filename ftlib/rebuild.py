@@ -207,13 +207,14 @@ class Rebuilder:
     def _failed(self, view: View, error: Exception) -> None:
         """A failed rebuild is never a success: a new epoch is needed, and whoever did not come is looked at."""
         self._plane.counters.rebuild_failures += 1
+        text = str(error)  # the error itself holds frames, and a handler may keep what it is given
         with self._plane.changed:
             superseded = self._wanted > view.epoch
         if superseded:
-            logger.debug("building the group of %s was given up: %s", view, error, extra=about(self._plane, "build_given_up"))
+            logger.debug("building the group of %s was given up: %s", view, text, extra=about(self._plane, "build_given_up"))
             return
         extra = about(self._plane, "build_failed", view_id=view.view_id)
-        logger.warning("building the group of %s failed, waiting for a new view: %s", view, error, extra=extra)
+        logger.warning("building the group of %s failed, waiting for a new view: %s", view, text, extra=extra)
         suspects = error.suspects if isinstance(error, RebuildError) else ()
         self._consensus.average_failure(self._plane.finished + 1, suspects)
 

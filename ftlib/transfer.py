@@ -54,12 +54,23 @@ class _Answer(Enum):
 class Transfer:
     """Both sides of it at one member."""
 
-    def __init__(self, plane: Plane, join_timeout: float, step_timeout: float, ring: KeyRing | None = None) -> None:
+    def __init__(
+        self,
+        plane: Plane,
+        join_timeout: float,
+        step_timeout: float,
+        ring: KeyRing | None = None,
+        *,
+        former: Transfer | None = None,
+    ) -> None:
+        """``former``: that of the lifetime before. What was registered stays; the state in it must be loaded anew."""
         self._plane = plane
         self._ring = ring
         self._join_timeout = join_timeout
         self._step_timeout = step_timeout
-        self._registered: Registered | None = None
+        self._registered: Registered | None = None if former is None else former._registered  # noqa: SLF001 - its like
+        self._outdated = former is not None
+        plane.has_state = self._registered is not None
         self._snapshot: bytes | None = None
         """The state before the first step, for the other founders. Guarded by the plane's lock, as is the one above."""
 
@@ -75,12 +86,20 @@ class Transfer:
         if founding:
             self._found(registered)
 
+    def forget(self) -> None:
+        """Let go of the initial state."""
+        self._snapshot = None
+
     def load(self, call: Call, session: Session) -> bool:
         """Load the state on entry to ``call`` where this member lacks it; whether it did. Returns early if ``session`` ends."""
         plane, plan = self._plane, session.plan
         if self._snapshot is not None and plane.step > 0:
             self._snapshot = None
-        if self._registered is None or not plan.authority or plane.origin == plan.authority:
+        if self._registered is None or (plan.authority and plane.origin == plan.authority):
+            return False
+        if not plan.authority:
+            if self._outdated:  # nobody has what would replace it, and it must not be acted on
+                raise ConfigError(f"nobody in {session.view} registered state, but this worker did: {_EVERYWHERE}")
             return False
         deadline = call.began + self._step_timeout
         holders = [session.view.member(m) for m in plan.holders]
@@ -95,9 +114,7 @@ class Transfer:
                     plane.loaded(session, plan.authority)  # if the session has ended meanwhile, the next one loads again
                     return True
             if all(answer is _Answer.NOTHING for answer in answers):
-                raise ConfigError(
-                    f"{session.names(plan.holders)} registered no state, but this worker did: call register_state everywhere"
-                )
+                raise ConfigError(f"{session.names(plan.holders)} registered no state, but this worker did: {_EVERYWHERE}")
             if time.monotonic() > deadline:
                 raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
             if _Answer.LATER not in answers:
@@ -221,3 +238,4 @@ class Transfer:
 
 
 _LATER, _NOTHING = "ask again", "nothing"
+_EVERYWHERE = "call register_state everywhere"

@@ -23,15 +23,19 @@ __all__ = ["Accusations"]
 class Accusations:
     """What this member holds against others of its view. ``changed(now)`` is called when there may be reason to act."""
 
-    def __init__(self, core: Core, changed: Callable[[float], None]) -> None:
+    def __init__(self, core: Core, changed: Callable[[float], None], believes: Callable[[str, str, float], bool]) -> None:
+        """``believes(accused, source, now)``: whether another member's word that somebody is silent counts here."""
         self._core = core
+        self._believes = believes
         self._changed = changed
         self._due: dict[tuple[str, EvidenceKind], tuple[Evidence, float, float]] = {}
 
     def tick(self, now: float) -> None:
         """Repeat reports that nobody has acted on yet."""
         for key, (evidence, due, delay) in list(self._due.items()):
-            if now >= due:
+            if evidence.kind is EvidenceKind.SILENCE and evidence.accused not in self._core.evidence.silent:
+                del self._due[key]  # it answered after all
+            elif now >= due:
                 self._due[key] = (evidence, now + delay, min(2 * delay, 1.0))
                 for member in self._seniors(evidence.accused):
                     self._core.outbox.send(member, evidence)
@@ -113,13 +117,7 @@ class Accusations:
 
     def _seniors(self, accused: str) -> list[Member]:
         """The coordinator and the next two in seniority, without the accused and ourselves."""
-        core = self._core
-        coordinator = core.coordinator()
-        if core.view is None or coordinator is None:
-            return []
-        start = core.view.index(coordinator.id)
-        chosen = [m for m in core.view.members[start:] if m.id not in core.evidence.proofs and m.id != accused]
-        return [member for member in chosen[:3] if member.id != core.member.id]
+        return [member for member in self._core.seniors(accused) if member.id != self._core.member.id]
 
     # Others' evidence
 
@@ -132,14 +130,6 @@ class Accusations:
             return
         if message.kind is EvidenceKind.HINT:
             self._check(message.accused, now)
-        elif message.kind is not EvidenceKind.SILENCE or self._believable(message.accused, now):
+        elif message.kind is not EvidenceKind.SILENCE or self._believes(message.accused, sender, now):
             self._record(message.accused, message.kind, message.detail[:200], sender, now)
         self._changed(now)
-
-    def _believable(self, accused: str, now: float) -> bool:
-        """Silence told by others counts only where we have no fresher contact ourselves."""
-        peer = self._core.table.get(accused)
-        if peer is None:
-            return False
-        mesh = len(self._core.table) < self._core.config.mesh_limit
-        return not mesh or now - peer.last_sign >= self._core.config.exclude_after

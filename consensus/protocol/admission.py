@@ -6,14 +6,14 @@ from math import inf
 
 from ..errors import JoinError, LeftError
 from ..member import Address, Member
-from ..messages import JoinReply, JoinRequest, LeaveRequest, Pull, Refused
-from ..view import NO_VIEW_ID, View
+from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
+from ..view import NO_VIEW_ID, Delta, View
 from .change import Kind
 from .core import Core
 from .detection import Detection
 from .effects import Check
 from .founding import Founding
-from .join import Search
+from .join import Applicant, Search
 from .life import Turn
 from .view_change import ViewChange
 
@@ -57,8 +57,9 @@ class Admission:
         if now >= self._next_beacon:
             self._next_beacon = now + BEACON_EVERY
             self._beacon()
-        if core.coordinates():
-            self._ping_applicants(now)
+            if core.coordinates():
+                for applicant in core.applicants.fresh(now, wanting=True):
+                    self._ping(applicant, now)
         if core.leaving and now >= self._next_leave:
             self._ask_to_leave(now)
 
@@ -76,20 +77,22 @@ class Admission:
         core = self._core
         if self._founding is not None:
             self._vote(self._founding, now)
-        supporters = self._supporters(now)
-        if self._entitled() and self.search.may_found(len(supporters), now):
-            self._change.found(View(1, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
-            return
+        if len(core.applicants) + 1 >= core.config.initial_size:  # less of them are no use, and asked often
+            supporters = self._supporters(now)
+            if self._entitled() and self.search.may_found(len(supporters), now):
+                self._change.found(View(1, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
+                return
         failure = self.search.failure(now)
         if failure is not None:
             core.stop(JoinError(failure))
             return
         if now >= self.search.next_send:
-            self.search.next_send = now + self.search.interval()
+            self.search.next_send = now + self.search.interval(core.rng.random())
             vote, met = None, []
             if self._founding is not None:  # its list may be shorter than ours: it is asked wherever we heard it
                 vote, met = self._founding.vote, [a.member.address for a in core.applicants.fresh(now, wanting=False)]
-            request = JoinRequest(core.member, self.search.wants, core.config.terms, vote)
+            known = "" if self.search.cluster is None else self.search.cluster.view_id
+            request = JoinRequest(core.member, self.search.wants, core.config.terms, vote, known)
             for address in self.search.targets(met):
                 core.outbox.send_to(address, request)
 
@@ -120,14 +123,17 @@ class Admission:
     def on_join_reply(self, address: Address, reply: JoinReply, now: float) -> None:
         """Somebody that we asked answered, or a coordinator's beacon reached us."""
         if self._core.view is None:
-            knew = self.search.cluster is not None
-            self.search.replied(address, reply, now)
-            if self.search.cluster is not None and not knew:
-                self.search.next_send = now
+            search = self.search
+            known, coordinator = search.found, search.coordinator
+            search.replied(address, reply, now)
+            if search.found and not known:
+                search.hurry(now)
+            elif search.coordinator != coordinator:
+                search.impatient()  # not at once: two that differ about the coordinator would keep us asking
             self._search(now)
-        elif reply.view is not None and reply.view.epoch > self._core.epoch:
+        elif (reply.epoch if reply.view is None else reply.view.epoch) > self._core.epoch:
             # A coordinator's beacon to one that the others went on without, and that knows nobody who still lives.
-            self._core.outbox.send_to(address, Pull(self._core.epoch))
+            self._core.outbox.send_to(address, self._core.pull())
 
     def on_refused(self, message: Refused) -> None:
         """The cluster will never take us."""
@@ -137,7 +143,7 @@ class Admission:
     def seek_admission(self, now: float) -> None:
         """From now on this joiner wants to be admitted."""
         self.search.wants = True
-        self.search.next_send = now
+        self.search.hurry(now)
 
     def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
         """More places to ask."""
@@ -169,39 +175,41 @@ class Admission:
             if self.search.founder or self._founding is not None:
                 core.applicants.heard(request.member, request.wants, now, request.vote)
             known = self.search.cluster
-            core.outbox.send_to(address, JoinReply(known, self.search.coordinator if known else None))
+            core.outbox.send_to(address, _reply(known, self.search.coordinator if known else None, request.known))
             self._search(now)
             return
-        core.outbox.send_to(address, JoinReply(core.view, core.coordinator()))
-        for member in core.view.members:
-            if member.address == request.member.address and member.id not in (sender, core.member.id):
-                core.outbox.emit(Check(member))  # its address was taken over: it must be gone
+        core.outbox.send_to(address, _reply(core.view, core.coordinator(), request.known, core.delta))
+        for member_id in core.view.at(request.member.address):
+            if member_id not in (sender, core.member.id):
+                core.outbox.emit(Check(core.view.member(member_id)))  # its address was taken over: it must be gone
         if core.coordinates() and sender not in core.view:
-            if core.applicants.heard(request.member, request.wants, now) is None:
+            applicant = core.applicants.heard(request.member, request.wants, now)
+            if applicant is None:
                 core.outbox.send_to(address, Refused(f"{core.config.max_members} joiners are waiting already"))
-            self._ping_applicants(now)
+            elif applicant.wants:
+                self._ping(applicant, now)
+                self._change.proposer.consider(now)
 
-    def _ping_applicants(self, now: float) -> None:
-        core = self._core
-        for applicant in core.applicants.fresh(now, wanting=True):
-            if now - applicant.pinged >= min(0.1, core.config.contact_interval):
-                applicant.pinged = now
-                self._detection.ping_applicant(applicant.member, now)
+    def _ping(self, applicant: Applicant, now: float) -> None:
+        if now - applicant.pinged >= min(0.1, self._core.config.contact_interval):
+            applicant.pinged = now
+            self._detection.ping_applicant(applicant.member, now)
 
     def _beaconing(self) -> bool:
         core = self._core
         if core.view is None or not core.coordinates():
             return False
-        inside = {member.address for member in core.view.members}
-        return any(address not in inside for address in self.search.introducers)
+        return any(not core.view.at(address) for address in self.search.introducers)
 
     def _beacon(self) -> None:
         core = self._core
         if core.view is not None and self._beaconing():
-            inside = {member.address for member in core.view.members}
+            beacon = JoinReply(
+                None, core.member, None, core.view_id, core.epoch
+            )  # short: whoever is new there asks for the view
             for address in self.search.introducers:
-                if address not in inside:
-                    core.outbox.send_to(address, JoinReply(core.view, core.member))
+                if not core.view.at(address):
+                    core.outbox.send_to(address, beacon)
 
     # Leaving
 
@@ -236,3 +244,14 @@ class Admission:
             core.evidence.leave(sender, message.after_call, now)
             core.history.found(Kind.LEAVE, sender, "asked to leave", sender, now)
             self._change.proposer.consider(now)
+
+
+def _reply(view: View | None, coordinator: Member | None, known: str, delta: Delta | None = None) -> JoinReply:
+    """What to tell an applicant whose newest view is ``known``: no more than is new, as a thousand may ask again and again."""
+    if view is None:
+        return JoinReply(None, None)
+    if known == view.view_id:
+        return JoinReply(None, coordinator, None, known, view.epoch)
+    if delta is not None and known == delta.parent_id:
+        return JoinReply(None, coordinator, delta, view.view_id, view.epoch)
+    return JoinReply(view, coordinator, None, view.view_id, view.epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..config import Config
@@ -10,7 +11,7 @@ from ..errors import StoppedError
 from ..member import Address, Member
 from ..messages import Chosen, Message, Pull
 from ..progress import NOWHERE
-from ..view import NO_VIEW_ID, Reason, View
+from ..view import NO_VIEW_ID, Delta, Reason, View
 from .awareness import Awareness
 from .dissemination import Dissemination
 from .effects import Stopped
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Core"]
 
+SENIORS = 3
+"""So many members are told of evidence: the coordinator, and who would follow it."""
+
 
 class Core:
     """Shared by ``detection``, ``view_change`` and ``admission``; owned by the machine, touched by its thread alone.
@@ -41,12 +45,16 @@ class Core:
         self.rng = rng
         self.outbox = Outbox(member)
         self.table = MemberTable(member.id)
+        self.crowded = False
+        """Whether the view is too large for everybody to ping everybody."""
         self.evidence = EvidenceBook(config)
         self.history = History()
         self.applicants = Applicants(config.max_members)
         self.awareness = Awareness(config.awareness_max)
         self.rumours = Dissemination(config.retransmit_mult)
         self.view: View | None = None
+        self.delta: Delta | None = None
+        """How ``view`` comes from its parent, where that was held here."""
         self.installed: View | None = None
         self.active: View | None = None
         self.reasons: dict[str, Reason] = {}
@@ -96,6 +104,24 @@ class Core:
                 return member
         return self.member if self.member.id in self.view else None
 
+    def seniors(self, without: str = "") -> list[Member]:
+        """The coordinator and the next two in seniority, those who are proven dead and ``without`` left out."""
+        coordinator = self.coordinator()
+        if self.view is None or coordinator is None:
+            return []
+        rest = islice(self.view.members, self.view.index(coordinator.id), None)
+        return list(islice((m for m in rest if m.id not in self.evidence.proofs and m.id != without), SENIORS))
+
+    @property
+    def unstable(self) -> bool:
+        """Whether more members are about to be taken for silent. In a small view that is at the same time everywhere."""
+        if not self.crowded:
+            return False
+        return any(
+            peer.suspicion is not None and peer.suspicion.confirmed and peer.member.id not in self.evidence.silent
+            for peer in self.table.suspected()
+        )
+
     def coordinates(self) -> bool:
         """Whether that is this member."""
         coordinator = self.coordinator()
@@ -115,6 +141,24 @@ class Core:
         else:
             self.outbox.send_to(address, message)
 
+    def resolve(self, whole: View | None, delta: Delta | None) -> View | None:
+        """The view that a message is about; None where it makes no sense, or a parent is meant that is not held here."""
+        if whole is not None:
+            return whole if whole.consistent() else None
+        if delta is None or self.view is None:
+            return None
+        return self.view if self.view.view_id == delta.view_id else delta.apply(self.view)
+
+    def pull(self) -> Pull:
+        """The question what was chosen since our view."""
+        return Pull(self.epoch, self.view_id)
+
+    def told(self, known: str | None = None) -> Chosen:
+        """The newest view, for a member whose view is ``known`` (None: the parent)."""
+        if self.delta is not None and known in (None, self.delta.parent_id):
+            return Chosen(None, self.driver, self.delta)
+        return Chosen(self.view, self.driver)
+
     def compare(self, sender: str, address: Address, epoch: int, view_id: str, *, may_tell: bool) -> None:
         """Anti-entropy: the digest of a view is its id. Tell laggards and the excluded, ask who is ahead."""
         if self.view is None or (epoch, view_id) == (self.epoch, self.view_id):
@@ -122,9 +166,9 @@ class Core:
         if epoch == 0 and sender not in self.view:  # a joiner; but a founder may have missed the founding
             return
         if epoch > self.epoch:
-            self.outbox.send_to(address, Pull(self.epoch))
+            self.outbox.send_to(address, self.pull())
         elif epoch < self.epoch and may_tell:
-            self.outbox.send_to(address, Chosen(self.view, self.driver))
+            self.outbox.send_to(address, self.told(view_id))
         elif epoch == self.epoch:
             text = f"{sender} holds another view of epoch {epoch}: {view_id} against {self.view_id}"
             self.outbox.note(logging.CRITICAL, "fork", text)

@@ -16,7 +16,8 @@ from .effects import Check, Fence, PeerProgress
 from .member_table import Peer, Sign
 from .probe import Probe, Prober
 from .stall import Stall
-from .suspicion import Suspicion
+from .suspicion import ENOUGH, Suspicion
+from .watch import Watch, watchers
 
 __all__ = ["Detection"]
 
@@ -37,6 +38,7 @@ class Detection:
         self._prober = Prober(core.config, core.rng, core.awareness, next_round=now)
         self._next_gossip = now
         self._fenced: dict[str, float] = {}
+        self._watch = Watch(core.member.id)
         self.stall = Stall(core)
 
     # Time
@@ -52,7 +54,9 @@ class Detection:
             self._core.outbox.send_to(relay.asker, Nack(relay.asker_seq))
         if now >= self._prober.next_round:
             self._begin_round(now)
-        for peer in self._core.table:
+        for member_id in self._watch.missed(self._interval, now):
+            self._probe(member_id, now)
+        for peer in self._core.table.suspected():
             self._expire(peer, now)
         if now >= self._next_gossip:
             self._next_gossip = now + self._core.config.gossip_interval
@@ -60,10 +64,10 @@ class Detection:
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
-        times = [self._prober.deadline(), self.stall.deadline()]
+        times = [self._prober.deadline(), self._watch.deadline(), self.stall.deadline()]
         if len(self._core.rumours):
             times.append(self._next_gossip)
-        for peer in self._core.table:
+        for peer in self._core.table.suspected():
             if peer.suspicion is not None:
                 times.append(self._verdict_time(peer))
                 if self._fenceable(peer):
@@ -79,18 +83,24 @@ class Detection:
         core.awareness.worse()
         self.stall.awake = now
         self._prober.postpone(late)
+        self._watch.postpone(late)
         for peer in core.table:
             peer.since = peer.last_sign + late
             if peer.suspicion is not None:
-                peer.suspicion.start += late
+                peer.suspicion.postpone(late)
 
     def adopt(self, view: View, now: float) -> None:
         """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""
-        keep = frozenset(view.ids)
-        self._prober.next_round = now
-        self._prober.forget(keep)
-        self._core.rumours.forget(keep)
-        self._fenced = {key: time for key, time in self._fenced.items() if key in keep}
+        core = self._core
+        core.rumours.forget(view)
+        self._prober.forget(view)
+        self._fenced = {key: time for key, time in self._fenced.items() if key in view}
+        watched = bool(self._watch.slots)
+        self._watch.adopt(view if core.crowded else None, self._interval, now)
+        if not self._watch.slots:
+            self._prober.next_round = now
+        elif not watched:  # a thousand members should not ping in step
+            self._prober.next_round = now + self._interval * core.rng.random()
         self.stall.forget()
 
     def ping_applicant(self, member: Member, now: float) -> None:
@@ -103,9 +113,28 @@ class Detection:
     # Probing
 
     def _begin_round(self, now: float) -> None:
-        targets = [peer.member for peer in self._core.table if peer.status is not Status.DEAD]
-        for probe in self._prober.begin_round(targets, now):
+        core, interval = self._core, self._interval
+        if self._watch.slots:
+            peer = core.table.get(self._watch.turn())
+            targets = [] if peer is None or peer.status is Status.DEAD else [peer.member]
+            interval = core.awareness.stretch(interval)
+        else:
+            targets = [peer.member for peer in core.table if peer.status is not Status.DEAD]
+        for probe in self._prober.begin_round(targets, interval, now):
             self._send_ping(probe, now)
+
+    @property
+    def _interval(self) -> float:
+        config = self._core.config
+        return config.watch_interval if self._core.crowded else config.contact_interval
+
+    def _probe(self, member_id: str, now: float) -> None:
+        """Ping somebody out of turn, unless that is being done or was not answered already."""
+        peer = self._core.table.get(member_id)
+        if peer is None or peer.status is Status.DEAD or self._prober.probing(member_id):
+            return
+        if peer.suspicion is None or peer.suspicion.unanswered is None:
+            self._send_ping(self._prober.start(peer.member, self._interval, now), now)
 
     def _send_ping(self, probe: Probe, now: float) -> None:
         core = self._core
@@ -118,8 +147,7 @@ class Detection:
 
     def _ask_others(self, probe: Probe) -> None:
         core = self._core
-        helpers = [p.member for p in core.table if p.status is Status.ALIVE and p.member.id != probe.target.id]
-        chosen = core.rng.sample(helpers, min(core.config.indirect_probes, len(helpers)))
+        chosen = self._some(core.config.indirect_probes, without=probe.target.id)
         probe.helpers = len(chosen)
         for helper in chosen:
             core.outbox.send(helper, PingRequest(probe.seq, probe.target, self._rumours()))
@@ -127,8 +155,46 @@ class Detection:
             core.outbox.emit(Check(probe.target))  # SWIM's TCP fallback, and where a crash shows at once
 
     def _failed(self, probe: Probe, now: float) -> None:
-        if self._core.table.get(probe.target.id) is not None:
-            self._suspect(probe.target.id, self._core.member.id, now)
+        peer = self._core.table.get(probe.target.id)
+        if peer is None:
+            return
+        self._suspect(probe.target.id, self._core.member.id, now)
+        if peer.suspicion is not None and peer.suspicion.unanswered is None:
+            peer.suspicion.unanswered = probe.sent
+            if self._core.crowded:
+                self._tell(Update(peer.member.id, Status.SUSPECT, peer.incarnation, self._core.member.id))
+
+    def _some(self, number: int, without: str = "") -> list[Member]:
+        """So many members at random that nothing is held against."""
+        core = self._core
+        if not core.crowded:
+            able = [p.member for p in core.table if p.status is Status.ALIVE and p.member.id != without]
+            return core.rng.sample(able, min(number, len(able)))
+        assert core.view is not None
+        chosen: dict[str, Member] = {}
+        for _ in range(4 * number):  # nearly everybody is able: no list of a thousand for that
+            member = core.view.members[core.rng.randrange(len(core.view))]
+            if member.id not in (core.member.id, without) and core.table.trusted(member.id):
+                chosen[member.id] = member
+            if len(chosen) == number:
+                break
+        return list(chosen.values())
+
+    def _tell(self, update: Update) -> None:
+        """Say at once to those that a suspicion or its refutation concerns: the accused, its watchers, and the seniors."""
+        core = self._core
+        assert core.view is not None
+        keys = (update.member_id, *watchers(update.member_id, core.view), update.by)
+        concerned = {key: core.view.member(key) for key in keys if key in core.view}
+        concerned |= {member.id: member for member in core.seniors(update.member_id)}
+        message = Gossip((update,), direct=True)
+        for member in concerned.values():
+            if member.id != core.member.id:
+                core.outbox.send(member, message)
+
+    def _concerned(self, member_id: str) -> bool:
+        """Whether this member is one of those who find out at once."""
+        return member_id in self._watch or any(each.id == self._core.member.id for each in self._core.seniors(member_id))
 
     def answered_check(self, member_id: str) -> None:
         """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
@@ -139,26 +205,48 @@ class Detection:
 
     # Suspicion
 
-    def _suspect(self, member_id: str, by: str, now: float, incarnation: int | None = None) -> None:
+    def believes(self, accused: str, source: str, now: float) -> bool:
+        """Whether another member's word that somebody is silent counts: not against fresher contact of ours, and in a large
+        view not before enough others say so, too.
+        """
+        core = self._core
+        peer = core.table.get(accused)
+        if peer is None or now - peer.last_sign < core.config.exclude_after:
+            return False
+        if not core.crowded:
+            return True
+        self._suspect(accused, source, now)
+        return peer.suspicion is not None and peer.suspicion.confirmed
+
+    def _suspect(self, member_id: str, by: str, now: float, incarnation: int | None = None, *, direct: bool = True) -> None:
+        """``direct``: from ``by`` itself; else it is a rumour."""
         core = self._core
         peer = core.table.get(member_id)
         if peer is None or peer.status is Status.DEAD:
             return
         if incarnation is not None and incarnation < peer.incarnation:
             return
+        if by != core.member.id and core.table.get(by) is None:
+            return  # what somebody said who is not in this view says nothing about it
+        rumour = Update(member_id, Status.SUSPECT, max(peer.incarnation, incarnation or 0), by)
         if peer.suspicion is None:
             minimum = core.config.exclude_after / 2
             maximum = minimum * core.config.suspicion_max_mult
             needed = min(core.config.indirect_probes, len(core.table) - 1)
-            peer.suspicion = Suspicion(by, needed, minimum, maximum, now)
-            peer.learn(Sign.SUSPECTED)
-            peer.incarnation = max(peer.incarnation, incarnation or 0)
+            core.table.suspect(peer, Suspicion(by, needed, minimum, maximum, now))
+            peer.incarnation = rumour.incarnation
             core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})", member_id)
             core.history.found(Kind.SUSPECT, member_id, "does not answer", by, now)
-            core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
-        elif (by == core.member.id or core.table.get(by) is not None) and peer.suspicion.confirm(by):
+            if not (core.crowded and direct):
+                core.rumours.add(rumour)
+        elif peer.suspicion.confirm(by):
             peer.learn(Sign.SUSPECTED)
-            core.rumours.add(Update(member_id, Status.SUSPECT, peer.incarnation, by))
+            if not core.crowded or len(peer.suspicion.accusers) == ENOUGH:  # in a large view the accusers tell it themselves
+                core.rumours.add(rumour)
+        else:
+            return
+        if core.crowded and by != core.member.id and self._concerned(member_id):
+            self._probe(member_id, now)
 
     def _clear(self, peer: Peer) -> None:
         if peer.suspicion is not None:
@@ -168,29 +256,41 @@ class Detection:
             self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
 
     def _verdict_time(self, peer: Peer) -> float:
-        if peer.suspicion is None or peer.member.id in self._core.evidence.silent:
+        suspicion = peer.suspicion
+        if suspicion is None or not self._judges(suspicion) or peer.member.id in self._core.evidence.silent:
             return inf
         # Never before T_excl: voters whose acks are younger would have to refuse anyway.
-        return max(peer.suspicion.deadline, peer.last_sign + self._core.config.exclude_after)
+        return max(suspicion.deadline, self._silent_since(peer) + self._core.config.exclude_after)
+
+    def _silent_since(self, peer: Peer) -> float:
+        """Since its last sign of life; in a large view that may be old, so since the first ping that it did not answer."""
+        unanswered = None if peer.suspicion is None or not self._core.crowded else peer.suspicion.unanswered
+        return peer.last_sign if unanswered is None else max(peer.last_sign, unanswered)
+
+    def _judges(self, suspicion: Suspicion) -> bool:
+        """Whether this member may draw conclusions: in a large view those whose own pings failed, once they are enough."""
+        return not self._core.crowded or (suspicion.unanswered is not None and suspicion.confirmed)
 
     def _expire(self, peer: Peer, now: float) -> None:
         if peer.suspicion is None:
             return
         if self._fenceable(peer) and now >= self._fence_time(peer):
             self._fenced[peer.member.id] = now
-            reason = f"silent for {now - peer.last_sign:.1f} s"
+            reason = f"silent for {now - self._silent_since(peer):.1f} s"
             self._core.history.found(Kind.FENCE, peer.member.id, reason, self._core.member.id, now)
             self._core.outbox.emit(Fence(peer.member, reason))
         if now >= self._verdict_time(peer):
-            detail = f"no answer for {now - peer.last_sign:.2f} s, suspected by {len(peer.suspicion.accusers)}"
+            detail = f"no answer for {now - self._silent_since(peer):.2f} s, suspected by {len(peer.suspicion.accusers)}"
             self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
 
     def _fenceable(self, peer: Peer) -> bool:
-        return peer.suspicion is not None and peer.member.fact("supervisor") is not None
+        if peer.suspicion is None or not self._judges(peer.suspicion):
+            return False
+        return peer.member.fact("supervisor") is not None
 
     def _fence_time(self, peer: Peer) -> float:
         config = self._core.config
-        first = peer.last_sign + config.fence_after * config.exclude_after
+        first = self._silent_since(peer) + config.fence_after * config.exclude_after
         return max(first, self._fenced.get(peer.member.id, -inf) + FENCE_EVERY)
 
     # Rumours
@@ -199,28 +299,46 @@ class Detection:
         core = self._core
         if not len(core.rumours):
             return
-        peers = [peer.member for peer in core.table if peer.status is not Status.DEAD]
-        for member in core.rng.sample(peers, min(core.config.gossip_fanout, len(peers))):
+        if core.crowded:
+            chosen = self._some(core.config.gossip_fanout)
+        else:
+            peers = [peer.member for peer in core.table if peer.status is not Status.DEAD]
+            chosen = core.rng.sample(peers, min(core.config.gossip_fanout, len(peers)))
+        for member in chosen:
             updates = self._rumours(about=member.id)
             if updates:
                 core.outbox.send(member, Gossip(updates))
 
-    def merge(self, updates: tuple[Update, ...], now: float) -> None:
-        """Rumours arrived."""
+    def merge(self, updates: tuple[Update, ...], now: float, *, direct: bool = False) -> None:
+        """Rumours arrived, or (``direct``) what their sources say."""
         core = self._core
         for update in updates:
             if update.member_id == core.member.id:
                 if update.status is Status.SUSPECT and update.incarnation >= core.table.incarnation:
                     core.table.incarnation = update.incarnation + 1
                     core.awareness.worse()
-                    core.rumours.add(Update(core.member.id, Status.ALIVE, core.table.incarnation, core.member.id))
+                    self._refute(direct=direct)
             elif core.table.apply(update):
                 if update.status is Status.SUSPECT:
-                    self._suspect(update.member_id, update.by, now, update.incarnation)
+                    self._suspect(update.member_id, update.by, now, update.incarnation, direct=direct)
                 else:
                     core.evidence.retract_silence(update.member_id)
                     core.history.cleared(update.member_id)
-                    core.rumours.add(update)
+                    if not direct:
+                        core.rumours.add(update)
+
+    def merge_told(self, updates: tuple[Update, ...], now: float) -> None:
+        """What somebody else believes, on our question: nothing to pass on."""
+        self.merge(updates, now, direct=True)
+
+    def _refute(self, *, direct: bool) -> None:
+        """We are accused: by as many ways as that came, and where the judges are."""
+        core = self._core
+        refutation = Update(core.member.id, Status.ALIVE, core.table.incarnation, core.member.id)
+        if not (core.crowded and direct):
+            core.rumours.add(refutation)
+        if core.crowded:
+            self._tell(refutation)
 
     # Messages
 
@@ -234,6 +352,7 @@ class Detection:
         if sender in core.shunned or (sender not in core.acked and len(core.acked) >= 2 * core.config.max_members):
             return
         core.acked[sender] = now
+        self._watch.heard(sender, self._interval, now)
         updates = self._rumours(about=sender)
         ack = Ack(ping.seq, ping.target, core.epoch, core.view_id, updates, core.progress.pack(now))
         core.outbox.send_to(address, ack)

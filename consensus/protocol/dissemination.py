@@ -7,6 +7,7 @@ replaces the older.
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 from ..messages import Update
 
@@ -31,7 +32,7 @@ class Dissemination:
                 del self._queue[key]
         self._queue[(update.member_id, update.by)] = (0, update)
 
-    def forget(self, keep: frozenset[str]) -> None:
+    def forget(self, keep: Container[str]) -> None:
         """Drop rumours about members that are not in ``keep``."""
         for key in [key for key in self._queue if key[0] not in keep]:
             del self._queue[key]

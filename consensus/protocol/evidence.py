@@ -119,11 +119,12 @@ class EvidenceBook:
             return Cause.SILENCE
         return None
 
-    def due(self) -> float | None:
+    def due(self, *, unstable: bool = False) -> float | None:
         """When the coordinator should propose for what is known (joins apart); None while there is no reason.
 
         A proof waits a few milliseconds for more of its kind, silence about a hundred; checks under way hold a proposal
-        back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are one view change).
+        back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are one view change). ``unstable``: others are
+        about to be taken for silent, too; whoever is proven dead does not wait for that.
         """
         if not (self.proofs or self.silent or self.unready or self.leaving or self.frozen_since is not None):
             return None  # the usual case, asked after every packet
@@ -136,6 +137,6 @@ class EvidenceBook:
         if not reasons:
             return None
         first = min(time + settle for time, settle in reasons)
-        if self.checking:
+        if self.checking or (unstable and not self.proofs):
             return max(first, min(time for time, _ in reasons) + config.settle_max)
         return first

@@ -10,8 +10,9 @@ from enum import Enum
 
 from ..member import Member
 from ..messages import Ballot, FlushRequest, Install
+from ..reports import Reports
 from ..transitions import Table
-from ..view import Cause, Reason, View
+from ..view import Cause, Delta, Reason, View
 
 __all__ = ["INSTALLATION", "Gain", "Installation", "Stage"]
 
@@ -50,9 +51,13 @@ class Installation:
     def __init__(self, view: View, parent: View | None, ballot: Ballot, reports: dict[str, bytes], now: float) -> None:
         self.view = view
         self.parent = parent
+        self.delta = Delta.between(parent, view)
         self.ballot = ballot
         self.reports = reports
-        self.ready: set[str] = set()
+        self.continuing = () if parent is None else tuple(key for key in view.ids if key in parent)
+        """Members of the view that were in its parent: the first of it."""
+        self._unreported = dict.fromkeys(key for key in self.continuing if key not in reports)
+        self._unready = dict.fromkeys(view.ids)
         self.started = now
         self.next_send = now
         self.stage = INSTALLATION.start
@@ -62,6 +67,15 @@ class Installation:
         """Whom to tell that they are out, once INSTALL is sent."""
         self.removed: tuple[Reason, ...] = ()
         """Who of the parent is not in it, and why."""
+
+    def reported(self, member_id: str, report: bytes) -> None:
+        """A report came; the first one counts."""
+        self.reports.setdefault(member_id, report)
+        self._unreported.pop(member_id, None)
+
+    def readied(self, member_id: str) -> None:
+        """A member built its group."""
+        self._unready.pop(member_id, None)
 
     def advance(self, gain: Gain) -> None:
         """Enter the next stage, or end."""
@@ -77,16 +91,9 @@ class Installation:
         """Whether ACTIVATE has gone out."""
         return self.stage is Stage.ACTIVE
 
-    @property
-    def continuing(self) -> tuple[str, ...]:
-        """Members of the view that were in its parent."""
-        if self.parent is None:
-            return ()
-        return tuple(member.id for member in self.view.members if member.id in self.parent)
-
     def missing_reports(self) -> tuple[str, ...]:
-        """Who has not reported yet."""
-        return tuple(member_id for member_id in self.continuing if member_id not in self.reports)
+        """Who has not reported yet, by seniority."""
+        return tuple(self._unreported)
 
     def busy_leavers(self) -> tuple[str, ...]:
         """Who leaves after a call that has not ended there yet: without the old group it could not."""
@@ -94,14 +101,26 @@ class Installation:
         return tuple(member_id for member_id in leaving if member_id not in self.reports)
 
     def missing_ready(self) -> tuple[str, ...]:
-        """Who has not built its group yet."""
-        return tuple(member_id for member_id in self.view.ids if member_id not in self.ready)
+        """Who has not built its group yet, by seniority."""
+        return tuple(self._unready)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody has reported (asked after every report)."""
+        return not self._unreported
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether everybody has built its group (asked after every READY)."""
+        return not self._unready
 
     def flush_request(self) -> FlushRequest:
-        """What to ask of members whose report is missing."""
-        return FlushRequest(self.view, self.after_call)
+        """What to ask of members whose report is missing; there are none where there is no parent."""
+        assert self.delta is not None
+        return FlushRequest(self.delta, self.after_call)
 
-    def message(self) -> Install:
-        """INSTALL, with exactly the reports of the continuing members."""
-        reports = tuple((member_id, self.reports[member_id]) for member_id in self.continuing)
-        return Install(self.view, self.ballot, reports, self.removed)
+    def message(self, *, whole: bool) -> Install:
+        """INSTALL, with exactly the reports of the continuing members. ``whole``: for who does not hold the parent."""
+        reports = Reports.of([self.reports[member_id] for member_id in self.continuing])
+        delta = None if whole else self.delta
+        return Install(self.view if delta is None else None, delta, self.ballot, reports, self.removed)

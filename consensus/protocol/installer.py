@@ -7,7 +7,7 @@ from math import inf
 
 from ..errors import LeftError
 from ..member import Address, Member
-from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushReply, FlushRequest, Install, Ready
+from ..messages import Accepted, Activate, EvidenceKind, FlushReply, FlushRequest, Install, Ready
 from ..view import View
 from .attempt import Attempt
 from .change import Moment
@@ -32,8 +32,9 @@ class Installer:
         self._installation: Installation | None = None
 
     def begin(self, installation: Installation, now: float) -> None:
-        """Drive a view that was just chosen."""
+        """Drive a view that was just chosen. ACCEPT has asked for the reports: late ones get a moment to come by themselves."""
         self._installation = installation
+        installation.next_send = now + self._core.config.settle_proof
         self._push(now)
 
     def adopt(self, view: View) -> None:
@@ -63,7 +64,7 @@ class Installer:
         if self._in_vain(installation, now):
             self._core.stop(LeftError("left the job on its own wish"))
         elif now >= installation.started + self._core.config.ready_timeout:
-            what = "did not report" if installation.missing_reports() else "did not build its group"
+            what = "did not report" if not installation.complete else "did not build its group"
             detail = f"{what} within ready_timeout={self._core.config.ready_timeout:g} s"
             for member_id in self.waits_for():
                 if member_id != self._core.member.id:
@@ -83,25 +84,41 @@ class Installer:
     def _push(self, now: float) -> None:
         installation = self._installation
         assert installation is not None
-        missing = installation.missing_reports()
-        if missing:
+        if not installation.complete:
             if now >= installation.next_send:
                 installation.next_send = now + self._core.config.resend
-                self._send(installation, missing, installation.flush_request())
+                self._send(installation, installation.missing_reports(), installation.flush_request())
         elif not installation.sent and installation.busy_leavers() and now < installation.started + LEAVERS_WAIT:
             installation.next_send = installation.started + LEAVERS_WAIT
         elif not installation.sent:
             installation.advance(Gain.REPORTED)
             self._core.history.mark(Moment.SENT, installation.view.epoch, now)
             installation.next_send = now + installation.pause
-            self._send(installation, installation.view.ids, installation.message())
+            self._install(installation, installation.view.ids)
             for member in installation.leavers:
                 if member.id != self._core.member.id:
-                    self._core.outbox.send(member, Chosen(installation.view, self._core.member.id))
+                    self._core.outbox.send(member, self._core.told())
         elif now >= installation.next_send:
             installation.pause = min(2 * installation.pause, RESEND_AT_MOST)
             installation.next_send = now + installation.pause
-            self._send(installation, installation.missing_ready(), installation.message())
+            self._install(installation, installation.missing_ready())
+
+    def _install(self, installation: Installation, to: tuple[str, ...]) -> None:
+        """INSTALL goes as a difference to who holds the parent: whole views to all were n times O(n) bytes."""
+        parent = installation.parent
+        new = tuple(key for key in to if parent is None or key not in parent)
+        if len(new) < len(to):
+            known = frozenset(new)
+            self._send(installation, tuple(key for key in to if key not in known), installation.message(whole=False))
+        if new:
+            self._send(installation, new, installation.message(whole=True))
+
+    def whole(self, member_id: str) -> Install | None:
+        """INSTALL with the whole view, for a joiner that has pulled; None where it is not that far, or over."""
+        installation = self._installation
+        if installation is None or not installation.sent or installation.active or member_id not in installation.view:
+            return None
+        return installation.message(whole=True)
 
     def _send(self, installation: Installation, to: tuple[str, ...], message: Install | FlushRequest) -> None:
         for member_id in to:
@@ -126,8 +143,8 @@ class Installer:
         concerned = sender in installation.view or (installation.parent is not None and sender in installation.parent)
         if concerned and not installation.sent:
             self._core.history.reported(sender, installation.view.epoch, now)
-            installation.reports.setdefault(sender, report)
-            if not installation.missing_reports():
+            installation.reported(sender, report)
+            if installation.complete:
                 self._push(now)
 
     def on_ready(self, sender: str, address: Address, message: Ready, now: float) -> None:
@@ -135,17 +152,18 @@ class Installer:
         installation = self._installation
         if installation is None or message.view_id != installation.view.view_id or sender not in installation.view:
             return
-        installation.ready.add(sender)
+        installation.readied(sender)
         self._core.history.readied(sender, now)
         if installation.active:
             self._core.reply(sender, address, Activate(installation.view.epoch, installation.view.view_id))
-        elif not installation.missing_ready():
+        elif installation.all_ready:
             # Kept until the next view, to answer a Ready whose Activate got lost; a coordinator that leaves goes now.
             installation.advance(Gain.ALL_READY)
             self._core.history.mark(Moment.COMPLETE, installation.view.epoch, now)
             installation.next_send = inf
+            activate = Activate(installation.view.epoch, installation.view.view_id)
             for member in installation.view.members:
-                self._core.outbox.send(member, Activate(installation.view.epoch, installation.view.view_id))
+                self._core.outbox.send(member, activate)
             if self._core.member.id not in installation.view:
                 self._core.stop(LeftError("left the job on its own wish"))
 

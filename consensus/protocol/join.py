@@ -25,6 +25,14 @@ FRESH = 1.5
 FOUNDING_PATIENCE = 0.6
 """How long a founder waits for introducers that do not answer: two rounds of the members' beacon."""
 
+HASTY = 5
+"""So many requests go out every 0.1 s, then ever fewer, down to one in ``RARELY`` seconds: well below ``FRESH``."""
+
+RARELY = 0.4
+
+OTHERS = 16
+"""Of the cluster's members so many are asked, in turn, besides the coordinator."""
+
 MUTE_PATIENCE = 10.0
 """The same where somebody listens and does not answer (at most half of ``join_timeout``)."""
 
@@ -47,6 +55,7 @@ class Applicants:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: dict[str, Applicant] = {}
+        self._next_look = NEVER
 
     def __len__(self) -> int:
         return len(self._known)
@@ -73,7 +82,10 @@ class Applicants:
         self._known.pop(member_id, None)
 
     def expire(self, now: float) -> None:
-        """Forget who does not ask any more."""
+        """Forget who does not ask any more (looked at a few times a second)."""
+        if now < self._next_look:
+            return
+        self._next_look = now + FRESH / 6
         for key in [key for key, applicant in self._known.items() if now - applicant.heard > FRESH]:
             del self._known[key]
 
@@ -85,6 +97,11 @@ class Applicants:
     def admissible(self, now: float) -> list[Member]:
         """Who wants to be admitted and acked us a moment ago: a joiner that is gone would hold up the next change."""
         return [a.member for a in self.fresh(now, wanting=True) if now - a.contact <= 1.0]
+
+    def any_admissible(self, now: float) -> bool:
+        """Whether there is one (asked after every packet)."""
+        known = self._known.values()
+        return any(a.wants and now - a.heard <= FRESH and now - a.contact <= 1.0 for a in known)
 
     @property
     def contacts(self) -> dict[str, float]:
@@ -109,6 +126,12 @@ class Search:
         self.wants = False
         self.cluster: View | None = None
         self.coordinator: Member | None = None
+        self.beacon: Member | None = None
+        """The coordinator of a cluster that we have not been told yet."""
+        self._asked = 0
+        self._patient = 0
+        """Requests that were answered, one after another."""
+        self._answered_by_coordinator = False
         self._lonely: set[Address] = set()
         self._listening: set[Address] = set()
 
@@ -128,14 +151,20 @@ class Search:
 
     def replied(self, source: Address, reply: JoinReply, now: float) -> None:
         """An introducer answered."""
-        if reply.view is None:
+        if reply.view is None and reply.delta is None and not reply.view_id:
             if source in self.introducers:
                 self._lonely.add(source)
             return
         self.last_reply = now
         self._lonely.discard(source)
-        if self.cluster is None or reply.view.epoch >= self.cluster.epoch:
-            self.cluster = reply.view
+        self._answered_by_coordinator |= self.coordinator is not None and source == self.coordinator.address
+        known = self.cluster
+        told = reply.view if reply.delta is None or known is None else reply.delta.apply(known)
+        if told is not None and (known is None or told.epoch >= known.epoch):
+            self.cluster, self.coordinator = told, reply.coordinator
+        elif known is None:
+            self.beacon = reply.coordinator
+        elif reply.epoch >= known.epoch:
             self.coordinator = reply.coordinator
 
     def attend(self, address: Address, listening: bool) -> None:
@@ -145,18 +174,43 @@ class Search:
     def targets(self, met: Iterable[Address] = ()) -> list[Address]:
         """Whom to ask: the coordinator once it is known, and the introducers; before that also ``met``."""
         if self.coordinator is not None and self.cluster is not None:
-            # The other members' addresses too: the coordinator may die while we wait.
-            others = [member.address for member in self.cluster.members[:16]]
-            return list(dict.fromkeys([self.coordinator.address, *others, *self.introducers]))
-        return list(dict.fromkeys([*self.introducers, *met]))
+            # One of the others too, in turn: the coordinator may die while we wait.
+            others = [*(member.address for member in self.cluster.members[:OTHERS]), *self.introducers]
+            return list(dict.fromkeys([self.coordinator.address, others[self._asked % len(others)]]))
+        beacon = [] if self.beacon is None else [self.beacon.address]
+        return list(dict.fromkeys([*beacon, *self.introducers, *met]))
 
-    def interval(self) -> float:
-        """Seconds between requests."""
-        return 0.1 if self.wants or self.cluster is None else 0.4
+    def interval(self, share: float) -> float:
+        """Seconds from this request to the next: more and more while they are answered, as there may be a thousand of us.
+
+        ``share``: at random from 0 to 1.
+        """
+        self._asked += 1
+        if self._answered_by_coordinator or self.cluster is None:
+            self._patient += 1
+        else:
+            self._patient = 0
+        self._answered_by_coordinator = False
+        least = 0.1 if self.wants or self.cluster is None else 0.4
+        return max(least, min(RARELY, 0.1 * 1.5 ** max(0, self._patient - HASTY))) * (0.75 + 0.5 * share)
+
+    @property
+    def found(self) -> bool:
+        """Whether a cluster is known."""
+        return self.cluster is not None or self.beacon is not None
+
+    def hurry(self, now: float) -> None:
+        """Ask at once, and often for a while."""
+        self.next_send = now
+        self._patient = 0
+
+    def impatient(self) -> None:
+        """Ask often for a while, from the next time on."""
+        self._patient = 0
 
     def may_found(self, applicants: int, now: float) -> bool:
         """Whether the first view may be made here and now."""
-        if not self.founder or self.cluster is not None or applicants + 1 < self._config.initial_size:
+        if not self.founder or self.found or applicants + 1 < self._config.initial_size:
             return False
         consulted = self._lonely.issuperset(self.introducers)
         if consulted and (self.introducers or not self._config.introducers):
@@ -168,7 +222,7 @@ class Search:
     def failure(self, now: float) -> str | None:
         """Why the search has failed for good; None while it has not."""
         patience = self._config.join_timeout
-        if self.cluster is not None:
+        if self.found:
             if now - self.last_reply < patience:
                 return None
             return f"the cluster was found, but no member has answered for {patience:g} s"

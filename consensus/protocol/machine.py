@@ -22,7 +22,9 @@ from ..messages import (
     Accepted,
     Ack,
     Activate,
+    Beliefs,
     Chosen,
+    Digest,
     Evidence,
     EvidenceKind,
     FlushReply,
@@ -55,6 +57,7 @@ from .effects import Effect, Quit, Stalled
 from .founding import Founding
 from .join import Search
 from .life import Turn
+from .reconciliation import Reconciliation
 from .view_change import ViewChange
 
 if TYPE_CHECKING:
@@ -85,6 +88,7 @@ class Machine:
         self._introducers = introducers
         self._change = ViewChange(self._core)
         self._detection: Detection
+        self._reconciliation: Reconciliation
         self._admission: Admission
         self._awaited: float | None = None
         """When ``tick`` was promised at the latest."""
@@ -96,6 +100,7 @@ class Machine:
         core = self._core
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
+        self._reconciliation = Reconciliation(core, self._detection.merge_told, now)
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
         founding = Founding(core.member, now) if self._voted else None
         self._admission = Admission(core, self._detection, self._change, search, now, founding)
@@ -119,6 +124,7 @@ class Machine:
             if self._core.view is not None:
                 self._judge_stall(now)
                 self._detection.tick(now)
+                self._reconciliation.tick(now)
                 self._change.tick(now)
             self._settle(now)
 
@@ -219,7 +225,7 @@ class Machine:
             return None
         deadline = self._admission.deadline()
         if self._core.view is not None:
-            deadline = min(deadline, self._detection.deadline(), self._change.deadline())
+            deadline = min(deadline, self._detection.deadline(), self._reconciliation.deadline(), self._change.deadline())
         self._awaited = max(deadline, self._latest)  # what was due before it could be known is not late
         return deadline
 
@@ -365,6 +371,8 @@ class Machine:
                 core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
             case Ack():
                 detection.on_ack(sender, message, now)
+                if core.applicants.get(sender) is not None:
+                    change.proposer.consider(now)  # it can be admitted now
                 if message.target == sender:
                     core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
             case PingRequest():
@@ -374,7 +382,12 @@ class Machine:
             case Stranger():
                 detection.on_stranger(address, message, now)
             case Gossip():
-                detection.merge(message.updates, now)
+                detection.merge(message.updates, now, direct=message.direct)
+            case Digest():
+                core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
+                self._reconciliation.on_digest(address, message)
+            case Beliefs():
+                self._reconciliation.on_beliefs(address, message, now)
             case Evidence():
                 change.accusations.on_evidence(sender, message, now)
             case Prepare():
@@ -400,7 +413,7 @@ class Machine:
             case Pull():
                 change.on_pull(sender, address, message)
             case Chosen():
-                change.on_chosen(message, now)
+                change.on_chosen(sender, address, message, now)
             case JoinRequest():
                 admission.on_join_request(sender, address, message, now)
             case JoinReply():

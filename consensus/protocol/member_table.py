@@ -82,6 +82,8 @@ class MemberTable:
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
         self._peers: dict[str, Peer] = {}
+        self._suspects: dict[str, Peer] = {}
+        """Whoever was suspected lately; few ever are, and they are asked for before and after every packet."""
         self.incarnation = 0
 
     def __iter__(self) -> Iterator[Peer]:
@@ -93,6 +95,20 @@ class MemberTable:
     def get(self, member_id: str) -> Peer | None:
         """The peer with that id, if it is in the view."""
         return self._peers.get(member_id)
+
+    def suspect(self, peer: Peer, suspicion: Suspicion) -> None:
+        """From now on it is suspected."""
+        peer.suspicion = suspicion
+        peer.learn(Sign.SUSPECTED)
+        self._suspects[peer.member.id] = peer
+
+    def suspected(self) -> list[Peer]:
+        """Who is suspected, in the order in which they were."""
+        if not self._suspects:
+            return []
+        for key in [key for key, peer in self._suspects.items() if peer.suspicion is None or self._peers.get(key) is not peer]:
+            del self._suspects[key]
+        return list(self._suspects.values())
 
     def adopt(self, view: View, contacts: dict[str, float], now: float) -> None:
         """Follow a new view: beliefs about those who stay are kept, ``contacts`` seeds those who came."""

@@ -1,12 +1,12 @@
 """SWIM's failure detector: ping, then ping through others, then suspect (SWIM, sections 3.1 and 4.2; Lifeguard, IV-A).
 
 Up to ``mesh_limit`` members everybody pings everybody each round: that is detection and the *contact* which discounting
-needs (see ``evidence``) in one. Beyond it, one member a round, in shuffled order.
+needs (see ``evidence``) in one. Beyond it, one neighbour a round (see ``watch``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -115,7 +115,6 @@ class Prober:
     probes: dict[int, Probe] = field(default_factory=dict)
     relays: dict[int, Relay] = field(default_factory=dict)
     _seq: int = -1
-    _ring: list[str] = field(default_factory=list)
 
     def next_seq(self) -> int:
         """A number for the next ping.
@@ -126,27 +125,17 @@ class Prober:
         self._seq = self.rng.getrandbits(32) if self._seq < 0 else self._seq + 1
         return self._seq
 
-    def begin_round(self, targets: Sequence[Member], now: float) -> list[Probe]:
-        """Start this round's probes; whom to ping."""
-        mesh = len(targets) < self.config.mesh_limit
-        interval = self.config.contact_interval if mesh else self.awareness.stretch(self.config.probe_interval)
+    def begin_round(self, targets: Sequence[Member], interval: float, now: float) -> list[Probe]:
+        """Start this round's probes, one of each of ``targets``; the next round begins ``interval`` seconds later."""
         self.next_round = now + interval
-        chosen = list(targets) if mesh else self._next_in_ring(targets)
-        return [self._start(member, now, interval) for member in chosen]
+        return [self.start(member, interval, now) for member in targets]
 
-    def _next_in_ring(self, targets: Sequence[Member]) -> list[Member]:
-        by_id = {member.id: member for member in targets}
-        while True:
-            if not self._ring:
-                self._ring = sorted(by_id)
-                self.rng.shuffle(self._ring)
-                if not self._ring:
-                    return []
-            chosen = by_id.get(self._ring.pop())
-            if chosen is not None:
-                return [chosen]
+    def probing(self, member_id: str) -> bool:
+        """Whether a ping of ours to that member is under way."""
+        return any(probe.target.id == member_id for probe in self.probes.values())
 
-    def _start(self, target: Member, now: float, interval: float) -> Probe:
+    def start(self, target: Member, interval: float, now: float) -> Probe:
+        """One probe, which fails after ``interval``, or later where this member's health asks for it."""
         timeout = self.awareness.stretch(self.config.ping_timeout)
         probe = Probe(self.next_seq(), target, now, now + timeout, now + max(interval, 2.5 * timeout))
         self.probes[probe.seq] = probe
@@ -219,7 +208,7 @@ class Prober:
                 due.append(relay)
         return due
 
-    def forget(self, keep: frozenset[str]) -> None:
+    def forget(self, keep: Container[str]) -> None:
         """Drop probes of members that are not in ``keep``."""
         for seq in [seq for seq, probe in self.probes.items() if probe.target.id not in keep]:
             self.probes.pop(seq).advance(Answer.GONE)

@@ -11,6 +11,7 @@ from math import inf
 
 from ..errors import LeftError
 from ..messages import Accepted, Ballot, Promise, Promised
+from ..progress import NOWHERE
 from ..view import Proposal, View
 from .acceptor import NO_BALLOT
 from .attempt import Attempt, Outcome, Phase
@@ -66,14 +67,14 @@ class Proposer:
         """When the coordinator wants to propose next, as ``consider`` decides it."""
         if self._last_to_leave:
             return inf
-        due = self._core.evidence.due()
+        due = self._core.evidence.due(unstable=self._core.unstable)
         if due is not None:
             return due
         if self._boundary is not None:
             return -inf
         if self._wish_since is not None:
             # Not in the middle of a call: it ends by itself, and the next packet or round looks again.
-            return inf if self._core.progress.busy else self._wish_since + self._core.config.boundary_wait
+            return inf if self._core.progress.busy else self._wish_since + self._patience
         return inf
 
     def consider(self, now: float) -> None:
@@ -94,7 +95,7 @@ class Proposer:
             if core.active is core.view or core.evidence.frozen_since is not None:  # or its driver is gone
                 core.stop(LeftError("left the job on its own wish"))
             return
-        due = core.evidence.due()
+        due = core.evidence.due(unstable=core.unstable)
         if due is not None:
             if now >= due:
                 self._begin(now)
@@ -113,14 +114,22 @@ class Proposer:
     def _consider_joins(self, now: float) -> None:
         core = self._core
         full = core.view is not None and len(core.view) >= core.config.room
-        if full or not core.applicants.admissible(now):
+        if full or not core.applicants.any_admissible(now):
             self._drop_wish()
         elif self._wish_since is None:
             self._wish_since = now
             core.history.mark(Moment.WISHED, core.epoch + 1, now)
             core.outbox.emit(Wish(True))
-        elif now >= self._wish_since + self._core.config.boundary_wait and not core.progress.busy:
+        elif now >= self._wish_since + self._patience and not core.progress.busy:
             self._begin(now)
+
+    @property
+    def _patience(self) -> float:
+        """How long joins wait for a call to end. Before the first call there is nothing to interrupt: a job that starts grows
+        twofold at a time, and should not take a second each time.
+        """
+        config = self._core.config
+        return min(config.boundary_wait, config.silence_settle) if self._core.progress == NOWHERE else config.boundary_wait
 
     def _drop_wish(self) -> None:
         if self._wish_since is not None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Suspicion"]
+__all__ = ["ENOUGH", "Suspicion"]
+
+ENOUGH = 3
+"""Distinct accusers without whom nobody is taken for silent in a large view: one or two may be cut off or lossy themselves."""
 
 
 class Suspicion:
@@ -20,6 +23,8 @@ class Suspicion:
         self._minimum = minimum
         self._maximum = max(minimum, maximum)
         self._accusers = {accuser}
+        self.unanswered: float | None = None
+        """When we sent the first ping that was not answered; None where only others suspect."""
 
     def confirm(self, accuser: str) -> bool:
         """Count one more accuser; whether it is a new one that still matters (and is worth passing on)."""
@@ -27,6 +32,17 @@ class Suspicion:
             return False
         self._accusers.add(accuser)
         return True
+
+    def postpone(self, late: float) -> None:
+        """Nothing could be heard for ``late`` seconds."""
+        self.start += late
+        if self.unanswered is not None:
+            self.unanswered += late
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether enough different members suspect."""
+        return len(self._accusers) >= ENOUGH
 
     @property
     def accusers(self) -> tuple[str, ...]:

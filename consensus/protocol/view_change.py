@@ -7,13 +7,14 @@ decided: it adopts chosen views, installs them, and notices when nothing moves a
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
 from ..errors import ExcludedError, LeftError, QuorumLostError
 from ..member import Address, Member
-from ..messages import Accepted, Activate, Chosen, EvidenceKind, FlushRequest, Install, Pull, Ready
-from ..view import Cause, View
+from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Install, Pull, Ready
+from ..view import Cause, Delta, View
 from .accusations import Accusations
 from .attempt import Attempt
 from .change import Kind, Moment
@@ -44,7 +45,7 @@ class ViewChange:
         self.detection: Detection  # set by the machine: the two know each other
         self.voter = Voter(core)
         self.proposer = Proposer(core, self.voter, self._chosen)
-        self.accusations = Accusations(core, self.proposer.consider)
+        self.accusations = Accusations(core, self.proposer.consider, self._believes)
         self.installer = Installer(core, self.accusations.accuse)
         self._frozen_at: float | None = None
         self._blocked_since: float | None = None
@@ -54,6 +55,9 @@ class ViewChange:
         self._is_ready = False
         self._adopted_at = -inf
         self._orphan_told = False
+
+    def _believes(self, accused: str, source: str, now: float) -> bool:
+        return self.detection.believes(accused, source, now)
 
     @property
     def changing(self) -> bool:
@@ -179,42 +183,61 @@ class ViewChange:
     # Learner
 
     def on_pull(self, sender: str, address: Address, message: Pull) -> None:
-        """A laggard asks what was chosen since."""
+        """A laggard asks what was chosen since; a joiner gets its INSTALL again, with the whole view."""
         core = self._core
         if core.view is not None and core.epoch > message.epoch:
-            core.reply(sender, address, Chosen(core.view, core.driver))
+            joins = None if message.epoch else self.installer.whole(sender)
+            core.reply(sender, address, core.told(message.view_id) if joins is None else joins)
 
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
         """The driver of a chosen view, which we may not know yet, needs our report."""
         core = self._core
-        self.on_chosen(Chosen(request.view, sender), now)
-        if core.view_id == request.view.view_id and core.installed is not core.view:
+        self._chosen_is(None, request.delta, sender, sender, address, now)
+        if core.view_id == request.delta.view_id and core.installed is not core.view:
             core.history.mark(Moment.ASKED, core.epoch, now)
             self.voter.on_flush_request(sender, address, request)
 
-    def on_chosen(self, message: Chosen, now: float) -> None:
+    def on_chosen(self, sender: str, address: Address, message: Chosen, now: float) -> None:
         """A view was chosen, which this member may not have known."""
+        self._chosen_is(message.view, message.delta, message.driver, sender, address, now)
+
+    def _chosen_is(
+        self, whole: View | None, delta: Delta | None, driver: str, sender: str, address: Address, now: float
+    ) -> None:
         core = self._core
-        if message.view.epoch <= core.epoch or not message.view.consistent():
+        view = core.resolve(whole, delta)
+        if view is None:
+            self._pull_for(delta, sender, address)
+        elif view.epoch <= core.epoch:
             return
-        if core.member.id in message.view:
-            if not self._voted_out(message.view):
-                self.adopt(message.view, message.driver, now)
+        elif core.member.id in view:
+            if not self._voted_out(view):
+                self.adopt(view, driver, now)
         elif core.view is not None:
-            self._out(message.view)
+            self._out(view)
+
+    def _pull_for(self, delta: Delta | None, sender: str, address: Address) -> None:
+        """Somebody means a view whose parent is not held here: ask him for the whole of it."""
+        core = self._core
+        if delta is not None and delta.epoch > core.epoch and delta.parent_id != core.view_id:
+            core.reply(sender, address, core.pull())
 
     def _out(self, view: View) -> None:
         core = self._core
         if core.leaving or core.member.id in core.evidence.leaving:
             core.stop(LeftError("left the job on its own wish"))
         else:
-            core.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again"))
+            core.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again", view))
 
     def on_install(self, sender: str, address: Address, message: Install, now: float) -> None:
         """A chosen view with everybody's report: build its group."""
         core = self._core
-        view = message.view
-        if not view.consistent() or view.epoch < core.epoch:
+        view = core.resolve(message.view, message.delta)
+        if view is None:
+            self._pull_for(message.delta, sender, address)
+            return
+        reports = message.reports.by_id(view)
+        if reports is None or view.epoch < core.epoch:
             return
         if core.member.id not in view:
             if core.view is not None:
@@ -225,7 +248,7 @@ class ViewChange:
             if self._is_ready:
                 self._send_ready(now)
             return
-        if not self._installable(message):
+        if not self._installable(view, message.ballot, dict(reports)):
             return
         if view.epoch > core.epoch:
             self.adopt(view, sender, now)
@@ -238,7 +261,7 @@ class ViewChange:
         core.history.installed(view, sender, message.ballot, message.removed, now)
         self._ready_to = (sender, address)
         self._is_ready = False
-        core.outbox.emit(Installed(view, message.reports))
+        core.outbox.emit(Installed(view, reports))
 
     def _voted_out(self, view: View) -> bool:
         """Whether this member has voted for a list without itself, and ``view`` is another of that epoch.
@@ -250,17 +273,15 @@ class ViewChange:
         without_us = accepted is not None and any(item.member_id == self._core.member.id for item in accepted.removed)
         return without_us and view.epoch == self._core.epoch + 1
 
-    def _installable(self, message: Install) -> bool:
+    def _installable(self, view: View, ballot: Ballot, reports: Mapping[str, bytes]) -> bool:
         """Not below a promised ballot, and not without exactly the report that we gave."""
         core = self._core
-        view = message.view
         if core.view is None:
             return True
         if self._voted_out(view):
             return False
-        if view.epoch == core.epoch + 1 and (message.ballot < self.voter.promised or view.parent_id != core.view_id):
+        if view.epoch == core.epoch + 1 and (ballot < self.voter.promised or view.parent_id != core.view_id):
             return False
-        reports = dict(message.reports)
         if core.member.id in reports:
             return reports[core.member.id] == self.voter.report(view.epoch)
         # Without our report it must be the view that admitted (or founded with) us.
@@ -282,6 +303,7 @@ class ViewChange:
         """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
         core = self._core
         parent, core.view = core.view, view
+        core.delta = Delta.between(parent, view)
         if parent is None:
             core.turn(Turn.FOUNDED if driver == core.member.id and not view.parent_id else Turn.ADMITTED)
         else:
@@ -292,6 +314,7 @@ class ViewChange:
         self._adopted_at = now
         self._orphan_told = False
         core.table.adopt(view, core.applicants.contacts, now)
+        core.crowded = len(core.table) >= core.config.mesh_limit
         core.evidence.adopt(view, parent)
         stale = now - 2 * core.config.exclude_after
         core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}
@@ -340,7 +363,7 @@ class ViewChange:
         core = self._core
         for member in core.view.members if core.view is not None else ():
             if member.id in core.evidence.proofs:
-                core.outbox.send(member, Pull(core.epoch))
+                core.outbox.send(member, core.pull())
 
     def under_way(self) -> dict[str, Any] | None:
         """The change that is not active yet, as plain values: its record so far, and what it waits for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from ..member import Address
-from ..messages import Accept, Accepted, Chosen, FlushReply, FlushRequest, Prepare, Promised, Pull
+from ..messages import Accept, Accepted, FlushReply, FlushRequest, Prepare, Promised
 from ..view import Proposal, View
 from .acceptor import NO_BALLOT, Acceptor, Pending
 from .change import Moment
@@ -99,10 +99,10 @@ class Voter:
         """The acceptor for this request; None where the sender or we must catch up first, or it is not legitimate."""
         core = self._core
         if core.view is None or message.epoch > core.epoch + 1:
-            core.reply(sender, address, Pull(core.epoch))
+            core.reply(sender, address, core.pull())
             return None
         if message.epoch <= core.epoch:
-            core.reply(sender, address, Chosen(core.view, core.driver))
+            core.reply(sender, address, core.told(message.parent_id))
             return None
         acceptor = self._acceptor
         if acceptor is None or message.parent_id != core.view_id or not acceptor.legitimate(sender, message.ballot):
@@ -113,9 +113,9 @@ class Voter:
         """The driver of the chosen view (which the caller made ours) needs our report. Not a vote: we may never have."""
 
         def give(report: bytes) -> FlushReply:
-            return FlushReply(request.view.epoch, request.view.view_id, report)
+            return FlushReply(request.delta.epoch, request.delta.view_id, report)
 
-        answer = self._flush.request(request.view.epoch, request.after_call, sender, address, give)
+        answer = self._flush.request(request.delta.epoch, request.after_call, sender, address, give)
         if answer is not None:
             self._core.reply(sender, address, answer)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..progress import Progress
 from .driver import Driver
 from .gate import Gate
 from .http import HandOver, HttpClient, HttpServer
-from .names import Endpoint, numeric, resolve
+from .names import Endpoint, Introducers, numeric, resolve
 from .ports import Core
 from .scout import Scout
 from .snapshot import Snapshot
@@ -68,7 +68,7 @@ class Agent:
         sockets: SocketPair,
         core: Core,
         outside: Outside,
-        introducers: Sequence[Address],
+        introducers: Introducers,
         *,
         sealer: Sealer | None = None,
     ) -> None:
@@ -76,6 +76,7 @@ class Agent:
         self._config = config
         self._member = member
         self._sockets = sockets
+        self._met = introducers.met
         self._resolving: set[Address] = set()
         self._ring = KeyRing.of(config)
         self._sealer: Sealer = sealer or self._sealer_of(self._ring)
@@ -86,6 +87,7 @@ class Agent:
         self._foreigners: set[tuple[str, str]] = set()
         self._latest: tuple[Message, bytes] | None = None
         self._closed = False
+        self._gone = asyncio.Event()
         self._started = False
         self.traffic = Traffic()
         self._outside = outside
@@ -115,13 +117,16 @@ class Agent:
         if self._ring is not None:
             self._spawn(self._follow_keys(self._ring))
         self.driver.perform(self.driver.core.start)
+        if self._met:
+            self.scout.add(self._met)
         self._spawn(self.scout.attend())
         self._spawn(self.scout.follow_names())
 
     async def close(self) -> None:
-        """End without a goodbye. New connections are refused from here on. Idempotent."""
+        """End without a goodbye. New connections are refused from here on. Whoever comes second waits for the first."""
         self.driver.close()
         if self._closed:
+            await self._gone.wait()
             return
         self._closed = True
         self._udp.close()
@@ -134,6 +139,7 @@ class Agent:
         await self._client.close()
         self._sockets.close()
         await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
+        self._gone.set()
 
     def status(self) -> dict[str, Any]:
         """What this member believes and has sent, as plain values."""

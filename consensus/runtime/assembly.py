@@ -29,7 +29,7 @@ def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:
         voted=introducers.named,
         barred=introducers.barred(size),
     )
-    return Agent(setup.config, setup.member, sockets, machine, outside, introducers.addresses)
+    return Agent(setup.config, setup.member, sockets, machine, outside, introducers)
 
 
 def perform(agent: Agent, action: str, arguments: Iterable[Any]) -> None:

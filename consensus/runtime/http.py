@@ -42,6 +42,9 @@ _READING = 64
 
 _POST_TIMEOUT = 5.0
 _FENCE_TIMEOUT = 10.0
+_CONNECTIONS = 256
+"""At a time: the first view of a thousand members goes to all of them this way, and a process has 1024 descriptors."""
+
 _POSTS_IN_FLIGHT = 16
 """To one address; more are dropped, as a full socket buffer would do it."""
 
@@ -201,7 +204,7 @@ class HttpClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_CONNECTIONS), auto_decompress=False)
         return self._session
 
     async def post(self, address: Address, data: bytes) -> bool:

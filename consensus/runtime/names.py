@@ -49,10 +49,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Introducers:
-    """A list of introducers as one lookup shows it."""
+    """A list of introducers as one lookup shows it, and whom this process knows besides."""
 
     texts: tuple[str, ...] = ()
     addresses: tuple[Address, ...] = ()
+    met: tuple[Address, ...] | None = None
+    """Members that an earlier lifetime of this process has met, None in the first one. A later one founds nothing: the job
+    went on without this process, and what that does not know any more is lost, not to be begun anew."""
 
     @property
     def named(self) -> bool:
@@ -71,6 +74,8 @@ class Introducers:
 
     def founder(self, own: Address, initial_size: int) -> bool:
         """Whether the member that others reach at ``own`` may found: its address is the first, or there are none."""
+        if self.met is not None:
+            return False
         if not self.texts:
             return True
         return self.addresses[:1] == (own,) and not self.barred(initial_size)

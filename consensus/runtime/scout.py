@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ..config import PROTOCOL_VERSION, Config
 from ..errors import JoinError
@@ -50,20 +51,20 @@ class Scout:
         self,
         config: Config,
         member: Member,
-        introducers: Sequence[Address],
+        introducers: Introducers,
         driver: Driver,
         ring: KeyRing | None,
         held: Callable[[], bool],
     ) -> None:
-        """``introducers``: resolved, the own address included."""
+        """``introducers``: the own address included."""
         self._config = config
         self._member = member
         self._driver = driver
         self._ring = ring
         self._held = held
-        self.introducers = list(introducers)
+        self.introducers = list(introducers.addresses)
         """Where others may be found, however they call themselves."""
-        self._listed = Introducers(config.introducers, tuple(introducers))
+        self._listed = introducers
         self._found: list[Address] = []
         self._attended: set[Address] = set()
         self._doubted: set[Address] = set()
@@ -82,10 +83,14 @@ class Scout:
             and answer.member_id != self._member.id
         )
         if found:
-            self._found += [address for address in found if address not in self._found]
-            self.introducers += [address for address in found if address not in self.introducers]
-            self._driver.perform(lambda now: self._driver.core.add_introducers(found, now))
+            self.add(found)
         return found
+
+    def add(self, addresses: tuple[Address, ...]) -> None:
+        """Let the core ask at ``addresses``, too."""
+        self._found += [address for address in addresses if address not in self._found]
+        self.introducers += [address for address in addresses if address not in self.introducers]
+        self._driver.perform(lambda now: self._driver.core.add_introducers(addresses, now))
 
     async def attend(self) -> None:
         """Where this member comes first: tell the core at which introducers somebody listens, until it knows a cluster."""
@@ -149,7 +154,7 @@ class Scout:
         loop, config, driver = asyncio.get_running_loop(), self._config, self._driver
         while driver.core.active_view is None:
             await asyncio.sleep(_LOOKUP_EVERY)
-            found = await loop.run_in_executor(None, lookup, config.introducers)
+            found = replace(await loop.run_in_executor(None, lookup, config.introducers), met=self._listed.met)
             if found == self._listed or driver.core.active_view is not None or self._held():
                 continue
             self._listed = found

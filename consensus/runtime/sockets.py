@@ -114,6 +114,7 @@ def _adopt(fds: Sequence[int]) -> _Sockets:
         udp, tcp = opened
         wrong = _mismatch(udp, tcp)
         if wrong is None:
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its connections inherit it: a next lifetime binds here
             tcp.listen(_BACKLOG)
             udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             return udp, tcp

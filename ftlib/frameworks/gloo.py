@@ -23,7 +23,6 @@ from ftlib.frameworks import sockets
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.errands import errand, finish_errands
 from ftlib.frameworks.gloo_group import GlooGroup
-from ftlib.frameworks.gloo_work import afresh
 from ftlib.frameworks.rendezvous import Meeting, StoreServer, interface_address, join_address, split_address
 
 if TYPE_CHECKING:
@@ -71,11 +70,15 @@ class GlooFramework(Framework):
         self._process = os.getpid()
 
     def start(self, host: str) -> Mapping[str, str]:
-        """Start the store. ConfigError if ``host`` is not an address of this machine. Idempotent."""
+        """Start the store, anew where ``host`` is another than before. ConfigError if it is no address of this machine."""
         self._void_before = 0
+        address = interface_address(host)
+        if self._server is not None and address != self._host:
+            self._server.close()
+            self._server = None
         if self._server is None:
             sockets.guard_forks()
-            self._host = interface_address(host)
+            self._host = address
             self._server = StoreServer(self._host)
             self._process = os.getpid()
             atexit.register(self.close)
@@ -180,7 +183,7 @@ class _Build:
         try:
             outcome = self._build()
         except GroupError as error:
-            outcome = afresh(error)
+            outcome = error.afresh()
         except Exception as error:  # noqa: BLE001 - it must reach the thread that waits
             _log.debug("building the group failed", exc_info=True)
             outcome = GroupError(f"building the group of epoch {self._spec.epoch} failed: {error}")

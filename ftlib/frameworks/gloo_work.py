@@ -16,18 +16,13 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["FOREIGN", "FailedWork", "GlooTransfer", "GlooWork", "afresh"]
+__all__ = ["FOREIGN", "FailedWork", "GlooTransfer", "GlooWork"]
 
 FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
 """What torch raises, in C++ and in the binding."""
 
 _ABANDONED_SLICE = 0.1
 """Seconds after which a wait looks whether its operation was abandoned; only where sockets cannot be cut."""
-
-
-def afresh(error: GroupError) -> GroupError:
-    """Copy an error, without the frames it went through: these hold operations, and operations hold sockets."""
-    return GroupError(str(error), error.peers)
 
 
 class _Owner(Protocol):
@@ -97,7 +92,7 @@ class GlooWork(Work):
 
     def _outcome(self) -> bool:
         if self._error is not None:
-            raise afresh(self._error)
+            raise self._error.afresh()
         return True
 
 
@@ -127,7 +122,7 @@ class GlooTransfer(Work):
                 raise GroupError("transfer abandoned: its group was aborted and cannot be interrupted")
             return False
         if self._error is not None:
-            raise afresh(self._error)
+            raise self._error.afresh()
         return True
 
     def _run(self, raw: Any) -> None:
@@ -147,7 +142,7 @@ class FailedWork(Work):
 
     def wait(self, timeout: float) -> bool:  # noqa: ARG002
         """Raise the error."""
-        raise afresh(self._error)
+        raise self._error.afresh()
 
     def done(self) -> bool:
         """Tell the truth: it ended before it began."""

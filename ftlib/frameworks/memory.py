@@ -146,7 +146,7 @@ class _MemoryWork(Work):
             if not self._room.changed.wait_for(lambda: entry.ended, max(0.0, timeout)):
                 return False
         if entry.error is not None:
-            raise entry.error
+            raise entry.error.afresh()
         return True
 
     def done(self) -> bool:
@@ -187,7 +187,7 @@ class _Room:
             if self._failure is None and missing:
                 self._fail(f"no sign of ranks {list(missing)} within {spec.timeout:g} s", missing)
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.afresh()
 
     def collective(self, entry: _Entry, carry_out: _CarryOut) -> Work:
         """Enter the next collective; the last to come carries it out."""

@@ -103,6 +103,8 @@ class Ledger:
     """The run's result so far, as ``subprocess`` gives it."""
     last_failed: int | None = None
     """The slot that failed last."""
+    past: set[str] = field(default_factory=set)
+    """Member ids that are certainly over: their process ended, or goes on under another one."""
 
     def __post_init__(self) -> None:
         """One entry a worker."""
@@ -145,15 +147,25 @@ class Ledger:
     def started(self, index: int, pid: int, address: str, *, founder: bool) -> None:
         """A lifetime began; ``address`` is empty where it binds its own."""
         entry = self.entries[index]
+        if entry.member:
+            self.past.add(entry.member)
         entry.phase, entry.pid, entry.founder, entry.address = Phase.RUNNING, pid, founder, address
         entry.member, entry.epoch, entry.cause = "", 0, ""
         entry.starts += 1
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
-        """A worker said who it is, where, and the epoch of its view (0: none yet); False if no such worker runs."""
+        """A worker said who it is, where, and the epoch of its view (0: none yet); False if no such worker runs.
+
+        Another id than before is another lifetime in the same process.
+        """
         entry = self.of_pid(pid)
         if entry is None:
             return False
+        if member in self.past:
+            return True  # overtaken by what it said later
+        if entry.member not in ("", member):  # it was excluded, and is about to join again
+            self.past.add(entry.member)
+            entry.founder, entry.epoch = False, 0
         entry.member, entry.address, entry.epoch = member, address, max(entry.epoch, epoch)
         if entry.epoch > 0:
             self.founded = self.ever_founded = True

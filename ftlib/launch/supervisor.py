@@ -351,9 +351,8 @@ class Supervisor:
         worker = self._workers.get(pid)
         if worker is None:
             return Fate.GONE if pid in self._past else Fate.UNKNOWN
-        entry = self.ledger.entries[worker.start.index]
-        if member and entry.member and entry.member != member:
-            return Fate.GONE  # the number is a later lifetime's
+        if member in self.ledger.past:
+            return Fate.GONE  # the number is a later lifetime's, or the process lives on as another member
         if not worker.cause:
             self._console.say(f"{worker.start.name} is silent to its peers ({reason or 'no reason given'}): killed")
             self._console.event("fenced", worker=worker.start.index, pid=pid, reason=reason)

@@ -13,6 +13,7 @@ from consensus.member import Member
 from consensus.progress import Progress
 from consensus.protocol.effects import Effect
 from consensus.runtime.agent import Agent, Outside
+from consensus.runtime.names import Introducers
 from consensus.runtime.snapshot import Snapshot
 from consensus.runtime.sockets import open_pair, resolve_all
 from consensus.runtime.sources import Sources
@@ -114,7 +115,7 @@ async def rig(member_id: str = "a" * 16, plane: Any = None, **settings: Any) -> 
     member = Member(member_id, *pair.advertised)
     core, snapshots, sources = FakeCore(), list[Snapshot](), Sources()
     plane = plane or RecordingPlane()
-    introducers = resolve_all(config.introducers)
+    introducers = Introducers(config.introducers, resolve_all(config.introducers))
     rigs: list[Rig] = []
 
     async def facts() -> dict[str, Any]:

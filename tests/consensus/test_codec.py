@@ -17,6 +17,7 @@ from consensus.config import PROTOCOL_VERSION
 from consensus.errors import CodecError, ForeignJobError, ForeignVersionError
 from consensus.member import Member
 from consensus.messages import MESSAGES, Envelope, Gossip, Install, JoinReply, Nack, Ping, Status, Update
+from consensus.reports import Reports
 from consensus.view import Cause, Reason, View
 
 IDS = st.text(min_size=1, max_size=20)
@@ -237,13 +238,13 @@ def test_list_length_is_bounded() -> None:
 
 def test_size_limits() -> None:
     view = View(1, "", (Member("m", "127.0.0.1", 7000),))
-    big = envelope(Install(view, (0, "m"), (("m", bytes(100_000)),)))
+    big = envelope(Install(view, None, (0, "m"), Reports.of([bytes(100_000)])))
     packet = CODEC.encode(big)
     assert CODEC.decode(packet) == big
     with pytest.raises(CodecError):
         CODEC.decode(packet, limit=MAX_DATAGRAM)
     with pytest.raises(CodecError):
-        CODEC.encode(envelope(Install(view, (0, "m"), (("m", bytes(MAX_BYTES)),))))
+        CODEC.encode(envelope(Install(view, None, (0, "m"), Reports.of([bytes(MAX_BYTES)]))))
     assert CODEC.decode(CODEC.encode(big)) == big  # a refused message leaves nothing behind
 
 
@@ -251,7 +252,9 @@ def test_reasons_are_bounded() -> None:
     """They are kept for a long time, and shown."""
     view = View(1, "", (Member("m", "127.0.0.1", 7000),))
     for size, taken in ((200, True), (201, False)):
-        packet = CODEC.encode(envelope(Install(view, (0, "m"), (), (Reason("x", Cause.PROOF, "d" * size, "m"),))))
+        packet = CODEC.encode(
+            envelope(Install(view, None, (0, "m"), Reports.of([]), (Reason("x", Cause.PROOF, "d" * size, "m"),)))
+        )
         if taken:
             CODEC.decode(packet)
         else:

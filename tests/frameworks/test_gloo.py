@@ -477,6 +477,8 @@ def test_alone_in_this_process() -> None:
     framework = framework_by_name("gloo")
     facts = framework.start("127.0.0.1")
     assert framework.start("127.0.0.1") == facts
+    assert framework.start("127.0.0.2")["store"].startswith("127.0.0.2:"), "a later lifetime may have another address"
+    facts = framework.start("127.0.0.1")
     group = framework.rebuild(GroupSpec("v", 1, 0, 1, facts, TIMEOUT))
     with pytest.raises(ConfigError, match="MEDIAN"):
         group.allreduce(torch.ones(1), "MEDIAN")

@@ -163,7 +163,7 @@ def test_joins_and_leaves_abort_nothing() -> None:
             step(worker)
             time.sleep(0.001)
         if worker.name == "w1":
-            worker.ft._caller.leaving = True
+            worker.ft._turns.leaving = True
             with pytest.raises(SystemExit):
                 step(worker)
             assert worker.ft.allreduce_average(torch.ones(10)) is Status.ABORT

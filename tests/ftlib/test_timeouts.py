@@ -129,7 +129,7 @@ def test_waiting_for_state() -> None:
         ft = worker.ft
         if worker.name == "w9":
             ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-            ft._transfer._step_timeout = LIMIT
+            ft._lives.life.transfer._step_timeout = LIMIT
             try:
                 ft.barrier()
             except FTLibError as error:
@@ -138,7 +138,7 @@ def test_waiting_for_state() -> None:
             finally:
                 ft.close()  # or the other would wait for it
         ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-        ft._transfer._fetch = None  # type: ignore[method-assign,assignment]  # it only gives
+        ft._lives.life.transfer._fetch = None  # type: ignore[method-assign,assignment]  # it only gives
         worker.consensus.sources["/state"] = silent
         ft.barrier()
         job.start("w9", body)

@@ -81,12 +81,14 @@ def test_they_follow_the_rotated_key(tmp_path: Path) -> None:
             assert started.wait(TIMEOUT)
             ft, view = worker.ft, worker.ft.view
             assert view is not None
-            ft.settings = replace(ft.settings, supervisor=address)  # comes by the environment alone
-            ft._activated(view)
+            life = ft._lives.life
+            settings = replace(ft.settings, supervisor=address)  # comes by the environment alone
+            life._means = replace(life._means, settings=settings)
+            life._activated(view)
             heard(office, 1)
             keep(path, NEW)
             office.ring = KeyRing([NEW])
-            ft._activated(view)
+            life._activated(view)
             heard(office, 2)
             over.set()
             worker.join()

@@ -146,5 +146,21 @@ def test_announcements_of_strangers_are_refused() -> None:
     assert not ledger.announced(4242, "m", "127.0.0.1:1", 1)
 
 
+def test_a_worker_that_joins_again_in_its_process_is_another_member() -> None:
+    """In no view until it says so; and what it said before is not heard any more, whenever it arrives."""
+    ledger = begun(2)
+    assert ledger.announced(101, "m1", "127.0.0.1:9001", 2)
+    assert ledger.announced(101, "again", "127.0.0.1:9005", 0)
+    assert ledger.past == {"m1"}
+    assert ledger.introducers() == ["127.0.0.1:9000"]
+    assert ledger.announced(101, "m1", "127.0.0.1:9001", 3)
+    assert ledger.entries[1].member == "again"
+    assert ledger.announced(101, "again", "127.0.0.1:9005", 4)
+    assert ledger.introducers() == ["127.0.0.1:9000", "127.0.0.1:9005"]
+    ledger.exited(1, -9)
+    ledger.started(1, 102, "", founder=False)
+    assert ledger.past == {"m1", "again"}
+
+
 def shell(ledger: Ledger) -> int:
     return ledger.result

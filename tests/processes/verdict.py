@@ -38,12 +38,13 @@ class Verdict:
     def _line(self, worker: Worker, index: int) -> None:
         name, line = worker.task.name, worker.calls[index]
         step = line["step"]
-        if index and step != worker.calls[index - 1]["step"] + 1:
+        lives_on = index and line.get("lifetime") == worker.calls[index - 1].get("lifetime")  # else it has just joined
+        if lives_on and step != worker.calls[index - 1]["step"] + 1:
             self.violations.append(f"{name}: step {worker.calls[index - 1]['step']} was followed by {step}")
         if index and line["epoch"] < worker.calls[index - 1]["epoch"]:
             self.violations.append(f"{name}: epoch {worker.calls[index - 1]['epoch']} was followed by {line['epoch']}")
         who = line.get("who", 0)
-        if index and "who" in line and not who >> worker.task.slot & 1:
+        if lives_on and "who" in line and not who >> worker.task.slot & 1:
             self.violations.append(f"{name}: its gradients are not in step {step} (who={who:b})")
         known = self._hashes.setdefault(step, (line.get("hash", ""), who, name))
         if known[:2] != (line.get("hash", ""), who):

@@ -168,6 +168,7 @@ def _train(task: Task, lines: Lines) -> int:
                 "size": ft.size,
                 "rank": ft.rank,
                 "adopted": ft._plane.counters.adopted,
+                "lifetime": ft._plane.counters.rejoins,
             }
             if task.fill:
                 told["who"] = _who(grads, lines)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from consensus.messages import FlushRequest, Install
 from consensus.protocol.installation import Installation
-from consensus.view import Cause, Proposal, Removal, View
+from consensus.reports import Reports
+from consensus.view import Cause, Delta, Proposal, Removal, View
 
 from .people import member, view_of
 
@@ -20,18 +21,26 @@ def test_joiners_have_no_report_and_the_removed_ones_do_not_count() -> None:
     one = installation({"a": b"A", "b": b"B"})
     assert one.continuing == ("a", "c")
     assert one.missing_reports() == ("c",)
-    assert one.flush_request() == FlushRequest(VIEW, None)
-    one.reports["c"] = b"C"
-    assert one.message() == Install(VIEW, (0, "a"), (("a", b"A"), ("c", b"C")))
+    delta = Delta(2, VIEW.view_id, PARENT.view_id, (1,), (member("j"),))
+    assert one.flush_request() == FlushRequest(delta, None)
+    one.reported("c", b"C")
+    one.reported("c", b"the first one counts")
+    assert one.complete
+    reports = Reports.of([b"A", b"C"])
+    assert reports.by_id(VIEW) == (("a", b"A"), ("c", b"C"))
+    assert one.message(whole=True) == Install(VIEW, None, (0, "a"), reports)
+    assert one.message(whole=False) == Install(None, delta, (0, "a"), reports)
 
 
 def test_everybody_must_be_ready_joiners_included() -> None:
     one = installation({})
-    one.ready = {"a", "c"}
+    for member_id in "aca":
+        one.readied(member_id)
     assert one.missing_ready() == ("j",)
+    assert not one.all_ready
 
 
 def test_founders_continue_nothing() -> None:
     one = installation({}, None)
     assert one.missing_reports() == ()
-    assert one.message() == Install(VIEW, (0, "a"), ())
+    assert one.message(whole=False) == Install(VIEW, None, (0, "a"), Reports.of([])), "nobody holds a parent"

@@ -79,7 +79,12 @@ def test_asks_the_coordinator_and_the_members_once_they_are_known() -> None:
     one = search(B, C)
     assert one.targets() == [B, C]
     one.replied(B, JoinReply(view_of("xy", 3), member("y")), 100.1)
-    assert one.targets() == [member("y").address, member("x").address, B, C]
+    asked = []
+    for _ in range(4):
+        asked.append(one.targets())
+        one.interval(0.5)
+    x, y = member("x").address, member("y").address
+    assert asked == [[y, x], [y], [y, B], [y, C]], "besides the coordinator one of the others, in turn"
     one.replied(C, JoinReply(view_of("z", 2), member("z")), 100.1)
     assert one.coordinator == member("y"), "an older view teaches nothing"
 

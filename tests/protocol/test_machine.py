@@ -27,6 +27,7 @@ from consensus.messages import (
 )
 from consensus.protocol.effects import Check, Effect, Freeze, Installed, Quit, Stopped
 from consensus.protocol.machine import Machine
+from consensus.reports import Reports
 from consensus.view import Cause, Proposal, Removal
 
 from .people import T_EXCL, machine_in, member, sends, view_of
@@ -137,7 +138,7 @@ def test_illegitimate_ballots_get_no_answer(ballot: tuple[int, str]) -> None:
 def test_laggards_pull_and_are_told() -> None:
     machine = machine_in("abc", "b")
     effects = give(machine, "a", Prepare(5, "unknown", (1, "a")), 100.1)
-    assert [send.message for send in sends(effects, Pull)] == [Pull(1)]
+    assert [send.message for send in sends(effects, Pull)] == [Pull(1, view_of("abc").view_id)]
     effects = give(machine, "a", Pull(0), 100.1)
     assert [send.message for send in sends(effects, Chosen)] == [Chosen(view_of("abc"), "a")]
     assert not sends(give(machine, "a", Pull(1), 100.1), Chosen)
@@ -167,13 +168,13 @@ def about_to_install() -> tuple[Machine, Install]:
     give(machine, "a", accept_without("abc", "c", Cause.PROOF, (0, "a")), 100.1)
     machine.flushed(2, b"B", 100.1)
     machine.drain()
-    return machine, Install(view, (0, "a"), (("a", b"A"), ("b", b"B")))
+    return machine, Install(view, None, (0, "a"), Reports.of([b"A", b"B"]))
 
 
 def test_install_ready_activate() -> None:
     machine, install = about_to_install()
     effects = give(machine, "a", install, 100.2)
-    assert Installed(install.view, install.reports) in effects
+    assert Installed(install.view, (("a", b"A"), ("b", b"B"))) in effects
     assert give(machine, "a", Activate(2, install.view.view_id), 100.2) == [], "not ready yet"
     machine.ready(install.view.view_id, 100.3)
     assert [send.message for send in sends(machine.drain(), Ready)] == [Ready(2, install.view.view_id)]
@@ -185,9 +186,9 @@ def test_install_ready_activate() -> None:
 
 def test_an_install_with_another_report_of_ours_or_below_a_promise_is_ignored() -> None:
     machine, install = about_to_install()
-    wrong = Install(install.view, install.ballot, (("a", b"A"), ("b", b"other")))
+    wrong = Install(install.view, None, install.ballot, Reports.of([b"A", b"other"]))
     assert not [e for e in give(machine, "a", wrong, 100.2) if isinstance(e, Installed)]
-    without = Install(install.view, install.ballot, (("a", b"A"),))
+    without = Install(install.view, None, install.ballot, Reports.of([b"A"]))
     assert not [e for e in give(machine, "a", without, 100.2) if isinstance(e, Installed)]
     give(machine, "c", Prepare(2, view_of("abc").view_id, (3, "c")), 100.2)
     assert not [e for e in give(machine, "a", install, 100.2) if isinstance(e, Installed)]

@@ -15,6 +15,7 @@ from consensus.messages import (
     Install,
     Message,
 )
+from consensus.progress import Progress
 from consensus.protocol.effects import Fence
 from consensus.simulation import Host, World
 from consensus.view import Cause, Proposal, Removal
@@ -113,6 +114,8 @@ def test_restart_at_the_same_address_is_proof(index: int) -> None:
 
 def waiting_joiner(config: Config | None = None) -> tuple[World, list[Host], Host]:
     world, members = start_job(3, config=config)
+    for host in members:
+        host.machine.set_progress(Progress(16, 0))
     joiner = world.start("j", introducers=(members[0].name,))
     world.run_until(lambda: members[0].wished, 1.0)
     return world, members, joiner
@@ -137,6 +140,12 @@ def test_a_join_freezes_at_once_after_boundary_wait() -> None:
     since = world.now
     agree(world, [*members, joiner])
     assert 0.7 <= world.now - since < 0.9
+
+
+def test_a_join_before_the_first_call_interrupts_nothing_and_waits_for_nothing() -> None:
+    world, members = start_job(3, config=Config(boundary_wait=30.0))
+    joiner = world.start("j", introducers=(members[0].name,))
+    assert agree(world, [*members, joiner]) < 0.3
 
 
 def test_the_wish_is_dropped_when_the_joiner_is_gone() -> None:

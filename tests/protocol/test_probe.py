@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 
-from consensus.config import Config
 from consensus.protocol.awareness import Awareness
 from consensus.protocol.probe import Prober, ProbeStage
 
 from .people import CONFIG, member
 
-
-def prober(config: Config = CONFIG) -> Prober:
-    return Prober(config, Random(1), Awareness(config.awareness_max))
+ROUND = CONFIG.contact_interval
 
 
-def test_up_to_the_mesh_limit_everybody_is_pinged_each_round() -> None:
-    probes = prober().begin_round([member(name) for name in "abcde"], 10.0)
+def prober() -> Prober:
+    return Prober(CONFIG, Random(1), Awareness(CONFIG.awareness_max))
+
+
+def test_everybody_given_is_pinged_each_round() -> None:
+    one = prober()
+    probes = one.begin_round([member(name) for name in "abcde"], ROUND, 10.0)
     assert [probe.target.id for probe in probes] == list("abcde")
-
-
-def test_contact_is_renewed_every_quarter_of_t_excl() -> None:
-    config = replace(CONFIG, exclude_after=1.0)
-    one = prober(config)
-    one.begin_round([member("a")], 10.0)
-    assert one.next_round == pytest.approx(10.25)
-
-
-def test_beyond_the_mesh_limit_one_a_round_and_each_once_a_lap() -> None:
-    one = prober(replace(CONFIG, mesh_limit=3))
-    targets = [member(name) for name in "abcdef"]
-    laps = [[one.begin_round(targets, 10.0)[0].target.id for _ in range(6)] for _ in range(3)]
-    assert all(sorted(lap) == list("abcdef") for lap in laps)
-    assert len({tuple(lap) for lap in laps}) > 1, "shuffled anew"
-
-
-def test_the_ring_skips_those_who_are_gone() -> None:
-    one = prober(replace(CONFIG, mesh_limit=1))
-    one.begin_round([member(name) for name in "abc"], 10.0)
-    assert {one.begin_round([member("b")], 10.0)[0].target.id for _ in range(4)} == {"b"}
+    assert one.next_round == 10.0 + ROUND
 
 
 def test_nobody_to_ping() -> None:
-    assert prober().begin_round([], 10.0) == []
+    assert prober().begin_round([], ROUND, 10.0) == []
 
 
 def test_unanswered_is_tried_through_others_and_then_fails() -> None:
     one = prober()
-    [probe] = one.begin_round([member("a")], 10.0)
+    [probe] = one.begin_round([member("a")], ROUND, 10.0)
     assert one.overdue(10.0 + CONFIG.probe_timeout - 0.001) == ([], [])
     assert one.overdue(10.0 + CONFIG.probe_timeout) == ([probe], [])
     assert probe.stage is ProbeStage.INDIRECT
@@ -61,7 +42,7 @@ def test_unanswered_is_tried_through_others_and_then_fails() -> None:
 
 def test_an_answer_ends_it_once() -> None:
     one = prober()
-    [probe] = one.begin_round([member("a")], 10.0)
+    [probe] = one.begin_round([member("a")], ROUND, 10.0)
     assert one.answered(probe.seq, "b") is None, "not its target"
     assert one.answered(probe.seq, "a") is probe
     assert one.answered(probe.seq, "a") is None, "replayed"
@@ -71,7 +52,7 @@ def test_an_answer_ends_it_once() -> None:
 @pytest.mark.parametrize(("helpers", "nacks", "score"), [(0, 0, 1), (3, 3, 0), (3, 0, 3), (3, 2, 1)])
 def test_missing_nacks_point_at_oneself(helpers: int, nacks: int, score: int) -> None:
     one = prober()
-    [probe] = one.begin_round([member("a")], 10.0)
+    [probe] = one.begin_round([member("a")], ROUND, 10.0)
     probe.helpers = helpers
     for _ in range(nacks):
         one.nacked(probe.seq)
@@ -82,7 +63,7 @@ def test_missing_nacks_point_at_oneself(helpers: int, nacks: int, score: int) ->
 def test_awareness_stretches_the_probe() -> None:
     one = prober()
     one.awareness.worse(2)
-    [probe] = one.begin_round([member("a")], 10.0)
+    [probe] = one.begin_round([member("a")], ROUND, 10.0)
     assert probe.ask_others_at == pytest.approx(10.0 + 3 * CONFIG.probe_timeout)
 
 
@@ -102,18 +83,18 @@ def test_a_relay_says_nack_once_and_in_time() -> None:
 
 def test_forget() -> None:
     one = prober()
-    one.begin_round([member("a"), member("b")], 10.0)
+    one.begin_round([member("a"), member("b")], ROUND, 10.0)
     one.forget(frozenset("b"))
     assert [probe.target.id for probe in one.probes.values()] == ["b"]
 
 
 def test_life_shown_by_other_means_ends_the_accusation_but_an_ack_is_still_contact() -> None:
     one = prober()
-    [probe] = one.begin_round([member("b")], 10.0)
+    [probe] = one.begin_round([member("b")], ROUND, 10.0)
     one.answered_otherwise("b")
     assert one.overdue(10.2) == ([], []), "nobody else is asked"
     assert one.answered(probe.seq, "b") is probe
-    [probe] = one.begin_round([member("b")], 11.0)
+    [probe] = one.begin_round([member("b")], ROUND, 11.0)
     one.answered_otherwise("b")
     assert one.overdue(20.0) == ([], []), "nor is it suspected"
     assert one.awareness.score == 0

@@ -15,6 +15,7 @@ from consensus.protocol.life import LIFE, Life, Turn, turn_of
 from consensus.protocol.member_table import BELIEF, Sign
 from consensus.protocol.probe import PROBE
 from consensus.protocol.standing import STANDING, News, Standing
+from consensus.reports import Reports
 from consensus.simulation import World
 from consensus.transitions import IllegalTransitionError, Table
 from ftlib.plane import PLANE
@@ -155,7 +156,7 @@ def test_a_view_comes_to_life_in_order() -> None:
     machine._change.adopt(view, "a", 101.0)
     assert core.standing is Standing.CHOSEN
     machine._change.voter._flush.store(2, b"r")
-    machine.receive("a", member("a").address, Install(view, (0, "a"), (("a", b"q"), ("b", b"r")), ()), 101.1)
+    machine.receive("a", member("a").address, Install(view, None, (0, "a"), Reports.of([b"q", b"r"])), 101.1)
     assert core.standing is Standing.INSTALLED
     machine.receive("a", member("a").address, Activate(2, view.view_id), 101.2)
     assert core.standing is Standing.INSTALLED, "not before its own group is built"

@@ -20,6 +20,7 @@ from consensus.protocol.evidence import EvidenceBook
 from consensus.protocol.installation import Installation
 from consensus.protocol.proposer import Proposer
 from consensus.protocol.voter import Voter
+from consensus.reports import Reports
 from consensus.simulation import World
 from consensus.view import Proposal, View
 
@@ -123,10 +124,11 @@ def any_half(patch: Patch) -> None:
 def reports_of_a_quorum(patch: Patch) -> None:
     """INSTALL does not wait for every continuing member's report."""
 
-    def message(self: Installation) -> Install:
-        return Install(self.view, self.ballot, tuple((k, self.reports[k]) for k in self.continuing if k in self.reports))
+    def message(self: Installation, *, whole: bool) -> Install:
+        reports = Reports.of([self.reports.get(key, b"") for key in self.continuing])
+        return Install(self.view, None, self.ballot, reports) if whole else Install(None, self.delta, self.ballot, reports)
 
-    patch.setattr(Installation, "missing_reports", lambda _: ())
+    patch.setattr(Installation, "complete", property(lambda _: True))
     patch.setattr(Installation, "message", message)
 
 

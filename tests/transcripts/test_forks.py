@@ -45,11 +45,17 @@ def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     unchecked(monkeypatch, Activation)
 
 
-def give_up(world: World, host: Host, others: list[Host], seconds: float = 2.6) -> None:
-    """After T_excl, ``host`` holds silence against ``others`` (whose word still reaches it through the rest)."""
+def give_up(world: World, host: Host, others: list[Host], seconds: float = 1.9) -> None:
+    """At T_excl ``host`` holds silence against ``others``, and keeps to it (their word still reaches it through the rest)."""
     world.run(seconds)
-    for other in others:
-        world.inside(host, lambda o=other: host.machine.evidence(o.id, EvidenceKind.SILENCE, "", world.now))  # type: ignore[misc]
+
+    def insist() -> None:
+        for other in others:
+            world.inside(host, lambda o=other: host.machine.evidence(o.id, EvidenceKind.SILENCE, "", world.now))  # type: ignore[misc]
+        if host.machine.status()["epoch"] == 1:
+            world.after(0.01, insist)
+
+    insist()
 
 
 def chain_of_four() -> tuple[World, list[Host]]:

@@ -135,7 +135,7 @@ def late_news(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
     world.faults.cut -= {(a.id, d.id), (d.id, a.id)}
     world.faults.clogged |= {(a.id, e.id), (a.id, f.id)}
     world.run_until(lambda: a.machine.view is not None and a.machine.view.ids == (d.id, e.id, f.id), 2.0)
-    world.run(0.001)
+    world.run(world.config.settle_proof + 0.001)  # until A asks for the missing reports
     for leaver in (a, b, c):
         world.kill(leaver)
     world.run(4.0)

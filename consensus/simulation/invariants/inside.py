@@ -110,7 +110,7 @@ def standing(machine: Machine) -> dict[str, Any]:
         and (
             installation.view.view_id,
             sorted(installation.reports),
-            sorted(installation.ready),
+            installation.missing_ready(),
             installation.sent,
             installation.active,
         ),

@@ -68,7 +68,7 @@ def impatient(self: Detection, peer: object, now: float) -> None:
 def test_silence_that_is_never_retracted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: who answered in time goes on being held silent, until some later crash brings a proposal."""
     monkeypatch.setattr(EvidenceBook, "retract_silence", lambda *_: None)
-    monkeypatch.setattr(EvidenceBook, "due", lambda book: min((p.time for p in book.proofs.values()), default=None))
+    monkeypatch.setattr(EvidenceBook, "due", lambda book, **_: min((p.time for p in book.proofs.values()), default=None))
     stage = Stage(Exclusion, 5)
     stage.world.pause(stage.hosts[4])
     stage.world.run(2.4)

@@ -80,5 +80,5 @@ def show(stage: Stage, message: Gossip) -> None:
     a.machine.receive(b.id, b.machine.member.address, message, a.now)
 
 
-def gullible(self: object, member_id: str, *_: object) -> None:
+def gullible(self: object, member_id: str, *_: object, **__: object) -> None:
     self._core.table.get(member_id).status = Status.SUSPECT  # type: ignore[attr-defined]

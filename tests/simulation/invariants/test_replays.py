@@ -61,8 +61,8 @@ def test_an_old_install_that_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = ViewChange.on_install
 
     def on_install(self: ViewChange, sender: str, address: tuple[str, int], message: object, now: float) -> None:
-        if message.view.epoch < self._core.epoch:  # type: ignore[attr-defined]
-            self._core.installed = message.view  # type: ignore[attr-defined]
+        if message.epoch < self._core.epoch:  # type: ignore[attr-defined]
+            self._core.installed = self._core.resolve(message.view, message.delta)  # type: ignore[attr-defined]
         honest(self, sender, address, message, now)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ViewChange, "on_install", on_install)

@@ -20,7 +20,7 @@ def silence_for_a_while(stage: Stage) -> None:
 def test_an_answer_that_clears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: neither an ack nor word of a higher incarnation ends a suspicion."""
     monkeypatch.setattr(Detection, "_clear", lambda *_: None)
-    monkeypatch.setattr(Detection, "merge", lambda *_: None)
+    monkeypatch.setattr(Detection, "merge", lambda *_, **__: None)
     alone(monkeypatch, Trust)
     stage = Stage(Trust)
     with pytest.raises(Violation, match=r"m.* still suspects m.*, which has just refuted that"):
@@ -31,14 +31,14 @@ def test_suspects_that_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> Non
     """Planted: after the first suspicion nobody is pinged, and rumours are not believed: the bound shows it."""
     honest = Prober.begin_round
 
-    def begin_round(self: Prober, targets: list[object], now: float) -> list[object]:
+    def begin_round(self: Prober, targets: list[object], interval: float, now: float) -> list[object]:
         if now < 101.5:
-            return honest(self, targets, now)  # type: ignore[arg-type, return-value]
+            return honest(self, targets, interval, now)  # type: ignore[arg-type, return-value]
         self.next_round = now + 0.5
         return []
 
     monkeypatch.setattr(Prober, "begin_round", begin_round)
-    monkeypatch.setattr(Detection, "merge", lambda *_: None)
+    monkeypatch.setattr(Detection, "merge", lambda *_, **__: None)
     monkeypatch.setattr(Proposer, "_begin", lambda *_: None)  # so that the suspect stays in the view
     monkeypatch.setattr(Proposer, "deadline", lambda *_: float("inf"))
     monkeypatch.setattr(Detection, "answered_check", lambda *_: None)

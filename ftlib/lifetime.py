@@ -1,0 +1,253 @@
+"""One lifetime: this process as one member, from looking for the job until it has left, or the others went on without it.
+
+All that belongs to a member id is here: consensus with its agent, data plane, rebuild thread, and who carries out calls. A
+process that was excluded gets another lifetime (see ``succession``), as no part of an old one may ever act in a new one. What
+the program registered passes on, the framework stays, and everything else is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from consensus import ConfigError as ConsensusConfigError
+from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
+
+from .binding import bind
+from .caller import Caller, Limits
+from .config import Settings
+from .errors import ConfigError, GroupError, JoinError
+from .facts import facts
+from .frameworks.base import Framework, Group, GroupSpec
+from .launch.announce import announce
+from .logs import about
+from .plane import Phase, Plane
+from .ranks import RankAssignScheme
+from .rebuild import Rebuilder, RebuildError
+from .transfer import PATH, Transfer
+from .turns import Turns
+
+__all__ = ["CLOSE_TIMEOUT", "Lifetime", "Means"]
+
+logger = logging.getLogger("ftlib")
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds that the others get to agree that this member leaves, where it closes; and threads to end."""
+EXPLAIN_TIMEOUT = 3.0
+"""Seconds that the consensus gets, after ``join_timeout``, to say what it found at the introducers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all lifetimes of a process have in common."""
+
+    settings: Settings
+    framework: Framework
+    rank_assign: RankAssignScheme
+    ring: KeyRing | None
+    turns: Turns
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """Of the lifetime before."""
+
+    member_id: str
+    why: str
+    """Why it ended, without the remedy: this is it."""
+    ended: float
+    """When that was taken up (monotonic seconds)."""
+
+
+class Lifetime:
+    """NEW -> ``begin`` -> a member, or on its way -> ``end``. Neither can be done twice."""
+
+    def __init__(self, means: Means, consensus: Consensus, former: Lifetime | None = None, why: str = "") -> None:
+        """Starts nothing. ``former``: the lifetime before this one, which ended for the reason ``why``."""
+        settings = means.settings
+        self.consensus = consensus
+        plane = Plane(lambda: consensus.member.id, consensus.progress, former=None if former is None else former.plane)
+        self.plane: Plane = plane
+        plane.job = settings.consensus.job
+        tell = functools.partial(facts, plane)
+        self._rebuilder = Rebuilder(plane, consensus, means.framework, self._rebuild, self._activated, tell)
+        limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
+        self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight)
+        self.transfer: Transfer = Transfer(
+            plane,
+            settings.consensus.join_timeout,
+            settings.step_timeout,
+            means.ring,
+            former=None if former is None else former.transfer,
+        )
+        self.caller.load_state = self.transfer.load
+        self.known: View | None = None
+        """The job as it was met."""
+        self._means = means
+        self._past = None if former is None else _Past(former.plane.member_id, why.partition("; ")[0], time.monotonic())
+        self._bounds = threading.Lock()
+        """Held while this begins, or ends: what is half begun could not be ended."""
+        self._ended = False
+
+    def anew(self, why: str) -> Lifetime | None:
+        """The next lifetime of this process, not begun; None where the consensus can have no other."""
+        consensus = self.consensus.anew()
+        return None if consensus is None else Lifetime(self._means, consensus, self, why)
+
+    # --- the beginning -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Meet the job. ConfigError; JoinError after ``join_timeout``; LeftError where ``end`` was called meanwhile."""
+        with self._bounds:
+            if self._ended:
+                raise LeftError("closed")
+            self._start()
+        self._meet()
+        if self._past is not None:
+            self._announce(0)  # before it can be in a view: who fences must not take it for the one before, which is over
+
+    def _start(self) -> None:
+        settings, consensus = self._means.settings, self.consensus
+        meta = dict(self._means.framework.start(bind(consensus, settings)))
+        meta["_room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
+        if settings.name:
+            meta["name"] = settings.name
+        if settings.supervisor:
+            meta["supervisor"] = settings.supervisor
+        consensus.serve(PATH, self.transfer.source)
+        self._rebuilder.start()
+        try:
+            consensus.start(self._rebuilder, meta=meta)
+        except ConsensusConfigError as error:
+            raise ConfigError(str(error)) from None
+        except ConsensusError as error:
+            raise JoinError(str(error)) from error
+
+    def _meet(self) -> None:
+        config, plane = self._means.settings.consensus, self.plane
+        timeout = config.join_timeout
+        # The consensus gives up by itself, and knows best why: it looks at the introducers once more before it says so.
+        self.known = self.consensus.wait_known(timeout + EXPLAIN_TIMEOUT)
+        admitted = self.known is not None and self.consensus.member.id in self.known
+        if admitted or self.known is None:
+            with plane.changed:
+                plane.changed.wait_for(
+                    lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), timeout if admitted else EXPLAIN_TIMEOUT
+                )
+        if plane.error is not None:
+            raise plane.error
+        if self.known is not None and (plane.phase is Phase.ACTIVE or not admitted):
+            return
+        asked = ", ".join(config.introducers) or "no introducers were given"
+        raise JoinError(
+            f"no cluster of {config.initial_size} members came up within {timeout:g} s ({asked}); "
+            "are they started, and reachable?"
+        )
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def goodbye(self, timeout: float) -> None:
+        """Leave, if this is still a member, and wait until the others agree, at most ``timeout`` seconds."""
+        plane = self.plane
+        if getattr(self.consensus, "member", None) is None:
+            return
+        if self.caller.said_goodbye:  # the trailer told everybody: asking again could only disturb
+            with plane.changed:
+                plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout / 2)
+        if plane.phase is Phase.STOPPED:
+            return
+        with contextlib.suppress(ConsensusError):
+            self.consensus.leave()
+        with plane.changed:
+            left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)
+        if not left:
+            logger.debug(
+                "the others did not confirm this worker's leave within %g s", timeout, extra=about(plane, "leave_unconfirmed")
+            )
+            plane.stop(LeftError("left without the others' confirmation"))
+
+    def end(self) -> None:
+        """Give back everything: the agent is gone, and its port free, once this returns. Idempotent."""
+        plane = self.plane
+        group = plane.stop(LeftError("closed"))
+        if group is not None and plane.running is not None:
+            group.abort()
+        with self._bounds:
+            self._ended = True
+            with contextlib.suppress(ConsensusError):
+                self.consensus.stop()
+            self._rebuilder.close(CLOSE_TIMEOUT)
+        self.caller.forget()  # this may be garbage for long, and its buffers are as large as the model
+        self.transfer.forget()
+
+    # --- on the rebuild thread -----------------------------------------------------------------------------------------
+
+    def _rebuild(self, view: View) -> tuple[Mapping[str, int], Group | None]:
+        """From an installed view to a group, in three steps. RebuildError, never a false success."""
+        members = self.consensus.get_member_list()
+        if tuple(member.id for member in members) != view.ids:
+            raise RebuildError(f"the members changed while the group of {view} was to be built")
+        own, rank_assign = self.consensus.member.id, self._means.rank_assign
+        ranks = {member.id: rank_assign.get_rank_and_size(members, member.id)[0] for member in members}
+        if sorted(ranks.values()) != list(range(len(members))):
+            raise RebuildError(f"{type(rank_assign).__name__} gave ranks {sorted(ranks.values())} to {len(members)} members")
+        if len(members) == 1:
+            return ranks, None
+        host = view.members[view.epoch % len(members)]
+        timeout = self._means.settings.step_timeout
+        spec = GroupSpec(_room(view, host), view.epoch, ranks[own], len(members), dict(host.meta), timeout)
+        try:
+            return ranks, self._means.framework.rebuild(spec)
+        except GroupError as error:
+            by_rank = {rank: member_id for member_id, rank in ranks.items()}
+            raise RebuildError(str(error), [by_rank[peer] for peer in error.peers if peer in by_rank]) from error
+
+    def _activated(self, view: View) -> None:
+        """After a view was activated: tell the launcher, on a thread of its own."""
+        if self._past is not None:
+            self._tell_of(self._past, view)
+            self._past = None
+        if self._means.settings.supervisor:
+            threading.Thread(target=self._announce, args=(view.epoch,), name="ftlib-announce", daemon=True).start()
+
+    def _tell_of(self, past: _Past, view: View) -> None:
+        took, session = time.monotonic() - past.ended, self.plane.session
+        assert session is not None  # it has just been activated
+        fields = {"was": past.member_id, "why": past.why, "seconds": took}
+        logger.info(
+            "rejoined as %s (was %s) in epoch %d, %.1f s after this was learned: %s",
+            session.name(session.member_id),
+            past.member_id[:6],
+            view.epoch,
+            took,
+            past.why,
+            extra=about(self.plane, "rejoined", **fields),
+        )
+
+    def _announce(self, epoch: int) -> None:
+        settings, ring = self._means.settings, self._means.ring
+        if not settings.supervisor:
+            return
+        if ring is not None and (line := ring.renew()) is not None:
+            logger.info("%s", line)
+        member = self.consensus.member
+        announce(
+            settings.supervisor,
+            None if ring is None else ring.first.vouch,
+            job=settings.consensus.job,
+            member=member.id,
+            address=format_address(member.address),
+            epoch=epoch,
+        )
+
+
+def _room(view: View, host: Member) -> str:
+    """What a view's group is called in the store of ``host``: nothing that a stranger could guess."""
+    return hashlib.blake2b(f"{host.fact('_room')}|{view.view_id}".encode(), digest_size=16).hexdigest()

@@ -1,0 +1,74 @@
+"""Whose turn it is: calls of several threads are carried out one by one, and none once the program has left.
+
+This outlives the lifetimes of a worker (see ``succession``): what the program wants does not change when it is excluded.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from .errors import ConfigError, RebuildTimeout
+
+__all__ = ["Turns"]
+
+T = TypeVar("T")
+
+_IN_CALL = "{} was called within another call, from a signal handler or a state function; return from it first"
+_IN_CALLBACK = "{}: a callback of on_view_change cannot average: workers run it at different calls; act after the call instead"
+_LOOK = 0.05
+"""Seconds between two looks whether the program leaves. No event: a signal handler may leave while its thread waits for it."""
+
+
+class Turns:
+    """One process's; its threads take turns."""
+
+    def __init__(self, timeout: float) -> None:
+        """``timeout``: seconds for which a thread waits for its turn."""
+        self.timeout = timeout
+        self._process = os.getpid()
+        self._serial = threading.RLock()
+        self._busy = ""
+        """What the thread in ``_holder`` may not call within; empty outside of calls."""
+        self._holder: threading.Thread | None = None
+        self.leaving = False
+        """Set by a signal handler: the next attempt says that this member leaves after its call."""
+        self.departed = False
+        """Whether the program left or closed: it enters no call any more."""
+
+    def inside(self) -> bool:
+        """Whether this thread is within a call: in a callback, a state function or a signal handler."""
+        return bool(self._busy) and self._holder is threading.current_thread()
+
+    def take(self, call: str, tell: Callable[[], None], carry_out: Callable[[], T]) -> T:
+        """Carry out ``call`` (its name) when it is this thread's turn; before it ``tell`` runs the program's callbacks.
+
+        Raises RebuildTimeout where another thread keeps its turn for ``timeout``, ConfigError within a call.
+        """
+        if os.getpid() != self._process:
+            raise ConfigError(f"{call}: this process was forked from a worker and is none: call FTLib.init in it")
+        if not self._serial.acquire(timeout=self.timeout):
+            holder = self._holder.name if self._holder is not None else "another"
+            raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s")
+        try:
+            if self._busy:
+                raise ConfigError(self._busy.format(call))
+            self._holder = threading.current_thread()
+            try:
+                self._busy = _IN_CALLBACK
+                tell()
+                self._busy = _IN_CALL
+                return carry_out()
+            finally:
+                self._busy, self._holder = "", None
+        finally:
+            self._serial.release()
+
+    def rest(self, seconds: float) -> None:
+        """Wait so long, or until the program leaves."""
+        until = time.monotonic() + seconds
+        while not self.departed and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK))

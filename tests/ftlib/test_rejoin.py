@@ -1,0 +1,417 @@
+"""A worker that the others went on without joins again, in the same process, in the call that would raise ``Excluded``."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consensus import Config, ExcludedError, Gossip, Home, Member, View
+from consensus.runtime.fork import _owners as fork_owners
+from ftlib import ConfigError, Excluded, FTLib, Status, succession
+from ftlib.config import resolve
+from ftlib.lifetime import Lifetime
+from ftlib.plane import Plane
+from ftlib.registry import Registered
+from ftlib.salvage import Plan
+from ftlib.session import Session
+from ftlib.staging import Slot
+from ftlib.transfer import Transfer
+from tests.ftlib.real import Company, at_once, company, eventually, in_thread
+from tests.ftlib.test_closing import left_behind
+from tests.ftlib.workers import Job, Worker
+
+
+class Trainee:
+    """One worker's model, a single tensor, and its loop: every gradient is 1, so the model counts the steps."""
+
+    def __init__(self, ft: FTLib) -> None:
+        self.ft = ft
+        self.weight = torch.zeros(8)
+        ft.register_state(state_dict=lambda: {"weight": self.weight}, load_state_dict=self._load)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.weight.copy_(state["weight"])
+
+    def step(self, gradient: float = 1.0) -> Status:
+        """One average, applied."""
+        grad = torch.full_like(self.weight, gradient)
+        status = self.ft.allreduce_average(grad)
+        if status:
+            self.weight += grad
+        return status
+
+
+class Class:
+    """Founders that train all the time, in threads of their own, but for the last: that one is the test's."""
+
+    def __init__(self, crew: Company) -> None:
+        self.crew = crew
+        self.trainees = at_once(*[functools.partial(Trainee, ft) for ft in crew.members])
+        self.last: Trainee = self.trainees[-1]
+        self._over = threading.Event()
+        self._threads = [in_thread(functools.partial(self._train, trainee)) for trainee in self.trainees[:-1]]
+
+    def _train(self, trainee: Trainee) -> None:
+        while not self._over.is_set() and trainee.step():
+            time.sleep(0.002)
+
+    def end(self) -> None:
+        """All leave; the others are left by whoever sees it first."""
+        self._over.set()
+        at_once(*[ft.close for ft in self.crew.members])
+        for thread in self._threads:
+            thread.join(10)
+
+
+@contextmanager
+def training(count: int = 3, **settings: Any) -> Iterator[Class]:
+    with company(count, **{"rejoin": True, **settings}) as crew:
+        made = Class(crew)
+        assert made.last.step()
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def exclude(ft: FTLib) -> None:
+    """It steps aside as if its training thread hung, and knows it when this returns."""
+    driver = ft._consensus._host._agent.driver  # type: ignore[attr-defined]
+    error = ExcludedError("told to; start anew")
+    driver._loop.call_soon_threadsafe(driver.perform, lambda _now: driver.core.die("told to", error))
+    eventually(lambda: ft._plane.phase.value == "stopped", "it knows")
+
+
+def test_it_joins_again_with_the_state_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with training() as made:
+        ft, views = made.last.ft, list[View]()
+        ft.on_view_change(views.append)
+        was, before = ft._consensus.member.id, ft.step
+        exclude(ft)
+        assert not ft.initialized()
+        assert not ft.skip_allreduce()
+        eventually(lambda: made.trainees[0].ft.step > before + 5, "the others go on")
+        assert made.last.step(1000.0) is Status.SUCCESS
+        assert ft._consensus.member.id != was
+        assert ft.step == made.last.weight[0].item() > before + 5, "its state is theirs, and what it brought counts nothing"
+        assert ft.initialized()
+        assert (ft.size, ft.rank) == (3, 2)
+        assert made.last.step()
+        assert ft.step == made.last.weight[0].item()
+        assert [len(view) for view in views] == [3]
+        assert ft.metrics()["rejoins"] == 1
+        [line] = [record.getMessage() for record in caplog.records if getattr(record, "ftlib_event", "") == "rejoined"]
+        assert line.startswith(f"rejoined as {ft._consensus.member} (was {was[:6]}) in epoch {ft.epoch}, ")
+        assert line.endswith(" s after this was learned: told to")
+
+
+def test_in_the_middle_of_a_call_another_thread_waits_for_its_turn() -> None:
+    with training() as made:
+        ft = made.last.ft
+        other: list[Status] = []
+        seen = threading.Event()
+        begin = Lifetime.begin
+
+        def slow(life: Lifetime) -> None:
+            thread = in_thread(lambda: other.append(made.last.step()))
+            eventually(lambda: ft.step >= 0 and thread.is_alive(), "it waits")
+            seen.set()
+            begin(life)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Lifetime, "begin", slow)
+            exclude(ft)
+            assert made.last.step()
+        assert seen.is_set()
+        eventually(lambda: other == [Status.SUCCESS], "the other thread's call is finished as well")
+        assert ft.step == made.last.weight[0].item()
+
+
+def test_a_call_that_is_waiting_when_it_happens_goes_on_in_the_next_lifetime() -> None:
+    with company(2, rejoin=True, boundary_wait=0.05) as crew:
+        first, second = at_once(*[functools.partial(Trainee, ft) for ft in crew.members])
+        results: list[tuple[Status, bool]] = []
+
+        def one_call() -> None:
+            status = second.step(1000.0)
+            results.append((status, second.ft.step == second.weight[0].item() > 1))
+            second.ft.close()
+
+        thread = in_thread(one_call)
+        eventually(lambda: second.ft._plane.running is not None, "it waits for the other")
+        exclude(second.ft)
+        while not results:
+            assert first.step()
+        thread.join(5)
+        assert results == [(Status.SUCCESS, True)]
+        assert first.weight[0].item() == first.ft.step
+
+
+def test_by_default_it_raises_and_so_does_every_later_call() -> None:
+    with training(2, rejoin=False) as made:
+        exclude(made.last.ft)
+        for _ in range(2):
+            with pytest.raises(Excluded, match=r"^told to; start anew$"):
+                made.last.step()
+
+
+def test_without_registered_state_it_raises_and_says_so() -> None:
+    with company(2, rejoin=True) as crew:
+        exclude(crew.members[1])
+        with pytest.raises(Excluded, match=r"told to; start anew; to rejoin, this worker needs register_state\("):
+            crew.members[1].barrier()
+
+
+def test_the_default_follows_the_policy() -> None:
+    assert not resolve({}, {}, {}).rejoin
+    assert resolve({}, {}, {"FTLIB_REJOIN": "1"}).rejoin
+    assert resolve({"rejoin": True}, {"rejoin": False}, {}).rejoin
+
+
+def test_it_founds_nothing_though_it_may_have_founded_before() -> None:
+    """Its address is the first of the introducers, and nobody else is left."""
+    with company(2, rejoin=True, join_timeout=1.0) as crew:
+        founder = next(ft for ft in crew.members if ft._consensus.config.bind == crew._first)  # type: ignore[attr-defined]
+        other = next(ft for ft in crew.members if ft is not founder)
+        at_once(lambda: Trainee(founder), lambda: Trainee(other))
+        exclude(founder)
+        other.close()
+        with pytest.raises(
+            Excluded, match=r"told to; start anew; rejoining failed: not let in by introducers .* join_timeout=1 s"
+        ):
+            founder.barrier()
+        assert founder.epoch == 1, "what it knew last"
+
+
+@pytest.mark.parametrize("way", ["close", "leave"])
+def test_leaving_ends_it_on_its_way_in(way: str) -> None:
+    before = left_behind()
+    with company(2, rejoin=True) as crew:
+        first, second = crew.members
+        at_once(lambda: Trainee(first), lambda: Trainee(second))
+        first.close()  # nobody is left to join
+        exclude(second)
+        results: list[Status] = []
+        thread = in_thread(lambda: results.append(second.barrier()))
+        eventually(lambda: second._lives._coming is not None, "it is on its way")
+        began = time.monotonic()
+        getattr(second, way)()
+        thread.join(5)
+        assert results == [Status.ABORT]
+        assert time.monotonic() - began < 3.0
+        assert second.barrier() is Status.ABORT
+    eventually(lambda: all(now <= then for now, then in zip(left_behind(), before, strict=True)), "nothing is left behind")
+
+
+def test_an_interrupt_ends_it_and_the_next_call_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with training() as made:
+        before = threading.active_count()
+        exclude(made.last.ft)
+
+        def interrupted(gossip: Gossip, timeout: float) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Gossip, "wait_known", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                made.last.step()
+        assert made.last.ft._lives._coming is None
+        assert threading.active_count() < before, "neither lifetime has a thread any more"
+        assert made.last.step()
+        assert made.last.ft.step == made.last.weight[0].item()
+
+
+def test_again_and_again_but_not_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "_MOST", 2)
+    monkeypatch.setattr(succession, "_REST", 0.2)
+    with training() as made:
+        took = []
+        for _ in range(2):
+            exclude(made.last.ft)
+            began = time.monotonic()
+            assert made.last.step()
+            took.append(time.monotonic() - began)
+        assert took[1] > 0.2
+        exclude(made.last.ft)
+        with pytest.raises(Excluded, match="told to; start anew; it has rejoined 2 times in a row"):
+            made.last.step()
+        monkeypatch.setattr(succession, "_STEADY", 0.0)
+        assert made.last.step(), "a lifetime that lasted long enough begins a new row"
+
+
+def test_a_fixed_port_is_bound_again_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    with company(1, rejoin=True) as crew:
+        staying = Trainee(crew.members[0])
+        assert staying.step()
+        ft = crew.init(bind=f"127.0.0.1:{port}")
+        over = threading.Event()
+        thread = in_thread(lambda: until(over, staying))
+        joiner = Trainee(ft)
+        assert joiner.step()
+        end, taken = Lifetime.end, list[socket.socket]()
+
+        def end_and_lose_the_port(life: Lifetime) -> None:
+            end(life)
+            if life is ft._lives.life:
+                taken.append(socket.create_server(("127.0.0.1", port)))
+
+        exclude(ft)
+        with monkeypatch.context() as patch:
+            patch.setattr(Lifetime, "end", end_and_lose_the_port)
+            with pytest.raises(Excluded, match=f"rejoining failed: bind=127.0.0.1:{port}: the port is in use"):
+                joiner.step()
+        taken[0].close()
+        assert joiner.step()
+        assert ft._consensus.member.port == port
+        over.set()
+        ft.close()
+        thread.join(5)
+
+
+def until(over: threading.Event, trainee: Trainee) -> None:
+    while not over.is_set() and trainee.step():
+        time.sleep(0.002)
+
+
+def test_a_consensus_that_has_no_other_lifetime() -> None:
+    def body(worker: Worker) -> None:
+        worker.ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+        worker.consensus.plane.stopped(ExcludedError("told to"))  # type: ignore[union-attr]
+        eventually(lambda: worker.ft._plane.phase.value == "stopped", "it knows")
+        with pytest.raises(Excluded, match="told to; FakeConsensus cannot rejoin"):
+            worker.ft.barrier()
+
+    with Job(1, rejoin=True) as job:
+        job.run({"w0": body})
+
+
+def test_outdated_state_that_nobody_replaces_is_not_acted_on() -> None:
+    """Where all who founded are gone, and whoever joined since has registered nothing."""
+    registered = Registered({}, dict, lambda _: None)
+    view = View(9, "parent", tuple(Member(name, "127.0.0.1", 7) for name in ("w0", "w1")))
+    session = Session(view, Plan(5, 5), "w1", {"w0": 0, "w1": 1}, None)
+    first = Transfer(Plane(lambda: "w9", lambda *_, **__: None), 1.0, 1.0)
+    first.register(registered)
+    assert not first.load(None, session), "a joiner's own initial state is as good as any"  # type: ignore[arg-type]
+    second = Transfer(Plane(lambda: "w1", lambda *_, **__: None), 1.0, 1.0, former=first)
+    with pytest.raises(ConfigError, match=r"nobody in .* registered state, but this worker did"):
+        second.load(None, session)  # type: ignore[arg-type]
+
+
+def test_whom_the_next_lifetime_asks() -> None:
+    """Those of the view without this member, where it learned of it, else of the last one that it was in."""
+    gossip = Gossip(Config(agent=Home.THREAD))
+    gossip.start()
+    try:
+        own = gossip.wait_view(5.0)
+        assert own is not None
+        assert gossip.anew()._met == ()
+        others = tuple(Member(f"w{i}", "127.0.0.1", 7000 + i) for i in range(20))
+        gossip._publish(gossip._snapshot.__class__(known=own, stopped=ExcludedError("out", View(2, own.view_id, others))))
+        anew = gossip.anew()
+        assert anew._met == tuple(member.address for member in others[:16])
+        assert anew.bind().address != gossip.member.address, "port 0 is any port"
+        anew.stop()
+    finally:
+        gossip.stop()
+
+
+def test_twenty_lifetimes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five of each of four workers, all at once."""
+    monkeypatch.setattr(succession, "_REST", 0.0)
+    with company(5, rejoin=True) as crew:
+        staying, *leaving = at_once(*[functools.partial(Trainee, ft) for ft in crew.members])
+        over = threading.Event()
+        thread = in_thread(lambda: until(over, staying))
+        begin = threading.Event()
+
+        def again(trainee: Trainee) -> None:
+            until(begin, trainee)
+            for _ in range(5):
+                exclude(trainee.ft)
+                assert trainee.step()
+            until(over, trainee)
+
+        threads = [in_thread(functools.partial(again, trainee)) for trainee in leaving]
+        eventually(lambda: staying.ft.step > 5, "they train")
+        before = held()
+        begin.set()
+        eventually(lambda: staying.ft.size == 5 and all(t.ft.metrics()["rejoins"] == 5 for t in leaving), "all are back")
+        assert_no_more(held, before, buffers=8)
+        for one in leaving:
+            one.ft.leave()
+        for each in threads:
+            each.join(5)
+        over.set()
+        thread.join(5)
+
+
+@pytest.mark.process
+def test_agents_as_processes_leave_nothing_behind_either() -> None:
+    """Killed, as by a kernel without memory: a worker without its agent is excluded, and gets another one."""
+    with company(1, "gloo") as crew:
+        staying = Trainee(crew.members[0])
+        over = threading.Event()
+        ft = crew.init(agent="process", rejoin=True)
+        thread = in_thread(lambda: until(over, staying))
+        joiner = Trainee(ft)
+        assert joiner.step()
+        before = {}
+        for number in range(4):
+            pid = ft._consensus._host.pid  # type: ignore[attr-defined]
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda: ft._plane.phase.value == "stopped", "it knows")
+            assert joiner.step()
+            assert not Path(f"/proc/{pid}").exists(), "it was reaped"
+            before = before if number else held()
+        assert_no_more(lambda: held() if joiner.step() else {}, before, buffers=4, descriptors=2)  # the other one waits for it
+        ft.leave()
+        over.set()
+        thread.join(5)
+
+
+def held() -> dict[str, int]:
+    """What this process holds; before the garbage collector came, as far as buffers are concerned."""
+    buffers = sum(type(item) is Slot for item in gc.get_objects())
+    gc.collect()
+    lifetimes = sum(type(item) is Lifetime for item in gc.get_objects())
+    threads, descriptors = left_behind()
+    children = len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+    return {
+        "lifetimes": lifetimes,
+        "threads": threads,
+        "descriptors": descriptors,
+        "children": children,
+        "owners": len(fork_owners),
+        "buffers": buffers,
+    }
+
+
+def assert_no_more(measure: Callable[[], dict[str, int]], before: dict[str, int], **more: int) -> None:
+    """But for so many ``more`` of some: buffers of calls under way, descriptors of groups just closed."""
+    now: list[dict[str, int]] = []
+
+    def settled() -> bool:
+        now.append(measure())
+        return all(count <= before[name] + more.get(name, 0) for name, count in now[-1].items())
+
+    try:
+        eventually(settled, "nothing is left")
+    except AssertionError:
+        raise AssertionError(f"before {before}, now {now[-1]}") from None

@@ -1,0 +1,56 @@
+"""Digests first; beliefs only where they differ."""
+
+from __future__ import annotations
+
+from consensus.messages import Beliefs, Digest, Gossip, Message, Status, Update
+from consensus.protocol.machine import Machine
+from consensus.protocol.reconciliation import EVERY
+
+from .people import machine_in, member, sends, view_of
+
+VIEW = view_of("abc")
+REFUTED = Update("c", Status.ALIVE, 3, "c")
+
+
+def give(machine: Machine, sender: str, message: Message) -> list[Message]:
+    machine.receive(sender, member(sender).address, message, 100.1)
+    effects = machine.drain()
+    return [send.message for kind in (Digest, Beliefs) for send in sends(effects, kind)]
+
+
+def digest(machine: Machine) -> Digest:
+    return Digest(1, VIEW.view_id, machine._reconciliation.digest())
+
+
+def test_equal_tables_send_nothing() -> None:
+    one, other = machine_in("abc", "a"), machine_in("abc", "b")
+    assert digest(one).digest == b""
+    assert give(other, "a", digest(one)) == []
+    for machine in (one, other):
+        machine.receive("c", member("c").address, Gossip((REFUTED,)), 100.0)
+        machine.drain()
+    assert digest(one).digest != b""
+    assert give(other, "a", digest(one)) == []
+
+
+def test_different_ones_are_equal_after_one_exchange() -> None:
+    one, other = machine_in("abc", "a"), machine_in("abc", "b")
+    one.receive("c", member("c").address, Gossip((REFUTED,)), 100.0)
+    other.receive("c", member("c").address, Gossip((Update("a", Status.ALIVE, 2, "a"),)), 100.0)
+    one._core.table.incarnation = 2  # as "a" itself knows
+    one.drain(), other.drain()
+    [answer] = give(other, "a", digest(one))
+    assert answer == Beliefs(VIEW.view_id, (Update("a", Status.ALIVE, 2, "a"),), wants_answer=True)
+    [last] = give(one, "b", answer)
+    assert last == Beliefs(VIEW.view_id, (REFUTED,), wants_answer=False)
+    assert give(other, "a", last) == []
+    assert digest(one) == digest(other)
+
+
+def test_somebody_is_asked_every_few_seconds() -> None:
+    machine = machine_in("abcdefgh", "a")
+    sent = 0
+    for step in range(1000):
+        machine._reconciliation.tick(100.0 + 0.1 * step)
+        sent += len(sends(machine.drain(), Digest))
+    assert 0.5 * 100 / EVERY <= sent <= 1.5 * 100 / EVERY

@@ -1,0 +1,78 @@
+"""Fixed neighbours: mutual, even, found again where a view changes, and missed as soon as a ping is."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from consensus.member import Member
+from consensus.protocol.watch import RINGS, SLACK, Watch, watchers
+from consensus.view import NO_VIEW_ID, Cause, Proposal, Removal, View
+
+SLOT = 0.4
+LAP = 2 * RINGS * SLOT + SLACK
+
+
+def large(size: int, seed: int = 1) -> View:
+    rng = Random(seed)
+    return View(1, NO_VIEW_ID, tuple(Member(f"{rng.getrandbits(64):016x}", "10.0.0.1", 1 + n) for n in range(size)))
+
+
+def test_watching_is_mutual_and_even() -> None:
+    view = large(100)
+    slots = {key: watchers(key, view) for key in view.ids}
+    for key, beside in slots.items():
+        assert len(beside) == 2 * RINGS
+        assert key not in beside
+        assert all(key in slots[other] for other in beside)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_of_the_view_leads_to_the_same_neighbours_as_a_fresh_look(seed: int) -> None:
+    rng = Random(seed)
+    view = large(40, seed)
+    own = view.ids[7]
+    one = Watch(own)
+    one.adopt(view, SLOT, 100.0)
+    for step in range(10):
+        gone = tuple(Removal(key, Cause.PROOF) for key in rng.sample(view.ids, 3) if key != own)
+        new = tuple(Member(f"{rng.getrandbits(64):016x}", "10.0.0.2", 1 + n) for n in range(rng.randrange(5)))
+        view = Proposal(view.view_id, view.epoch + 1, gone, new).apply(view)
+        one.adopt(view, SLOT, 100.0 + step)
+        assert one.slots == watchers(own, view)
+
+
+def test_everybody_is_pinged_once_a_lap() -> None:
+    view = large(100)
+    one = Watch(view.ids[0])
+    one.adopt(view, SLOT, 100.0)
+    lap = [one.turn() for _ in one.slots]
+    assert sorted(lap) == sorted(one.slots)
+
+
+def test_a_ping_that_does_not_come_is_missed_once_a_lap() -> None:
+    view = large(100)
+    one = Watch(view.ids[0])
+    one.adopt(view, SLOT, 100.0)
+    late, other = dict.fromkeys(one.slots), one.slots[0]
+    assert one.missed(SLOT, 100.0 + LAP) == [], "they may not know yet that they are neighbours"
+    for key in late:
+        one.heard(key, SLOT, 104.0)
+    one.heard(other, SLOT, 105.0)
+    one.heard("a stranger", SLOT, 105.0)
+    assert one.deadline() == pytest.approx(104.0 + LAP)
+    assert set(one.missed(SLOT, 104.0 + LAP)) == set(late) - {other}
+    assert one.missed(SLOT, 104.0 + LAP + 0.1) == []
+    assert one.missed(SLOT, 105.0 + LAP) == [other]
+
+
+def test_small_views_and_views_without_us_have_no_neighbours() -> None:
+    view = large(10)
+    one = Watch(view.ids[0])
+    one.adopt(view, SLOT, 100.0)
+    one.adopt(None, SLOT, 100.0)
+    assert one.slots == ()
+    stranger = Watch("stranger")
+    stranger.adopt(view, SLOT, 100.0)
+    assert stranger.slots == ()
