@@ -249,9 +249,9 @@ class Detection:
             self._probe(member_id, now)
 
     def _clear(self, peer: Peer) -> None:
+        self._core.evidence.retract_silence(peer.member.id)  # perhaps others' word, believed without a suspicion of our own
         if peer.suspicion is not None:
             peer.learn(Sign.ANSWERED)
-            self._core.evidence.retract_silence(peer.member.id)
             self._core.history.cleared(peer.member.id)
             self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
 
