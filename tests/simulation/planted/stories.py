@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
-from consensus.simulation import World
-from consensus.simulation.invariants import Violation
+from pytest import MonkeyPatch
 
+from consensus.messages import Chosen, Install, JoinReply
+from consensus.simulation import World
+
+from ...transcripts import test_stale_votes
 from ..judgement import living
 
 
@@ -154,10 +158,10 @@ def delays(seed: int) -> World:
     world.run(0.6)
     slow = rng.choice(hosts)
     others = [host for host in hosts if host is not slow]
-    world.faults.slow[slow.id] = rng.uniform(0.05, 0.2)
-    world.run(rng.uniform(0.5, 1.0))
+    world.faults.slow[slow.id] = rng.uniform(0.15, 0.22)
+    world.run(rng.uniform(0.9, 1.4))
     world.isolate([slow], others)
-    world.run(rng.uniform(1.75, 2.3))
+    world.run(rng.uniform(1.0, 1.9))
     for victim in others:
         world.kill(victim)
     world.faults.heal()
@@ -185,4 +189,135 @@ def alarms(seed: int) -> World:
     return world
 
 
-__all__ = ["Violation", "alarms", "bridges", "delays", "duels", "echoes", "halves", "partitions", "restarts", "rivals"]
+def naps(seed: int) -> World:
+    """A member is cut off for just about as long as it takes to be voted out; then, mostly, all others die."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([3, 4, 5]))
+    world.run(0.6)
+    view = hosts[0].activated[-1]
+    away = world.hosts[rng.choice(view.ids)]
+    others = [host for host in hosts if host is not away]
+    world.isolate([away], others)
+    world.run(rng.uniform(1.4, 2.2))
+    world.faults.heal()
+    world.run(rng.uniform(0.0, 0.4))
+    if rng.random() < 0.7:
+        for host in others:
+            world.kill(host)
+    world.run(3.0)
+    return world
+
+
+def stumbles(seed: int) -> World:
+    """Data planes fail without anybody's fault, one after the other, and what is said about that arrives again and again."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([3, 4]))
+    world.run(0.6)
+    world.faults.duplication, world.faults.replay, world.faults.replay_late = 0.5, 0.3, 2.0
+    for _ in range(6):
+        for host in rng.sample(hosts, 2):
+            world.inside(host, partial(host.fail, ()))
+            world.run(rng.uniform(0.0, 0.25))
+        world.run(rng.uniform(0.1, 0.6))
+    return world
+
+
+def deaf(seed: int) -> World:
+    """The others went on without one member, are heard by it again, and die before they have told it."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([2, 3, 4]))
+    world.run(0.6)
+    view = hosts[0].activated[-1]
+    out = world.hosts[rng.choice(view.ids[1:])]
+    others = [host for host in hosts if host is not out]
+    world.isolate([out], others)
+    world.run(rng.uniform(2.8, 3.6))
+    world.watch = lambda _, message: not isinstance(message, (Chosen, Install, JoinReply))
+    world.faults.heal()
+    world.run(rng.uniform(0.3, 1.0))
+    for host in others:
+        world.kill(host)
+    world.run(3.0)
+    return world
+
+
+def farewells(seed: int) -> World:
+    """Two leave, and hear nothing any more of the others, who let them go, let somebody in, and die."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([4, 5]))
+    world.run(1.0)
+    view = hosts[0].activated[-1]
+    leavers = [world.hosts[key] for key in view.ids[-2:]]
+    rest = [world.hosts[key] for key in view.ids[:-2]]
+    world.faults.cut |= {(one.id, other.id) for one in rest for other in leavers}
+    world.faults.cut_both(leavers[0].id, leavers[1].id)
+    for leaver in leavers:
+        world.inside(leaver, leaver.leave)
+    world.run(rng.uniform(0.1, 0.5))
+    world.start("j", introducers=tuple(host.name for host in rest))
+    world.run(rng.uniform(0.5, 1.3))
+    for host in rest:
+        world.kill(host)
+    world.faults.heal()
+    world.run(4.0)
+    return world
+
+
+def ghosts(seed: int) -> World:
+    """A member starts anew, is cut off, and left out; then acks for its last lifetime arrive, and whoever sent them dies."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(2)
+    senior, junior = (world.hosts[key] for key in hosts[0].activated[-1].ids)
+    world.run(0.6)
+    world.faults.clogged.add((senior.id, junior.id))
+    world.run(rng.uniform(1.0, 1.9))
+    world.kill(junior)
+    world.faults.clogged.clear()  # what is held back stays so
+    world.run(0.1)
+    again = world.start(junior.name, introducers=(senior.name,), port=junior.member.port)
+    world.run_until(lambda: bool(again.activated), 5.0)
+    world.run(rng.uniform(0.0, 0.3))
+    world.isolate([again], [senior])
+    world.run(rng.uniform(2.6, 3.4))
+    for _ in range(3):
+        world.network.release()
+        world.run(0.1)
+    world.kill(senior)
+    world.faults.heal()
+    world.run(2.0)
+    return world
+
+
+def stale_votes(seed: int) -> World:  # noqa: ARG001 - one history
+    """See ``tests/transcripts/test_stale_votes.py``."""
+    with MonkeyPatch.context() as patch:
+        return test_stale_votes.stale_votes(patch)[0]
+
+
+def late_news(seed: int) -> World:  # noqa: ARG001 - one history
+    """See ``tests/transcripts/test_stale_votes.py``."""
+    with MonkeyPatch.context() as patch:
+        return test_stale_votes.late_news(patch)[0]
+
+
+def widows(seed: int) -> World:
+    """All but two die, and one of the two sleeps for longer than T_excl: nobody is lost for good."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([4, 5, 6]))
+    world.run(0.6)
+    view = hosts[0].activated[-1]
+    one, sleeper = rng.sample([world.hosts[key] for key in view.ids[1:]], 2)
+    world.pause(sleeper)
+    for host in hosts:
+        if host not in (one, sleeper):
+            world.kill(host)
+    world.run(rng.uniform(0.2, 2.5))
+    world.resume(sleeper)
+    world.run_until(lambda: {len(host.activated[-1]) for host in (one, sleeper)} == {2}, 5.0)
+    return world
