@@ -174,8 +174,9 @@ class FakeCluster:
         if member.name in self.dead or self.view is None or member.name not in self.view:
             self._stop(member, LeftError("left"))
             return
-        self.leaving.add(member.name)
-        self._on_change()
+        if member.name not in self.leaving:  # else its last call said so, and a change after that call is under way
+            self.leaving.add(member.name)
+            self._on_change()
 
     def _on_change(self, after: int | None = None) -> None:
         """Start (or restart) a change."""
