@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from random import Random
 
 from pytest import MonkeyPatch
 
-from consensus.messages import Chosen, Install, JoinReply
-from consensus.simulation import World
+from consensus.config import Config
+from consensus.messages import Ack, Chosen, Gossip, Install, JoinReply
+from consensus.simulation import Host, World
+from consensus.simulation.plane import MakePlane, StubPlane
+from consensus.view import View
 
 from ...transcripts import test_stale_votes
 from ..judgement import living
@@ -35,10 +39,10 @@ def partitions(seed: int) -> World:
     return world
 
 
-def duels(seed: int) -> World:
+def duels(seed: int, plane: MakePlane = StubPlane) -> World:
     """What ballots are for: messages late by seconds, and coordinators that die or sleep in the middle of a change."""
     rng = Random(seed)
-    world = World(seed)
+    world = World(seed, plane=plane)
     world.cluster(rng.choice([4, 5, 6]))
     world.run(0.6)
     world.faults.reordering, world.faults.late, world.faults.loss = 0.4, 1.5, 0.1
@@ -55,6 +59,27 @@ def duels(seed: int) -> World:
             world.resume(host)
         world.run(0.3)
     return world
+
+
+class Counting(StubPlane):
+    """Reports how often it was asked: two questions, two reports."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._asked = 0
+
+    def freeze(self, epoch: int, after_call: int | None) -> None:  # noqa: ARG002
+        self._asked += 1
+        host = self._host
+        host.machine.flushed(epoch, f"{host.id}:{epoch} asked {self._asked}".encode(), host.now)
+
+    def install(self, view: View, reports: Mapping[str, bytes]) -> None:
+        super().install(view, {writer: report.split()[0] for writer, report in reports.items() if report})
+
+
+def counts(seed: int) -> World:
+    """``duels`` of data planes that never report the same twice."""
+    return duels(seed, Counting)
 
 
 def echoes(seed: int) -> World:
@@ -169,12 +194,13 @@ def delays(seed: int) -> World:
     return world
 
 
-def alarms(seed: int) -> World:
+def alarms(seed: int, replay: float = 0.0) -> World:
     """Members pause and go on, data planes fail and blame each other: many are suspected, nobody is dead."""
     rng = Random(seed)
     world = World(seed)
     world.cluster(rng.choice([3, 4, 5]))
     world.run(0.6)
+    world.faults.replay, world.faults.replay_late = replay, 2.0
     for _ in range(4):
         hosts = living(world)
         if len(hosts) > 1:
@@ -206,6 +232,31 @@ def naps(seed: int) -> World:
         for host in others:
             world.kill(host)
     world.run(3.0)
+    return world
+
+
+def mutes(seed: int) -> World:
+    """Nobody hears one member, and it hears all, but no news: they vote it out while it is in touch with them, and die."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([3, 4, 5]))
+    world.run(0.6)
+    view = hosts[0].activated[-1]
+    mute = world.hosts[rng.choice(view.ids[1:])]
+    others = [host for host in hosts if host is not mute]
+    world.watch = lambda host, message: not isinstance(message, (Ack, Gossip) if host is mute else Chosen)
+    connects, world.network.connects = world.network.connects, lambda one, other, _: mute.id not in (one, other)  # type: ignore[method-assign]
+    world.run(rng.uniform(2.0, 2.3))
+    sleepers = others[1:] if rng.random() < 0.5 else []
+    for host in sleepers:
+        world.pause(host)
+    world.run(rng.uniform(0.0, 2.6))
+    if sleepers:
+        world.run(0.5)
+    for host in others:
+        world.kill(host)
+    world.watch, world.network.connects = None, connects  # type: ignore[method-assign]
+    world.run(2.5)
     return world
 
 
@@ -290,6 +341,78 @@ def ghosts(seed: int) -> World:
     world.kill(senior)
     world.faults.heal()
     world.run(2.0)
+    return world
+
+
+def absences(seed: int) -> World:
+    """A member is stopped, and the others go on without it; what they tell it is lost. Then all is well, for long enough."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([3, 4]))
+    world.run(0.6)
+    view = hosts[0].activated[-1]
+    absent = world.hosts[rng.choice(view.ids[1:])]
+    if absent.name == "m0":  # it would be told by beacons, being everybody's introducer
+        absent = world.hosts[next(key for key in view.ids[1:] if key != absent.id)]
+    world.pause(absent)
+    world.watch = lambda _, message: not isinstance(message, Chosen)
+    world.run(rng.uniform(4.5, 6.0))
+    world.watch = None
+    world.resume(absent)
+    world.run(40.0)
+    return world
+
+
+def crowds(seed: int) -> World:
+    """More ask to join than there are members, and all who come hang as soon as they are in: those who were there go on."""
+    rng = Random(seed)
+    size = rng.choice([1, 2, 3])
+    world = World(seed, Config(max_size=2 * size))
+    founders = world.cluster(size)
+    world.run(0.6)
+    names = tuple(host.name for host in founders)
+    joiners = [world.start(f"j{index}", introducers=names) for index in range(size + rng.choice([1, 2, 3]))]
+    world.run_until(lambda: founders[0].activated[-1].epoch == 2, 5.0)
+    for joiner in joiners:
+        world.pause(joiner)
+    world.run_until(lambda: all(host.activated[-1].epoch > 2 for host in founders), 6.0)
+    return world
+
+
+def visits(seed: int) -> World:
+    """Members come and die soon, and what they asked for arrives again and again."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(rng.choice([2, 3]))
+    world.faults.replay, world.faults.replay_late = 0.5, 5.0
+    names = tuple(host.name for host in hosts)
+    for index in range(4):
+        visitor = world.start(f"j{index}", introducers=names)
+        world.run(rng.uniform(0.05, 1.5))
+        world.kill(visitor)
+        world.run(rng.uniform(0.05, 0.5))
+    world.run(3.0)
+    return world
+
+
+def gossips(seed: int) -> World:
+    """``alarms``, and old rumours among new ones."""
+    return alarms(seed, replay=0.3)
+
+
+def crumbling(seed: int) -> World:
+    """Most of a group are suspected by everybody, and die."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(9)
+    world.run(0.6)
+    victims = rng.sample(hosts, 6)
+    for host in victims:
+        world.pause(host)
+    world.run(rng.uniform(1.0, 1.5))
+    for host in victims:
+        world.kill(host)
+    world.run(1.0)
     return world
 
 

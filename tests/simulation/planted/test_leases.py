@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from consensus.messages import Ack, Evidence, EvidenceKind
+from consensus.messages import Accept, Ack, Evidence, EvidenceKind
 from consensus.protocol.acceptor import Acceptor
 from consensus.protocol.accusations import Accusations
 from consensus.protocol.detection import Detection
@@ -19,7 +19,7 @@ from consensus.simulation.invariants import Activation, Ballots, Choice, Exclusi
 from consensus.view import Cause
 
 from .bug import Bug, Patch
-from .stories import alarms, bridges, deaf, delays, farewells, ghosts, naps, partitions, stale_votes, stumbles
+from .stories import alarms, bridges, deaf, delays, farewells, ghosts, mutes, naps, partitions, stale_votes, stumbles
 
 
 def no_lease(patch: Patch) -> None:
@@ -29,14 +29,13 @@ def no_lease(patch: Patch) -> None:
 
 def acks_the_excluded(patch: Patch) -> None:
     """A voter goes on acking whom it voted out."""
-    honest = Acceptor.wait_for
+    honest = Acceptor.accept
 
-    def wait_for(self: Acceptor, *args: object) -> float:
-        until = honest(self, *args)  # type: ignore[arg-type]
+    def accept(self: Acceptor, request: Accept) -> None:
+        honest(self, request)
         self.shunned.clear()
-        return until
 
-    patch.setattr(Acceptor, "wait_for", wait_for)
+    patch.setattr(Acceptor, "accept", accept)
 
 
 def discounts_without_contact(patch: Patch) -> None:
@@ -169,9 +168,9 @@ def old_evidence(patch: Patch) -> None:
 
 
 BUGS = [
-    Bug(no_lease, naps, 20, Ballots, "votes .* out .* after its last ack"),
-    Bug(no_lease, naps, 60, Choice, "activate", alone=True),
-    Bug(acks_the_excluded, naps, 20, Ballots, "acks .* whom it voted out"),
+    Bug(no_lease, mutes, 20, Ballots, "votes .* out .* after its last ack"),
+    Bug(no_lease, mutes, 60, Choice, "activate", alone=True),
+    Bug(acks_the_excluded, mutes, 20, Ballots, "acks .* whom it voted out"),
     Bug(discounts_without_contact, partitions, 20, Activation, "without quorum"),
     Bug(discounts_without_contact, partitions, 20, Choice, "activate", alone=True),
     Bug(contact_at_receipt, delays, 60, Activation, "without quorum"),
