@@ -11,6 +11,7 @@ from pytest import MonkeyPatch
 from consensus.config import Config
 from consensus.messages import Ack, Chosen, Gossip, Install, JoinReply
 from consensus.simulation import Host, World
+from consensus.simulation.faults import Faults, Spread
 from consensus.simulation.plane import MakePlane, StubPlane
 from consensus.view import View
 
@@ -103,13 +104,14 @@ def echoes(seed: int) -> World:
     return world
 
 
-def rivals(seed: int) -> World:
+def rivals(seed: int, replay: float = 0.0) -> World:
     """One coordinator after the other falls asleep in the middle of a change; then all wake up, and bid against each other."""
     rng = Random(seed)
     world = World(seed)
     world.cluster(rng.choice([4, 5, 6, 7]))
     world.run(0.6)
     world.faults.reordering, world.faults.late = 0.4, rng.choice([0.3, 1.0, 2.0])
+    world.faults.replay, world.faults.replay_late = replay, 1.0
     for _ in range(3):
         view = max((host.activated[-1] for host in living(world)), key=lambda view: view.epoch)
         seniors = [world.hosts[key] for key in view.ids if world.hosts[key] in living(world)]
@@ -123,6 +125,27 @@ def rivals(seed: int) -> World:
             world.resume(host)
             world.run(rng.choice([0.0, 0.01, 0.1]))
         world.run(rng.uniform(0.3, 1.0))
+    return world
+
+
+def bids(seed: int) -> World:
+    """``rivals``, and answers that come again when the next question has been asked."""
+    return rivals(seed, replay=0.3)
+
+
+def hurries(seed: int) -> World:
+    """One change after the other, slow messages, and answers to the last change that come again in the next one."""
+    rng = Random(seed)
+    world = World(seed)
+    hosts = world.cluster(7)
+    world.run(0.6)
+    world.delay(Faults(spread=Spread.UNIFORM, latency=(0.01, 0.06)))
+    world.faults.replay, world.faults.replay_late = 0.6, 0.6
+    view = hosts[0].activated[-1]
+    leavers = [world.hosts[key] for key in view.ids[1:]]
+    for leaver in rng.sample(leavers, 4):
+        world.inside(leaver, leaver.leave)
+        world.run(rng.uniform(0.1, 0.4))
     return world
 
 

@@ -16,7 +16,7 @@ from consensus.simulation.invariants import Activation, Ballots, Choice
 from consensus.view import Proposal, View
 
 from .bug import Bug, Patch
-from .stories import duels, echoes, halves, partitions, rivals
+from .stories import bids, halves, hurries, partitions, rivals
 
 
 def no_promise_check(patch: Patch) -> None:
@@ -157,10 +157,10 @@ BUGS = [
     Bug(silent_promise, rivals, 30, Ballots, "without telling its vote"),
     Bug(own_value, rivals, 60, Ballots, "proposes anew"),
     Bug(own_value, rivals, 60, Choice, "voted for both", alone=True),
-    Bug(lowest_value, rivals, 60, Ballots, "proposes anew"),
+    Bug(lowest_value, bids, 60, Ballots, "proposes anew"),
     Bug(round_zero_for_all, rivals, 10, Ballots, "takes round 0"),
-    Bug(old_answers_count, rivals, 60, Activation, "without quorum"),
-    Bug(no_parent_id, echoes, 60, Activation, "without quorum"),
+    Bug(old_answers_count, bids, 60, Activation, "without quorum"),
+    Bug(no_parent_id, hurries, 60, Activation, "without quorum"),
     Bug(votes_twice, halves, 60, Activation, "without quorum"),
     Bug(majority_of_the_living, partitions, 40, Activation, "without quorum"),
     Bug(any_half, halves, 40, Activation, "without quorum"),
