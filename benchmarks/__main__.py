@@ -29,6 +29,8 @@ FULL = (
     ("churn",),
     ("holds",),
     ("hostile",),
+    ("hosts",),
+    ("sixty_four",),
 )
 QUICK = (
     ("recovery", "--repetitions", "5"),
@@ -44,6 +46,8 @@ QUICK = (
     ("busy", "--seconds", "20", "--repeats", "2"),
     ("churn", "--seconds", "60", "--warm-up", "30"),
     ("holds", "--repeats", "1", "--seconds", "5", "--kills", "4"),
+    ("hosts", "--repetitions", "2"),
+    ("sixty_four", "--rounds", "1"),
 )
 
 

@@ -4,6 +4,7 @@
     python -m benchmarks.soak --seeds 2000 --faults all,-pause
     python -m benchmarks.soak --seed 2050                        # one history: its script, and what became of it
     python -m benchmarks.soak --seed 2050 --shrink               # the shortest that still fails alike
+    python -m benchmarks.soak --train --seeds 10000              # with processes that train: the promises about steps, too
     python -m benchmarks.soak --large 2                          # two histories of 1000 members (minutes each)
 
 The exit status is 1 if anything failed. A failing history is the same in every run: seed and menu say all.
@@ -13,15 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consensus.simulation import Menu, draw, play
+from consensus.simulation import Menu, Result, Scenario, draw, play
 from consensus.simulation.shrink import shrink
 
 CHUNK = 50
@@ -61,12 +63,24 @@ class Tally:
         return tally
 
 
-def chunk(first: int, count: int, faults: str, size: int | None = None, events: int | None = None) -> Tally:
+def player(*, train: bool) -> Callable[[Scenario], Result]:
+    """What plays a history."""
+    if not train:
+        return play
+    from ftlib.simulation import play as play_training  # imports torch
+
+    logging.getLogger("ftlib").setLevel(logging.CRITICAL)
+    return play_training
+
+
+def chunk(
+    first: int, count: int, faults: str, size: int | None = None, events: int | None = None, *, train: bool = False
+) -> Tally:
     """``count`` histories from seed ``first`` on, in this process."""
-    tally, menu = Tally(), Menu.parse(faults)
+    tally, menu, tell = Tally(), Menu.parse(faults), player(train=train)
     for seed in range(first, first + count):
         began = time.process_time()  # others may use the machine, too
-        result = play(draw(seed, menu, size, events))
+        result = tell(draw(seed, menu, size, events))
         took = time.process_time() - began
         tally.add(Tally(1, result.world.events, took, result.world.now - 100.0, took, Counter([result.kind])))
         if not result.good:
@@ -86,11 +100,12 @@ def done_before(path: Path, faults: str) -> dict[int, Tally]:
 
 def run(args: argparse.Namespace) -> int:
     faults = str(Menu.parse(args.faults))
+    kind = f"training, {faults}" if args.train else faults
     path: Path = args.record
     if args.fresh:
         path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    total, known = Tally(), done_before(path, faults)
+    total, known = Tally(), done_before(path, kind)
     todo = []
     for first in range(args.first, args.first + args.seeds, CHUNK):
         if first in known:
@@ -101,13 +116,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"{total.seeds} histories were played before: {path}")
     began, shown = time.perf_counter(), 0.0
     with ProcessPoolExecutor(args.jobs) as pool, path.open("a") as record:
-        for first, tally in finished(pool, todo, faults, args.jobs):
+        for first, tally in finished(pool, todo, faults, args.jobs, train=args.train):
             total.add(tally)
-            record.write(json.dumps({"first": first, "faults": faults, "tally": tally.as_dict()}) + "\n")
+            record.write(json.dumps({"first": first, "faults": kind, "tally": tally.as_dict()}) + "\n")
             record.flush()
             for seed, text in tally.bad:
                 print(
-                    f"\nseed {seed}: {text}\n  python -m benchmarks.soak --seed {seed} --faults {faults} --shrink", flush=True
+                    f"\nseed {seed}: {text}\n  python -m benchmarks.soak --seed {seed} --faults {faults} --shrink"
+                    + " --train" * args.train,
+                    flush=True,
                 )
             now = time.perf_counter() - began
             if now - shown > args.every or first == todo[-1]:
@@ -117,12 +134,12 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(total.bad))
 
 
-def finished(pool: ProcessPoolExecutor, todo: list[int], faults: str, jobs: int) -> Iterator[tuple[int, Tally]]:
+def finished(pool: ProcessPoolExecutor, todo: list[int], faults: str, jobs: int, *, train: bool) -> Iterator[tuple[int, Tally]]:
     """Chunks in order; only a few are handed out at a time, so that an interrupt loses little."""
     waiting = []
     for first in [*todo, None]:
         if first is not None:
-            waiting.append((first, pool.submit(chunk, first, CHUNK, faults)))
+            waiting.append((first, pool.submit(chunk, first, CHUNK, faults, train=train)))
         while waiting and (first is None or len(waiting) > 2 * jobs):
             start, future = waiting.pop(0)
             yield start, future.result()
@@ -138,11 +155,11 @@ def tell(total: Tally) -> None:
 
 
 def one(args: argparse.Namespace) -> int:
-    scenario = draw(args.seed, Menu.parse(args.faults), args.size)
-    result = play(scenario)
+    scenario, tell = draw(args.seed, Menu.parse(args.faults), args.size), player(train=args.train)
+    result = tell(scenario)
     if args.shrink and not result.good:
-        scenario = shrink(scenario)
-        result = play(scenario)
+        scenario = shrink(scenario, tell)
+        result = tell(scenario)
     print(scenario, result, f"digest {result.world.digest}", sep="\n")
     for host in result.world.hosts.values():
         print(" ", host)
@@ -173,6 +190,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--size", type=int, help="founders, instead of a random number")
     parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--train", action="store_true", help="with processes that train")
     parser.add_argument("--large", type=int, default=0, help="so many histories of 1000 members instead")
     args = parser.parse_args()
     if args.seed is not None:

@@ -6,6 +6,7 @@ waiting time protects others only if all wait equally long.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, fields
 from enum import Enum
 
@@ -35,7 +36,10 @@ class Home(Enum):
 
 
 class Policy(Enum):
-    """Who may decide the next view; see ``protocol/quorum.py``."""
+    """Who may decide the next view; see ``protocol/quorum.py``.
+
+    Under ANY nobody ever blocks, and a job cut in two goes on as two, until they meet: see ``protocol/contact.py``.
+    """
 
     MAJORITY = "majority"
     STORAGE = "storage"
@@ -109,8 +113,20 @@ class Config:
     mesh_limit: int = 32
     """Up to so many members everybody pings everybody each ``exclude_after / 4``: the contact that discounting needs."""
 
+    link_timeout: float = 5.0
+    """Two living members that have not reached each other for so long, over UDP or TCP, cannot work together: one has to go
+    (see ``protocol/links``). 0: they stay, and whatever they do together waits. Up to ``mesh_limit`` members. Ten pings long:
+    with 30 % loss each way half of them are not answered, and nobody should have to go for that."""
+
     fence_after: float = 0.75
     """Share of ``exclude_after`` after which a suspect's supervisor is asked to kill it."""
+
+    fence_command: str = ""
+    """A command that kills the member which its environment names, and exits with 0 once that process is certainly gone (see
+    ``runtime/fencing.py``). For those who start members by other means than ``ftlib run``. Empty: none."""
+
+    fence_timeout: float = 10.0
+    """``fence_command`` is killed after so long, and has then proven nothing."""
 
     drift: float = 0.05
     """Share of ``exclude_after`` allowed for clocks that run apart, when dead members are discounted."""
@@ -169,14 +185,20 @@ class Config:
                 raise ConfigError(f"{item.name}={value} is negative; give a value of at least 0")
         if not self.job or len(self.job) > MAX_JOB:
             raise ConfigError(f"job={self.job!r} must have 1 to {MAX_JOB} characters")
-        if self.policy is not Policy.MAJORITY:
-            raise ConfigError(f"policy={self.policy.value} is not part of this release: choose majority")
+        if self.policy is Policy.STORAGE:
+            raise ConfigError("policy=storage is not part of this release: choose majority, or any")
         if self.max_size is not None and self.max_size < 1:
             raise ConfigError(f"max_size={self.max_size} must be at least 1")
         if self.initial_size < 1:
             raise ConfigError(f"initial_size={self.initial_size} must be at least 1")
         if self.exclude_after < 0.05:
             raise ConfigError(f"exclude_after={self.exclude_after} is below 0.05 s: scheduling noise would exclude members")
+        try:
+            shlex.split(self.fence_command)
+        except ValueError as error:
+            raise ConfigError(f"fence_command={self.fence_command!r} is no command line: {error}") from None
+        if self.fence_command and self.fence_timeout <= 0:
+            raise ConfigError(f"fence_timeout={self.fence_timeout} leaves fence_command no time: give it some seconds")
         if len(self.socket_fds) not in (0, 2):
             raise ConfigError("socket_fds takes two descriptors: a UDP and a listening TCP socket")
         for name, text in [("bind", self.bind), ("advertise", self.advertise)]:

@@ -19,8 +19,10 @@ __all__ = [
     "ExcludedError",
     "ForeignJobError",
     "ForeignVersionError",
+    "FoundedApartError",
     "JoinError",
     "LeftError",
+    "OvertakenError",
     "QuorumLostError",
     "SealError",
     "SecretError",
@@ -84,6 +86,22 @@ class ExcludedError(StoppedError):
 
     def __init__(self, text: str, view: View | None = None) -> None:
         """``view``: the one without this member, where it learned that: its members are the ones to join again."""
+        super().__init__(text)
+        self.view = view
+
+
+class OvertakenError(ExcludedError):
+    """Under policy ``any`` two sides went on without each other; they met, and the other one goes on.
+
+    What this side did since they parted is lost: states are never merged.
+    """
+
+
+class FoundedApartError(StoppedError):
+    """Two clusters of one job met that were founded without knowing of each other; the other one goes on."""
+
+    def __init__(self, text: str, view: View | None = None) -> None:
+        """``view``: the other cluster's."""
         super().__init__(text)
         self.view = view
 

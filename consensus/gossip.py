@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +79,7 @@ class Gossip(Consensus):
         """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host."""
         if self._pair is None:
             KeyRing.of(self._config)  # what is wrong with the file is said here, to the caller
+            _require_command(self._config.fence_command)
             self._introducers = replace(lookup(self._config.introducers), met=self._met)
             pair = open_pair(self._config, self._introducers.addresses)
             require_secret(self._config, pair)
@@ -279,6 +282,12 @@ class Gossip(Consensus):
         self._publish(Snapshot(stopped=stopped))
         if self._plane is not None:
             self._plane.stopped(stopped)
+
+
+def _require_command(line: str) -> None:
+    """ConfigError where ``fence_command`` could never be run: better now than when it is needed."""
+    if line and shutil.which(program := shlex.split(line)[0]) is None:
+        raise ConfigError(f"fence_command: there is no program {program!r} on this host; give the path of one")
 
 
 def _host_for(config: Config) -> Host:

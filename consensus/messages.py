@@ -31,11 +31,13 @@ __all__ = [
     "FlushRequest",
     "Gossip",
     "Install",
+    "Introduction",
     "JoinReply",
     "JoinRequest",
     "LeaveRequest",
     "Message",
     "Nack",
+    "Overtaken",
     "Ping",
     "PingRequest",
     "Prepare",
@@ -44,6 +46,7 @@ __all__ = [
     "Pull",
     "Ready",
     "Refused",
+    "Standing",
     "Status",
     "Stranger",
     "Update",
@@ -69,6 +72,8 @@ class EvidenceKind(Enum):
     HINT = "hint"
     SILENCE = "silence"
     UNREADY = "unready"
+    SEVERED = "severed"
+    """The sender and the accused cannot reach each other, though others reach both: see ``protocol/links.py``."""
     FROZEN = "frozen"
     """Not against anybody: the sender's data plane stopped and needs a new epoch."""
 
@@ -181,7 +186,8 @@ class JoinRequest:
     """``member`` asks to join. ``wants``: ready to be admitted, not only looking. ``terms`` must equal the job's.
 
     ``vote``: see ``protocol/founding.py``; None where the list of introducers itself says who founds.
-    ``known``: id of the view that the sender was told last: it is not told again.
+    ``known``: id of the view that the sender was told last: it is not told again. ``waited``: milliseconds since it has been
+    ready, so that every coordinator knows who has waited longest.
     """
 
     member: Member
@@ -189,6 +195,20 @@ class JoinRequest:
     terms: str
     vote: Vote | None = None
     known: str = ""
+    waited: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What decides between two sides of a job that meet: committed steps, then members, then the lowest id of these."""
+
+    steps: int
+    size: int
+    lowest: str
+
+    def above(self, other: Standing) -> bool:
+        """Whether the side with this standing goes on, and the other stops. Of two different standings one is above."""
+        return (self.steps, self.size, other.lowest) > (other.steps, other.size, self.lowest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +223,23 @@ class JoinReply:
     delta: Delta | None = None
     view_id: str = ""
     epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """To somebody who may know another chain of views: the sender's newest view, its coordinator, and how its side stands."""
+
+    view: View
+    coordinator: Member
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """From its coordinator to the members of a side (in ``view_id``): the rival side in ``view`` goes on, this one stops."""
+
+    view_id: str
+    view: View
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +424,8 @@ Message = (
     | Chosen
     | Digest
     | Beliefs
+    | Introduction
+    | Overtaken
 )
 
 MESSAGES: tuple[type, ...] = (
@@ -415,6 +454,8 @@ MESSAGES: tuple[type, ...] = (
     Chosen,
     Digest,
     Beliefs,
+    Introduction,
+    Overtaken,
 )
 
 

@@ -1,7 +1,8 @@
 """A view: the agreed, ordered member list of one epoch, and the proposals that lead from one view to the next.
 
 Order is seniority (order of admission), so survivors keep their order and joiners come last. ``view_id`` hashes the whole
-ancestry (parent id, epoch, members): two members that hold the same ``view_id`` hold the same history.
+ancestry (parent id, epoch, members): two members that hold the same ``view_id`` hold the same history. ``cluster`` is the id of
+the founding view: two views of different clusters have no history in common.
 """
 
 from __future__ import annotations
@@ -25,15 +26,20 @@ class Cause(Enum):
     LEFT = "left"
     SILENCE = "silence"
     UNREADY = "unready"
+    SEVERED = "severed"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The ordered members of one epoch. ``epoch`` counts from 1; ``parent_id`` is the ``view_id`` of epoch - 1."""
+    """The ordered members of one epoch. ``epoch`` counts from 1; ``parent_id`` is the ``view_id`` of epoch - 1.
+
+    ``origin``: the ``view_id`` of the founding view that it descends from, "" for a founding view itself.
+    """
 
     epoch: int
     parent_id: str
     members: tuple[Member, ...]
+    origin: str = ""
     view_id: str = ""
     _seniority: dict[str, int] = field(init=False, repr=False, compare=False)
     """Index by id: a view is looked things up in for every packet."""
@@ -48,12 +54,17 @@ class View:
             object.__setattr__(self, "view_id", self._hash())
 
     def _hash(self) -> str:
-        text = [f"{self.parent_id}|{self.epoch}", *[f"{each.id}@{each.host}:{each.port}" for each in self.members]]
+        text = [f"{self.parent_id}|{self.epoch}|{self.origin}", *[f"{m.id}@{m.host}:{m.port}" for m in self.members]]
         return hashlib.blake2b("|".join(text).encode(), digest_size=8).hexdigest()
 
     def consistent(self) -> bool:
         """Whether ``view_id`` is the hash of the rest, ids are unique and somebody is in it (checked on receipt)."""
         return bool(self.members) and len(self._seniority) == len(self.members) and self.view_id == self._hash()
+
+    @property
+    def cluster(self) -> str:
+        """The ``view_id`` of its founding view: what all views of one chain have in common."""
+        return self.origin or self.view_id
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -118,7 +129,7 @@ class Proposal:
             raise ValueError(f"proposal for epoch {self.epoch} does not follow {parent}")
         gone = {removal.member_id for removal in self.removed}
         kept = tuple(member for member in parent.members if member.id not in gone)
-        return View(self.epoch, parent.view_id, kept + self.joined)
+        return View(self.epoch, parent.view_id, kept + self.joined, origin=parent.cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +159,5 @@ class Delta:
             return None
         gone = frozenset(self.removed)
         kept = tuple(member for index, member in enumerate(parent.members) if index not in gone)
-        view = View(self.epoch, self.parent_id, kept + self.joined)
+        view = View(self.epoch, self.parent_id, kept + self.joined, origin=parent.cluster)
         return view if view.view_id == self.view_id and view.consistent() else None

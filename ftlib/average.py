@@ -9,7 +9,6 @@ other tensors must be found out before it sends any.) A member whose call is lai
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -45,12 +44,15 @@ class Disagreement(GroupError):
 class Attempt:
     """A call's operations in one session."""
 
-    def __init__(self, call: Call, session: Session, staging: Staging, watch: Callable[[float], None]) -> None:
+    def __init__(
+        self, call: Call, session: Session, staging: Staging, watch: Callable[[float], None], now: Callable[[], float]
+    ) -> None:
         """``watch``: called with the seconds waited for one operation, every ``WAIT_SLICE``; may raise."""
         self._call = call
         self._session = session
         self._staging = staging
         self._watch = watch
+        self._now = now
         self._window: deque[tuple[Work, Slot | None]] = deque()
         self._trailer: Trailer | None = None
         self._finite = True
@@ -91,10 +93,10 @@ class Attempt:
 
     def settle(self, timeout: float) -> None:
         """After the group was aborted: see that nothing writes into the staging any more, or give up what is written into."""
-        deadline = time.monotonic() + timeout
+        deadline = self._now() + timeout
         while self._window:
             work, slot = self._window.popleft()
-            if not _ended(work, deadline) and slot is not None:
+            if not self._ended(work, deadline) and slot is not None:
                 self._staging.abandon(slot)
 
     def _prelude(self, head: Bucket, saying: Saying, entered: Callable[[], None]) -> None:
@@ -139,13 +141,12 @@ class Attempt:
     def _wait(self, work: Work) -> None:
         if work.wait(WAIT_SLICE):
             return
-        began = time.monotonic() - WAIT_SLICE
+        began = self._now() - WAIT_SLICE
         while not work.wait(WAIT_SLICE):
-            self._watch(time.monotonic() - began)
+            self._watch(self._now() - began)
 
-
-def _ended(work: Work, deadline: float) -> bool:
-    if not work.done():
-        with contextlib.suppress(GroupError):
-            work.wait(max(0.0, deadline - time.monotonic()))
-    return work.done()
+    def _ended(self, work: Work, deadline: float) -> bool:
+        if not work.done():
+            with contextlib.suppress(GroupError):
+                work.wait(max(0.0, deadline - self._now()))
+        return work.done()

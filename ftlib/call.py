@@ -6,7 +6,6 @@ alike. A broadcast sums bytes of which all but the root's are zero: exact for ev
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -85,7 +84,8 @@ class Call:
         self.root_rank = root_rank
         self._root = ""
         self.number = 0
-        self.began = time.monotonic()
+        self.began = 0.0
+        """When it was entered, on the clock of the threads that carry it out."""
         self._flat: dict[int, torch.Tensor] = {}
         self._versions = [_version(source) for source in sources]
 
@@ -136,7 +136,6 @@ class Call:
         """The call was in progress when its lifetime ended, and is this worker's first of the next one."""
         self._root = ""
         self.number = 0
-        self.began = time.monotonic()
 
     def check_untouched(self) -> None:
         """Before a redo: the inputs must be what they were."""

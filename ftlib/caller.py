@@ -8,7 +8,6 @@ so that nobody waits for this member in vain.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -57,12 +56,16 @@ class _Patience:
     """How long something has been waited for, and when to say so."""
 
     deadline: float
-    began: float = field(default_factory=time.monotonic)
+    now: Callable[[], float]
+    began: float = field(init=False)
     warn_at: float = WARN_AFTER
+
+    def __post_init__(self) -> None:
+        self.began = self.now()
 
     def due(self) -> float | None:
         """Seconds waited if a warning is due now."""
-        waited = time.monotonic() - self.began
+        waited = self.now() - self.began
         if waited < self.warn_at:
             return None
         self.warn_at *= 2
@@ -82,6 +85,7 @@ class Caller:
         self._limits = limits
         self._in_flight = in_flight
         self._pool = StagingPool(in_flight)
+        self._threads = plane.threads
         self._vetoed = ""
         """The call before, where it was vetoed and nobody has said yet because of whom."""
         self._tainted = False
@@ -93,6 +97,7 @@ class Caller:
 
     def run(self, call: Call) -> Status:
         """Finish ``call`` in this thread's turn; the status it ends with. Raises what ends this lifetime."""
+        call.began = self._threads.now()
         if self._turns.departed:
             return Status.ABORT
         try:
@@ -123,7 +128,7 @@ class Caller:
         if self._plane.phase is Phase.WAITING:
             self._consensus.seek_admission()
         self._pool.staging(call.layout).turn()
-        patience = _Patience(call.began + self._limits.step_timeout)
+        patience = _Patience(call.began + self._limits.step_timeout, self._threads.now)
         while True:
             session = self._await_session(call, patience)
             if session is None:
@@ -142,7 +147,7 @@ class Caller:
                 self._explain_veto(call, session)
             return Status.FAIL
         call.deliver(results)
-        self._plane.counters.call_seconds.add(time.monotonic() - call.began)
+        self._plane.counters.call_seconds.add(self._threads.now() - call.began)
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
 
     def _await_session(self, call: Call, patience: _Patience) -> Session | None:
@@ -160,9 +165,9 @@ class Caller:
                 if active and session is not None and session.size >= self._limits.min_size:
                     return session
                 if plane.phase is Phase.WAITING and self._limits.may_be_spare:
-                    call.began = time.monotonic()
+                    call.began = self._threads.now()
                     patience.deadline = call.began + self._limits.step_timeout
-                left = patience.deadline - time.monotonic()
+                left = patience.deadline - self._threads.now()
                 if left > 0:
                     plane.changed.wait(min(left, WARN_AFTER))
             if left <= 0:
@@ -186,7 +191,7 @@ class Caller:
         flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
         flags |= Flag.NONFINITE if self._tainted else Flag(0)
         saying = Saying(call.weight, 0, flags, call.layout.check)
-        attempt = Attempt(call, session, self._pool.staging(call.layout), self._watch(call, session))
+        attempt = Attempt(call, session, self._pool.staging(call.layout), self._watch(call, session), self._threads.now)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)
         except GroupError as error:
@@ -256,7 +261,7 @@ class Caller:
         if not plane.begin(session):
             return None
         staging = self._pool.staging(call.layout)
-        attempt = Attempt(call, session, staging, self._watch(call, session))
+        attempt = Attempt(call, session, staging, self._watch(call, session), self._threads.now)
         try:
             results = Adoption(call, session.group, session.ranks[donor], staging).receive(attempt.wait)
         except GroupError as error:
@@ -312,7 +317,7 @@ class Caller:
         self._consensus.leave()
 
     def _watch(self, call: Call, session: Session) -> Callable[[float], None]:
-        patience = _Patience(call.began + self._limits.step_timeout)
+        patience = _Patience(call.began + self._limits.step_timeout, self._threads.now)
 
         def watch(waited: float) -> None:
             plane = self._plane
@@ -320,7 +325,7 @@ class Caller:
                 over = plane.session is not session or plane.phase is not Phase.ACTIVE
             if over and waited > SETTLE:
                 raise GroupError("the group was given up, but this operation does not end")
-            if time.monotonic() > patience.deadline:
+            if self._threads.now() > patience.deadline:
                 raise RebuildTimeout(f"{call}: not finished within {self._limits.step_timeout:g} s; {self._blocking()}")
             long = patience.due()
             if long is not None:

@@ -30,8 +30,8 @@ __all__ = ["Settings", "resolve"]
 _Choice = TypeVar("_Choice", bound=Enum)
 
 _PREFIX = "FTLIB_"
-_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT"})
-"""Variables that are no settings."""
+_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT", "FENCE_NAME"})
+"""Variables that are no settings, though some look like one."""
 _DEFAULT_FILE = Path("ftlib.toml")
 BUCKET_MB = 8.0
 """Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
@@ -316,6 +316,7 @@ _SPECIAL: dict[str, Callable[[Any], Any]] = {
 _DURATIONS = frozenset(
     [
         "exclude_after",
+        "link_timeout",
         "stall_timeout",
         "quorum_timeout",
         "join_timeout",
@@ -329,6 +330,7 @@ _DURATIONS = frozenset(
         "frozen_wait",
         "resend",
         "ready_timeout",
+        "fence_timeout",
     ]
 )
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {"str": _text, "int": _integer, "float": _number, "bool": _flag}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from .plane import Plane
@@ -13,7 +12,7 @@ __all__ = ["facts"]
 def facts(plane: Plane) -> dict[str, Any]:
     """Counts since the start, and where this worker is. Any thread; waits only for the plane's lock. Times in seconds."""
     counters = plane.counters
-    now = time.monotonic()
+    now = plane.threads.now()
     with plane.changed:
         session, call = plane.session, plane.current
         in_call = None if call is None else {"number": call.number, "seconds": now - call.began, "text": call.layout.text}

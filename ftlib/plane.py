@@ -8,7 +8,6 @@ finished under the lock, in the session in which its operations ran, while the p
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,6 +21,7 @@ from .frameworks.base import Group
 from .salvage import Report
 from .session import Session
 from .tally import CALLS, PAUSES, Tally
+from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
 __all__ = ["PLANE", "Counters", "Finish", "Order", "Phase", "Plane", "Switch"]
@@ -110,16 +110,19 @@ class Plane:
         self,
         identify: Callable[[], str],
         tell: Callable[..., None] = lambda *_place, **_more: None,
+        threads: Threads = SYSTEM,
         *,
         former: Plane | None = None,
     ) -> None:
         """``identify``: this member's id (known once the consensus has started). ``tell``: takes where this member is
-        (finished, current call) whenever that changes; it must be quick. ``former``: that of the lifetime before; what was
-        counted is counted on, and views of which the program was not told yet are told.
+        (finished, current call) whenever that changes; it must be quick. ``threads``: also those of whoever meets here.
+        ``former``: that of the lifetime before; what was counted is counted on, and views of which the program was not told
+        yet are told.
         """
         self._identify = identify
         self._tell = tell
-        self.changed = threading.Condition()
+        self.threads = threads
+        self.changed = threads.condition()
         self.phase = PLANE.start
         self.error: Exception | None = None
         """Why STOPPED."""
@@ -323,9 +326,9 @@ class Plane:
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.counters.views += 1
             if self._frozen_at:
-                self.counters.pauses.add(time.monotonic() - self._frozen_at)
+                self.counters.pauses.add(self.threads.now() - self._frozen_at)
             self._frozen_at = 0.0
-            self.counters.last_wait = time.monotonic() - self.current.began if self.current is not None else 0.0
+            self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
             self.peers = {member_id: state for member_id, state in self.peers.items() if member_id in session.view}
             self.peer_changes = {
                 member_id: since for member_id, since in self.peer_changes.items() if member_id in session.view
@@ -352,7 +355,7 @@ class Plane:
         with self.changed:
             if self.peers.get(member_id) != state:
                 self.peers[member_id] = state
-                self.peer_changes[member_id] = time.monotonic()
+                self.peer_changes[member_id] = self.threads.now()
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -370,7 +373,7 @@ class Plane:
     def _freeze(self) -> None:
         if self.phase is Phase.ACTIVE:
             self.phase = PLANE.after(self.phase, Switch.FREEZE)
-            self._frozen_at = time.monotonic()
+            self._frozen_at = self.threads.now()
         self.changed.notify_all()
 
     def _found(self) -> None:

@@ -7,12 +7,10 @@ build the group, say ready, activate, and start donations.
 from __future__ import annotations
 
 import logging
-import queue
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from consensus import Cause, Consensus, LeftError, StoppedError, View
@@ -59,7 +57,13 @@ class _Stop:
     error: Exception
 
 
-_CAUSES = {Cause.PROOF: "dead", Cause.LEFT: "left", Cause.SILENCE: "silent", Cause.UNREADY: "never ready"}
+_CAUSES = {
+    Cause.PROOF: "dead",
+    Cause.LEFT: "left",
+    Cause.SILENCE: "silent",
+    Cause.UNREADY: "never ready",
+    Cause.SEVERED: "cut off",
+}
 _END = None
 _ALL = sys.maxsize
 """No epoch is as late."""
@@ -87,8 +91,8 @@ class Rebuilder:
         self._build = build
         self._activated = activated
         self._facts = facts
-        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="ftlib-rebuild", daemon=True)
+        self._items: SimpleQueue[_Item] = plane.threads.queue()
+        self._thread = plane.threads.thread(self._run, "ftlib-rebuild")
         self._wanted = 0
         """Newest epoch that a freeze was asked for. Guarded by the plane's lock."""
         # The rebuild thread's own:
@@ -104,7 +108,7 @@ class Rebuilder:
         """End the thread and give the group back. Idempotent."""
         self._framework.cancel(_ALL)
         self._items.put(_END)
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread.ident is not None and self._thread is not self._plane.threads.current():
             self._thread.join(timeout)
 
     def order(self, order: Order) -> None:
@@ -191,7 +195,7 @@ class Rebuilder:
             if self._wanted > view.epoch:  # a newer change is under way: this group would never be used
                 return
         self._drop_group()
-        began = time.monotonic()
+        began = self._plane.threads.now()
         try:
             chosen = plan(view, item.reports)
             ranks, self._group = self._build(view)
@@ -199,7 +203,7 @@ class Rebuilder:
         except Exception as error:  # noqa: BLE001 - whatever it is: this member has no group, and says so
             self._failed(view, error)
             return
-        built = time.monotonic() - began
+        built = self._plane.threads.now() - began
         extra = about(self._plane, "built", view_id=view.view_id, build_seconds=built)
         logger.debug("group of %s built in %.1f ms", view, built * 1e3, extra=extra)
         self._consensus.ready(view.view_id)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import http.client
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from urllib.parse import urlencode
@@ -26,7 +25,7 @@ from .registry import Registered
 from .session import Session
 from .state import StateReader, encode, snapshot
 
-__all__ = ["PATH", "Transfer"]
+__all__ = ["PATH", "STATE_LIMIT", "Answer", "Transfer"]
 
 logger = logging.getLogger("ftlib")
 
@@ -42,7 +41,9 @@ RETRY = 0.5
 _CHUNK = 1 << 20
 
 
-class _Answer(Enum):
+class Answer(Enum):
+    """What became of asking one donor."""
+
     LOADED = "loaded"
     LATER = "later"
     """The donor is not there yet."""
@@ -110,20 +111,20 @@ class Transfer:
             answers = []
             for holder in holders:
                 answers.append(self._fetch(holder, query, self._registered, functools.partial(plane.acting_in, session)))
-                if answers[-1] is _Answer.LOADED:
+                if answers[-1] is Answer.LOADED:
                     plane.loaded(session, plan.authority)  # if the session has ended meanwhile, the next one loads again
                     return True
-            if all(answer is _Answer.NOTHING for answer in answers):
+            if all(answer is Answer.NOTHING for answer in answers):
                 raise ConfigError(f"{session.names(plan.holders)} registered no state, but this worker did: {_EVERYWHERE}")
-            if time.monotonic() > deadline:
+            if plane.threads.now() > deadline:
                 raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
-            if _Answer.LATER not in answers:
+            if Answer.LATER not in answers:
                 plane.wait_end(session, RETRY)
         return False
 
     def _found(self, registered: Registered) -> None:
         plane = self._plane
-        deadline = time.monotonic() + self._join_timeout
+        deadline = plane.threads.now() + self._join_timeout
         while True:
             session = self._active(deadline)
             plan = session.plan
@@ -137,22 +138,24 @@ class Transfer:
             donor = session.view.member(plan.holders[0])
             query = {"founding": "1", "origin": plan.authority}
             answer = self._fetch(donor, query, registered, functools.partial(plane.newest_is, session))
-            if answer is _Answer.LOADED and plane.loaded(session, plan.authority):
+            if answer is Answer.LOADED and plane.loaded(session, plan.authority):
                 return
-            if answer is _Answer.NOTHING:
+            if answer is Answer.NOTHING:
                 return  # too late for this: the first call provides
-            if time.monotonic() > deadline:
+            if plane.threads.now() > deadline:
                 raise ConfigError(
                     f"{session.name(donor.id)} has not registered state within {self._join_timeout:g} s, but this worker has: "
                     "call register_state at every worker"
                 )
-            if answer is _Answer.FAILED:
+            if answer is Answer.FAILED:
                 plane.wait_end(session, RETRY)
 
     def _active(self, deadline: float) -> Session:
         plane = self._plane
         with plane.changed:
-            plane.changed.wait_for(lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), max(0.0, deadline - time.monotonic()))
+            plane.changed.wait_for(
+                lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), max(0.0, deadline - plane.threads.now())
+            )
             if plane.phase is Phase.STOPPED:
                 if isinstance(plane.error, FTLibError):
                     raise plane.error
@@ -163,8 +166,8 @@ class Transfer:
                 )
             return plane.session
 
-    def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> _Answer:
-        began = time.monotonic()
+    def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> Answer:
+        began = self._plane.threads.now()
         if self._ring is not None and (line := self._ring.renew()) is not None:
             logger.info("%s", line)
         try:
@@ -172,7 +175,7 @@ class Transfer:
                 if answer.status != http.client.OK:
                     text = answer.read(1000).decode(errors="replace")
                     logger.debug("%s has no state for %s: %s", donor, dict(query), text, extra=about(self._plane, "no_state"))
-                    return _Answer.NOTHING if _NOTHING in text else _Answer.LATER if _LATER in text else _Answer.FAILED
+                    return self._refused(text)
 
                 def read(count: int) -> bytes:
                     if not go_on():
@@ -187,13 +190,18 @@ class Transfer:
                 answer.finish()
         except (OSError, EOFError, http.client.HTTPException, ValueError, SecretError) as error:
             logger.info("no state from %s: %s", donor, error, extra=about(self._plane, "no_state", donor=donor.id))
-            return _Answer.FAILED
+            return Answer.FAILED
         registered.load(tree)
         self._plane.counters.state_bytes += reader.nbytes
-        took = time.monotonic() - began
+        took = self._plane.threads.now() - began
         extra = about(self._plane, "state", donor=donor.id, state_bytes=reader.nbytes, seconds=took)
         logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, took * 1e3, extra=extra)
-        return _Answer.LOADED
+        return Answer.LOADED
+
+    @staticmethod
+    def _refused(text: str) -> Answer:
+        """What a donor means by the text with which it gives nothing."""
+        return Answer.NOTHING if _NOTHING in text else Answer.LATER if _LATER in text else Answer.FAILED
 
     # --- the donor's side, on a worker thread of the agent -------------------------------------------------------------
 

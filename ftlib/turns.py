@@ -6,12 +6,11 @@ This outlives the lifetimes of a worker (see ``succession``): what the program w
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from .errors import ConfigError, RebuildTimeout
+from .threads import SYSTEM, Thread, Threads
 
 __all__ = ["Turns"]
 
@@ -26,14 +25,15 @@ _LOOK = 0.05
 class Turns:
     """One process's; its threads take turns."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, threads: Threads = SYSTEM) -> None:
         """``timeout``: seconds for which a thread waits for its turn."""
         self.timeout = timeout
         self._process = os.getpid()
-        self._serial = threading.RLock()
+        self._threads = threads
+        self._serial = threads.lock()
         self._busy = ""
         """What the thread in ``_holder`` may not call within; empty outside of calls."""
-        self._holder: threading.Thread | None = None
+        self._holder: Thread | None = None
         self.leaving = False
         """Set by a signal handler: the next attempt says that this member leaves after its call."""
         self.departed = False
@@ -41,7 +41,7 @@ class Turns:
 
     def inside(self) -> bool:
         """Whether this thread is within a call: in a callback, a state function or a signal handler."""
-        return bool(self._busy) and self._holder is threading.current_thread()
+        return bool(self._busy) and self._holder is self._threads.current()
 
     def take(self, call: str, tell: Callable[[], None], carry_out: Callable[[], T]) -> T:
         """Carry out ``call`` (its name) when it is this thread's turn; before it ``tell`` runs the program's callbacks.
@@ -56,7 +56,7 @@ class Turns:
         try:
             if self._busy:
                 raise ConfigError(self._busy.format(call))
-            self._holder = threading.current_thread()
+            self._holder = self._threads.current()
             try:
                 self._busy = _IN_CALLBACK
                 tell()
@@ -69,6 +69,6 @@ class Turns:
 
     def rest(self, seconds: float) -> None:
         """Wait so long, or until the program leaves."""
-        until = time.monotonic() + seconds
-        while not self.departed and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK))
+        until = self._threads.now() + seconds
+        while not self.departed and (left := until - self._threads.now()) > 0:
+            self._threads.sleep(min(left, _LOOK))

@@ -2,27 +2,32 @@
 
 ``with Network(2) as hosts`` gives hosts 10.77.0.1, 10.77.0.2, ... (IPv6: fd77::1, ...). Sockets made ``with host.inside()``
 belong to that host, as do those of threads and processes started there.
+
+What is between the hosts is the network's: ``cut``, ``lose``, ``isolate``, ``split`` drop packets at the bridge (nftables), all
+at one instant and without any answer, as a broken cable does; ``heal`` mends all of that. ``unplug`` takes a host's link down.
+``Network(2, delay=0.02, jitter=0.005)`` has long cables: netem where the kernel has it, else a process (see ``wire``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
-__all__ = ["Host", "Network", "needs_filter", "needs_network"]
+from tests.namespace import inside
+from tests.wire import make_tap
 
-_CLONE_NEWNET = 0x40000000
-_NAMES = Path("/run/netns")
+__all__ = ["Host", "Network", "needs_bridge_filter", "needs_delay", "needs_filter", "needs_network"]
+
 _numbers = itertools.count()
 
 
@@ -41,8 +46,43 @@ def _missing() -> str:
     return ""
 
 
+def _batch(lines: Iterable[str], namespace: str | None = None) -> None:
+    where = [] if namespace is None else ["-n", namespace]
+    subprocess.run(["ip", *where, "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=True, timeout=20)
+
+
+@functools.cache
+def _netem() -> bool:
+    """Whether this kernel can delay packets by itself."""
+    return _tried("tc qdisc add dev lo root netem delay 1ms")
+
+
+@functools.cache
+def _bridge_filter() -> bool:
+    return _tried("nft add table bridge probe")
+
+
+def _tried(command: str) -> bool:
+    """Whether ``command`` works in a namespace."""
+    if _missing() or shutil.which(command.split(maxsplit=1)[0]) is None:
+        return False
+    name = f"ft{os.getpid()}x"
+    _batch([f"netns add {name}"])
+    try:
+        tried = subprocess.run(["ip", "netns", "exec", name, *command.split()], capture_output=True, check=False, timeout=20)
+    finally:
+        _batch([f"netns del {name}"])
+    return tried.returncode == 0
+
+
 needs_network = pytest.mark.skipif(bool(_missing()), reason=_missing() or "none")
 needs_filter = pytest.mark.skipif(shutil.which("nft") is None, reason="blocking packets needs the command nft (nftables)")
+needs_bridge_filter = pytest.mark.skipif(
+    not _bridge_filter(), reason=_missing() or "faults between hosts need the command nft and a kernel that filters at bridges"
+)
+needs_delay = pytest.mark.skipif(
+    not Path("/dev/net/tun").exists() and not _netem(), reason="slow links need netem or /dev/net/tun"
+)
 
 
 class Host:
@@ -84,53 +124,133 @@ class Host:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))  # in place: it is mounted over the real one
 
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self) -> contextlib.AbstractContextManager[None]:
         """This thread, and what it starts, is there."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with Path("/proc/thread-self/ns/net").open() as here, (_NAMES / self.name).open() as there:
-            if libc.setns(there.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "setns")
-            try:
-                yield
-            finally:
-                assert libc.setns(here.fileno(), _CLONE_NEWNET) == 0
+        return inside(self.name)
+
+    def pids(self) -> list[int]:
+        """All processes that are there."""
+        return [int(pid) for pid in subprocess.check_output(["ip", "netns", "pids", self.name], timeout=20).split()]
 
 
 class Network:
-    """So many hosts at one bridge, which is a namespace too."""
+    """So many hosts at one bridge, which is a namespace too. Faults have a direction: from one host to another."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, delay: float = 0.0, jitter: float = 0.0) -> None:
+        """``delay``, ``jitter``: seconds from any host to any other; packets may overtake each other."""
         base = f"ft{os.getpid()}n{next(_numbers)}"
         self._bridge = f"{base}b"
-        self._hosts = [Host(f"{base}h{number}", number) for number in range(1, count + 1)]
+        self.hosts = [Host(f"{base}h{number}", number) for number in range(1, count + 1)]
+        self._delay, self._jitter = delay, jitter
+        self._lost: dict[tuple[Host, Host], float] = {}
+        """Share of the packets from one to another that get lost."""
+        self._wire: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> list[Host]:
-        lines = [f"netns add {name}" for name in (self._bridge, *(host.name for host in self._hosts))]
-        for number, host in enumerate(self._hosts):
-            lines.append(f"link add eth0 netns {host.name} type veth peer name p{number} netns {self._bridge}")
+        lines = [f"netns add {name}" for name in (self._bridge, *(host.name for host in self.hosts))]
         try:
             _batch(lines)
+            if self._delay and not _netem():
+                self._lay_wire()
+            else:
+                _batch(
+                    f"link add eth0 netns {host.name} type veth peer name p{number} netns {self._bridge}"
+                    for number, host in enumerate(self.hosts)
+                )
             ports = [
                 line
-                for number in range(len(self._hosts))
+                for number in range(len(self.hosts))
                 for line in (f"link set p{number} master switch", f"link set p{number} up")
             ]
             _batch(["link add name switch type bridge", "link set dev switch up", *ports], self._bridge)
-            for host in self._hosts:
+            for host in self.hosts:
                 addresses = [f"addr add {host.v4}/24 dev eth0", f"addr add {host.v6}/64 dev eth0 nodad"]
                 _batch(["link set lo up", *addresses, "link set eth0 up"], host.name)
+            if self._delay and _netem():
+                times = f"{self._delay * 1e3:g}ms {self._jitter * 1e3:g}ms"
+                for number in range(len(self.hosts)):
+                    self._there("tc", *f"qdisc add dev p{number} root netem delay {times}".split())
         except BaseException:
             self.__exit__(None, None, None)
             raise
-        return self._hosts
+        return self.hosts
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for name in (self._bridge, *(host.name for host in self._hosts)):
+        if self._wire is not None:
+            self._wire.kill()
+            self._wire.wait()
+        for name in (self._bridge, *(host.name for host in self.hosts)):
             subprocess.run(["ip", "netns", "del", name], check=False, timeout=20)
             shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
 
+    # Faults
 
-def _batch(lines: list[str], namespace: str | None = None) -> None:
-    where = [] if namespace is None else ["-n", namespace]
-    subprocess.run(["ip", *where, "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=True, timeout=20)
+    def lose(self, source: Host, target: Host, share: float) -> None:
+        """This share of what ``source`` sends to ``target`` gets lost."""
+        self._lost[source, target] = share
+        self._filter()
+
+    def cut(self, source: Host, target: Host) -> None:
+        """Nothing from ``source`` reaches ``target`` any more; the other way is as it was."""
+        self.lose(source, target, 1.0)
+
+    def split(self, left: Iterable[Host], right: Iterable[Host]) -> None:
+        """Nothing gets from one side to the other, at one instant."""
+        others = list(right)
+        for one in left:
+            for other in others:
+                self._lost[one, other] = self._lost[other, one] = 1.0
+        self._filter()
+
+    def isolate(self, host: Host) -> None:
+        """Nothing gets from or to ``host``."""
+        self.split([host], [other for other in self.hosts if other is not host])
+
+    def gag(self, host: Host) -> None:
+        """Nothing from ``host`` gets anywhere; it hears the others."""
+        self._lost |= {(host, other): 1.0 for other in self.hosts if other is not host}
+        self._filter()
+
+    def deafen(self, host: Host) -> None:
+        """Nothing gets to ``host``; the others hear it."""
+        self._lost |= {(other, host): 1.0 for other in self.hosts if other is not host}
+        self._filter()
+
+    def degrade(self, share: float) -> None:
+        """This share of all packets gets lost, each way of each link."""
+        for one, other in itertools.permutations(self.hosts, 2):
+            self._lost[one, other] = share
+        self._filter()
+
+    def heal(self) -> None:
+        """No packet is lost any more, no host unplugged."""
+        self._lost.clear()
+        self._filter()
+        _batch((f"link set p{number} up" for number in range(len(self.hosts))), self._bridge)
+
+    def unplug(self, host: Host) -> None:
+        """The link of ``host`` is down at the bridge: the others do not even get answers to the question where it is."""
+        _batch([f"link set p{self.hosts.index(host)} down"], self._bridge)
+
+    def _filter(self) -> None:
+        lines = ["table bridge faults", "delete table bridge faults", "table bridge faults {", "chain forward {"]
+        lines.append("type filter hook forward priority 0;")
+        for (source, target), share in self._lost.items():
+            verdict = "drop" if share >= 1.0 else f"numgen random mod 1000 < {share * 1000:.0f} drop"
+            lines.append(f"ip saddr {source.v4} ip daddr {target.v4} {verdict}")
+            lines.append(f"ip6 saddr {source.v6} ip6 daddr {target.v6} {verdict}")
+            lines.append(f"arp saddr ip {source.v4} arp daddr ip {target.v4} {verdict}")
+        self._there("nft", "-f", "-", text="\n".join([*lines, "}", "}", ""]))
+
+    def _there(self, *command: str, text: str = "") -> None:
+        where = ["ip", "netns", "exec", self._bridge]
+        subprocess.run([*where, *command], input=text, text=True, check=True, timeout=20)
+
+    def _lay_wire(self) -> None:
+        taps = [(make_tap("eth0", host.name), make_tap(f"p{number}", self._bridge)) for number, host in enumerate(self.hosts)]
+        command = [sys.executable, "-m", "tests.wire", str(self._delay), str(self._jitter)]
+        command += [f"{host},{port}" for host, port in taps]
+        held = [tap for pair in taps for tap in pair]
+        self._wire = subprocess.Popen(command, pass_fds=held, cwd=Path(__file__).parents[1])
+        for tap in held:
+            os.close(tap)

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from math import inf
 
 from ..member import Member
 from ..messages import Evidence, EvidenceKind, Status
 from ..view import View
 from .change import Kind
-from .core import Core
+from .core import SENIORS, Core
 from .effects import Check
+from .links import cut_off
 from .member_table import Sign
 
 __all__ = ["Accusations"]
+
+_WITNESSES = 8
+"""So many are told of a broken link: whoever leads has to hear of it, perhaps not from both of its ends."""
 
 
 class Accusations:
@@ -31,18 +34,20 @@ class Accusations:
         self._due: dict[tuple[str, EvidenceKind], tuple[Evidence, float, float]] = {}
 
     def tick(self, now: float) -> None:
-        """Repeat reports that nobody has acted on yet."""
+        """Repeat reports that nobody has acted on yet, as long as they hold."""
+        self._judge_links(now)
         for key, (evidence, due, delay) in list(self._due.items()):
-            if evidence.kind is EvidenceKind.SILENCE and evidence.accused not in self._core.evidence.silent:
-                del self._due[key]  # it answered after all
+            if not self._holds(evidence):
+                del self._due[key]
             elif now >= due:
                 self._due[key] = (evidence, now + delay, min(2 * delay, 1.0))
-                for member in self._seniors(evidence.accused):
+                many = _WITNESSES if evidence.kind is EvidenceKind.SEVERED else SENIORS
+                for member in self._seniors(evidence.accused, many):
                     self._core.outbox.send(member, evidence)
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
-        return min((due for _, due, _ in self._due.values()), default=inf)
+        return min([self._core.links.deadline(), *(due for _, due, _ in self._due.values())])
 
     def adopt(self, view: View, now: float) -> None:
         """Follow a new view; those who died while the change was under way are reported again."""
@@ -92,6 +97,8 @@ class Accusations:
             fresh = book.frozen_since is None
             book.frozen_since = now if book.frozen_since is None else book.frozen_since
             return fresh
+        if kind is EvidenceKind.SEVERED:
+            return self._sever(accused, detail, source, now)
         peer = core.table.get(accused)
         if peer is None:
             return False
@@ -101,23 +108,58 @@ class Accusations:
                 return False
             peer.learn(Sign.PROVEN)
             core.applicants.drop(accused)
-            core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}")
+            core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}", accused)
         else:
             target = book.unready if kind is EvidenceKind.UNREADY else book.silent
             if accused in target:
                 return False
             target[accused] = now
-            core.outbox.note(logging.WARNING, kind.value, f"{peer.member}: {told}")
+            core.outbox.note(logging.WARNING, kind.value, f"{peer.member}: {told}", accused)
         core.history.found(Kind(kind.value), accused, detail, source, now)
         return True
+
+    def _sever(self, accused: str, detail: str, source: str, now: float) -> bool:
+        """``source`` and ``accused`` cannot reach each other: whether that is news."""
+        core = self._core
+        if core.view is None or accused not in core.view or source == accused:
+            return False
+        fresh = core.links.told(source, accused, now)
+        if fresh:
+            core.outbox.note(logging.WARNING, "severed", f"{core.view.member(accused)}: {detail}")
+            core.history.found(Kind.SEVERED, accused, detail, source, now)
+            core.history.found(Kind.SEVERED, source, f"it does not reach {accused[:6]}, though others do", source, now)
+        self._judge_links(now)
+        return fresh
+
+    def _judge_links(self, now: float) -> None:
+        """Who has to go because of broken links, as far as they are known here by now."""
+        core = self._core
+        known = core.links.known(now)
+        if core.view is None or (not known and not core.evidence.cut_off):
+            return
+        dead = core.evidence.proofs.keys()
+        out = cut_off(core.view, known, dead, core.evidence.discounted)
+        core.evidence.cut_off = dict.fromkeys(out, min(known.values(), default=now))
+        if not known:
+            core.history.mended()
 
     def _report(self, evidence: Evidence, now: float) -> None:
         self._due[evidence.accused, evidence.kind] = (evidence, now, self._core.config.resend)
         self.tick(now)
 
-    def _seniors(self, accused: str) -> list[Member]:
-        """The coordinator and the next two in seniority, without the accused and ourselves."""
-        return [member for member in self._core.seniors(accused) if member.id != self._core.member.id]
+    def _holds(self, evidence: Evidence) -> bool:
+        """Whether it is still so: the silent may have answered after all, a link may have been mended."""
+        match evidence.kind:
+            case EvidenceKind.SILENCE:
+                return evidence.accused in self._core.evidence.silent
+            case EvidenceKind.SEVERED:
+                return self._core.links.broken(evidence.accused)
+            case _:
+                return True
+
+    def _seniors(self, accused: str, many: int) -> list[Member]:
+        """The coordinator and the next in seniority, ``many`` in all, without the accused and ourselves."""
+        return [member for member in self._core.seniors(accused, many) if member.id != self._core.member.id]
 
     # Others' evidence
 
@@ -126,7 +168,7 @@ class Accusations:
         core = self._core
         if core.view is None or sender not in core.view or message.view_id != core.view.view_id:
             return
-        if message.accused == core.member.id and message.kind is not EvidenceKind.FROZEN:
+        if message.accused == core.member.id and message.kind not in (EvidenceKind.FROZEN, EvidenceKind.SEVERED):
             return
         if message.kind is EvidenceKind.HINT:
             self._check(message.accused, now)

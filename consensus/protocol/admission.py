@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from ..errors import JoinError, LeftError
-from ..member import Address, Member
+from ..member import Address, Member, format_address
 from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
 from ..view import NO_VIEW_ID, Delta, View
 from .change import Kind
+from .contact import Contact
 from .core import Core
 from .detection import Detection
 from .effects import Check
@@ -22,6 +24,12 @@ __all__ = ["Admission"]
 BEACON_EVERY = 0.25
 """How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
 
+LEFT = 16
+"""At the addresses of so many dead members the coordinator looks for new lifetimes."""
+
+STAND_BY = 0.4
+"""How often those who may have to coordinate next ping applicants."""
+
 
 class Admission:
     """One member's part in joins and leaves, its own and others'."""
@@ -31,6 +39,7 @@ class Admission:
         core: Core,
         detection: Detection,
         change: ViewChange,
+        contact: Contact,
         search: Search,
         now: float,
         founding: Founding | None = None,
@@ -39,6 +48,7 @@ class Admission:
         self._core = core
         self._detection = detection
         self._change = change
+        self._contact = contact
         self.search = search
         self._founding = founding
         self._next_beacon = now + BEACON_EVERY
@@ -57,7 +67,7 @@ class Admission:
         if now >= self._next_beacon:
             self._next_beacon = now + BEACON_EVERY
             self._beacon()
-            if core.coordinates():
+            if core.applicants and core.stands_by():
                 for applicant in core.applicants.fresh(now, wanting=True):
                     self._ping(applicant, now)
         if core.leaving and now >= self._next_leave:
@@ -92,7 +102,8 @@ class Admission:
             if self._founding is not None:  # its list may be shorter than ours: it is asked wherever we heard it
                 vote, met = self._founding.vote, [a.member.address for a in core.applicants.fresh(now, wanting=False)]
             known = "" if self.search.cluster is None else self.search.cluster.view_id
-            request = JoinRequest(core.member, self.search.wants, core.config.terms, vote, known)
+            waited = int(1000 * (now - self.search.ready)) if self.search.wants else 0
+            request = JoinRequest(core.member, self.search.wants, core.config.terms, vote, known, waited)
             for address in self.search.targets(met):
                 core.outbox.send_to(address, request)
 
@@ -124,16 +135,19 @@ class Admission:
         """Somebody that we asked answered, or a coordinator's beacon reached us."""
         if self._core.view is None:
             search = self.search
-            known, coordinator = search.found, search.coordinator
+            if reply.view is not None and search.rivals(reply.view):
+                self._contact.bring_together(JoinReply(search.cluster, search.coordinator), reply, now)
+            known, asked = search.found, (search.coordinator, search.beacon)
             search.replied(address, reply, now)
             if search.found and not known:
                 search.hurry(now)
-            elif search.coordinator != coordinator:
+            elif (search.coordinator, search.beacon) != asked:
                 search.impatient()  # not at once: two that differ about the coordinator would keep us asking
             self._search(now)
-        elif (reply.epoch if reply.view is None else reply.view.epoch) > self._core.epoch:
-            # A coordinator's beacon to one that the others went on without, and that knows nobody who still lives.
-            self._core.outbox.send_to(address, self._core.pull())
+        elif reply.view is not None:
+            self._contact.pointed(reply.view, reply.coordinator, now)
+        elif reply.coordinator is not None:
+            self._contact.compare(reply.coordinator.id, address, reply.epoch, reply.view_id, now)
 
     def on_refused(self, message: Refused) -> None:
         """The cluster will never take us."""
@@ -142,6 +156,7 @@ class Admission:
 
     def seek_admission(self, now: float) -> None:
         """From now on this joiner wants to be admitted."""
+        self.search.ready = self.search.ready if self.search.wants else now
         self.search.wants = True
         self.search.hurry(now)
 
@@ -182,16 +197,27 @@ class Admission:
         for member_id in core.view.at(request.member.address):
             if member_id not in (sender, core.member.id):
                 core.outbox.emit(Check(core.view.member(member_id)))  # its address was taken over: it must be gone
-        if core.coordinates() and sender not in core.view:
-            applicant = core.applicants.heard(request.member, request.wants, now)
+        if core.stands_by() and sender not in core.view:
+            applicant = core.applicants.heard(request.member, request.wants, now, waited=request.waited / 1000)
             if applicant is None:
-                core.outbox.send_to(address, Refused(f"{core.config.max_members} joiners are waiting already"))
+                if core.coordinates():
+                    core.outbox.send_to(address, Refused(f"{core.config.max_members} joiners are waiting already"))
             elif applicant.wants:
                 self._ping(applicant, now)
                 self._change.proposer.consider(now)
 
+    def spares(self) -> list[dict[str, Any]]:
+        """Who waits to be admitted, the longest waiting first, as plain values; the coordinator and the next two know."""
+        wanting = sorted((each for each in self._core.applicants if each.wants), key=lambda each: each.ready)
+        return [
+            {"id": each.member.id, "address": format_address(each.member.address), "meta": each.member.shown()}
+            for each in wanting
+        ]
+
     def _ping(self, applicant: Applicant, now: float) -> None:
-        if now - applicant.pinged >= min(0.1, self._core.config.contact_interval):
+        """Only who acked a moment ago may be admitted; the next two in seniority keep in touch, in case they have to."""
+        core = self._core
+        if now - applicant.pinged >= min(0.1 if core.coordinates() else STAND_BY, core.config.contact_interval):
             applicant.pinged = now
             self._detection.ping_applicant(applicant.member, now)
 
@@ -199,17 +225,26 @@ class Admission:
         core = self._core
         if core.view is None or not core.coordinates():
             return False
-        return any(not core.view.at(address) for address in self.search.introducers)
+        return bool(self._outside())
+
+    def _outside(self) -> list[Address]:
+        """Where somebody may live who does not know this cluster: at the introducers, and where members of the view have died.
+
+        These are in it for long only where it has no quorum: perhaps because the others went on without this member.
+        """
+        view, proofs = self._core.view, self._core.evidence.proofs
+        if view is None:
+            return []
+        left = [view.member(member_id).address for member_id in list(proofs)[:LEFT] if member_id in view]
+        places = dict.fromkeys((*self.search.introducers, *left))
+        return [address for address in places if all(member_id in proofs for member_id in view.at(address))]
 
     def _beacon(self) -> None:
         core = self._core
-        if core.view is not None and self._beaconing():
-            beacon = JoinReply(
-                None, core.member, None, core.view_id, core.epoch
-            )  # short: whoever is new there asks for the view
-            for address in self.search.introducers:
-                if not core.view.at(address):
-                    core.outbox.send_to(address, beacon)
+        if self._beaconing():  # short: whoever is new there asks for the view
+            beacon = JoinReply(None, core.member, None, core.view_id, core.epoch)
+            for address in self._outside():
+                core.outbox.send_to(address, beacon)
 
     # Leaving
 

@@ -7,14 +7,16 @@ already be chosen, and proposes that again. Reports come with the votes; a quoru
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from enum import Enum
 
+from ..config import Policy
 from ..messages import Accept, Ballot, Prepare, Promise
 from ..transitions import Table
 from ..view import Proposal, View
-from .quorum import is_quorum, missing
+from .quorum import is_everybody, is_quorum, missing
 
-__all__ = ["ATTEMPT", "Attempt", "Outcome", "Phase"]
+__all__ = ["ATTEMPT", "Attempt", "Outcome", "Phase", "promising"]
 
 
 class Phase(Enum):
@@ -56,11 +58,21 @@ ATTEMPT: Table[Phase, Outcome] = Table(
 )
 
 
-class Attempt:
-    """A ballot for the successor of ``parent``."""
+def promising(view: View, policy: Policy, present: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
+    """Whether the answers of ``present`` would be a quorum. To try without is safe, but leaves votes for a value of that time
+    behind: members that came back later would be voted out by it.
+    """
+    return policy is Policy.ANY or is_quorum(view, present, discounted)
 
-    def __init__(self, parent: View, ballot: Ballot, after_call: int | None, now: float) -> None:
+
+class Attempt:
+    """A ballot for the successor of ``parent``, decided as ``policy`` says."""
+
+    def __init__(
+        self, parent: View, ballot: Ballot, after_call: int | None, now: float, policy: Policy = Policy.MAJORITY
+    ) -> None:
         self.parent = parent
+        self._policy = policy
         self.epoch = parent.epoch + 1
         self.ballot = ballot
         self.after_call = after_call
@@ -100,7 +112,10 @@ class Attempt:
         return frozenset(self.promises if self.phase is Phase.PREPARE else self.reports)
 
     def decided(self, discounted: frozenset[str]) -> bool:
-        """Whether the answers so far are a quorum."""
+        """Whether the answers so far are a quorum. Under ``any`` those that the value removes are not asked either."""
+        if self._policy is Policy.ANY:
+            removed = () if self.proposal is None else self.proposal.removed
+            return is_everybody(self.parent, self.responders, discounted.union(item.member_id for item in removed))
         return is_quorum(self.parent, self.responders, discounted)
 
     def without(self, discounted: frozenset[str]) -> tuple[str, ...]:

@@ -23,11 +23,12 @@ DETAIL = 96
 
 
 class Kind(Enum):
-    """What was found. The first five ask for a new view, the others only lead there."""
+    """What was found. The first six ask for a new view, the others only lead there."""
 
     PROOF = "proof"
     SILENCE = "silence"
     UNREADY = "unready"
+    SEVERED = "severed"
     LEAVE = "leave"
     FROZEN = "frozen"
     """The accused is the one who needs a new view: its data plane stopped."""
@@ -37,7 +38,7 @@ class Kind(Enum):
     """The member's supervisor was asked to kill it."""
 
 
-DECISIVE = frozenset({Kind.PROOF, Kind.SILENCE, Kind.UNREADY, Kind.LEAVE, Kind.FROZEN})
+DECISIVE = frozenset({Kind.PROOF, Kind.SILENCE, Kind.UNREADY, Kind.SEVERED, Kind.LEAVE, Kind.FROZEN})
 LASTING = frozenset({Kind.PROOF, Kind.LEAVE, Kind.SUSPECT, Kind.FENCE})
 """What is still held against a member in the view after (see ``EvidenceBook.adopt``)."""
 
@@ -45,9 +46,10 @@ _OF_CAUSE = {
     Cause.PROOF: Kind.PROOF,
     Cause.SILENCE: Kind.SILENCE,
     Cause.UNREADY: Kind.UNREADY,
+    Cause.SEVERED: Kind.SEVERED,
     Cause.LEFT: Kind.LEAVE,
 }
-_WEIGHT = (Cause.PROOF, Cause.SILENCE, Cause.UNREADY, Cause.LEFT)
+_WEIGHT = (Cause.PROOF, Cause.SILENCE, Cause.UNREADY, Cause.SEVERED, Cause.LEFT)
 """Of several causes the first counts as the change's."""
 
 

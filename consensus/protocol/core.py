@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..config import Config
-from ..errors import StoppedError
+from ..errors import ExcludedError, LeftError, StoppedError
 from ..member import Address, Member
 from ..messages import Chosen, Message, Pull
 from ..progress import NOWHERE
@@ -19,6 +18,7 @@ from .evidence import EvidenceBook
 from .history import History
 from .join import Applicants
 from .life import LIFE, Life, Turn, turn_of
+from .links import Links
 from .member_table import MemberTable
 from .outbox import Outbox
 from .standing import STANDING, News
@@ -26,10 +26,13 @@ from .standing import STANDING, News
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["Core"]
+__all__ = ["SENIORS", "Core"]
 
 SENIORS = 3
-"""So many members are told of evidence: the coordinator, and who would follow it."""
+"""So many members are told of evidence, and know who waits to join: the coordinator, and who would follow it."""
+
+TRAIL = 64
+"""So many view ids are remembered."""
 
 
 class Core:
@@ -48,6 +51,7 @@ class Core:
         self.crowded = False
         """Whether the view is too large for everybody to ping everybody."""
         self.evidence = EvidenceBook(config)
+        self.links = Links(member.id, config.link_timeout)
         self.history = History()
         self.applicants = Applicants(config.max_members)
         self.awareness = Awareness(config.awareness_max)
@@ -57,6 +61,8 @@ class Core:
         """How ``view`` comes from its parent, where that was held here."""
         self.installed: View | None = None
         self.active: View | None = None
+        self.trail: dict[int, str] = {}
+        """The ids of the newest views that this member followed, by epoch."""
         self.reasons: dict[str, Reason] = {}
         """Why members of older views are not in the installed one (replaced, never changed: other threads read it)."""
         self.driver = ""
@@ -67,6 +73,8 @@ class Core:
         """Whom we do not ack any more in this epoch, having been asked to exclude them (see ``acceptor``)."""
         self.progress = NOWHERE
         """Where the data plane is, as it was told last."""
+        self.gone: frozenset[str] = frozenset()
+        """Whose death led to ``view``. What they chose for its epoch before that nobody can have followed (invariant 4)."""
         self.life = LIFE.start
         self.standing = STANDING.start
         """Of ``view``."""
@@ -82,6 +90,13 @@ class Core:
         """Of the newest chosen view."""
         return NO_VIEW_ID if self.view is None else self.view.view_id
 
+    def follow(self, view: View) -> None:
+        """``view`` is the newest chosen one."""
+        self.view = view
+        self.trail[view.epoch] = view.view_id
+        while len(self.trail) > TRAIL:
+            del self.trail[next(iter(self.trail))]
+
     @property
     def leaving(self) -> bool:
         """Whether it has asked to leave."""
@@ -96,21 +111,27 @@ class Core:
         self.life = LIFE.after(self.life, turn)
 
     def coordinator(self) -> Member | None:
-        """The first member of the view that nothing is held against."""
+        """The first member of the view that nothing is held against, and that reaches a quorum."""
         if self.view is None:
             return None
         for member in self.view.members:
-            if member.id not in self.evidence.proofs and self.table.trusted(member.id):
+            book = self.evidence
+            out = member.id in book.proofs or member.id in book.unready or member.id in book.cut_off
+            if not out and self.table.trusted(member.id):
                 return member
         return self.member if self.member.id in self.view else None
 
-    def seniors(self, without: str = "") -> list[Member]:
-        """The coordinator and the next two in seniority, those who are proven dead and ``without`` left out."""
+    def seniors(self, without: str = "", many: int = SENIORS) -> list[Member]:
+        """The coordinator and the next in seniority, ``many`` in all; those proven dead and ``without`` are left out."""
         coordinator = self.coordinator()
         if self.view is None or coordinator is None:
             return []
         rest = islice(self.view.members, self.view.index(coordinator.id), None)
-        return list(islice((m for m in rest if m.id not in self.evidence.proofs and m.id != without), SENIORS))
+        return list(islice((m for m in rest if m.id not in self.evidence.proofs and m.id != without), many))
+
+    def stands_by(self) -> bool:
+        """Whether this member is the coordinator or one of the next two: whoever has to know what a coordinator must."""
+        return any(member.id == self.member.id for member in self.seniors())
 
     @property
     def unstable(self) -> bool:
@@ -121,6 +142,21 @@ class Core:
             peer.suspicion is not None and peer.suspicion.confirmed and peer.member.id not in self.evidence.silent
             for peer in self.table.suspected()
         )
+
+    @property
+    def room(self) -> int:
+        """How many more members the newest view may have by the own settings."""
+        return self.config.room - (0 if self.view is None else len(self.view))
+
+    def present(self, now: float) -> frozenset[str]:
+        """Ids of the members of the view that may be expected to answer.
+
+        Who does not ack this member may have been asked to vote it out (see ``acceptor``), and be heard of all the same.
+        """
+        silent, since = self.evidence.silent, now - self.config.exclude_after
+        gone = {key for key in silent if (peer := self.table.get(key)) is not None and peer.heard < since}
+        ids = () if self.view is None else self.view.ids
+        return frozenset(key for key in ids if key not in gone and key not in self.evidence.proofs)
 
     def coordinates(self) -> bool:
         """Whether that is this member."""
@@ -133,6 +169,13 @@ class Core:
             self.turn(turn_of(error) if turn is None else turn)
             self.stopped = error
             self.outbox.emit(Stopped(error))
+
+    def out(self, view: View) -> None:
+        """The others went on without this member in ``view``: as it wished, or not."""
+        if self.leaving or self.member.id in self.evidence.leaving:
+            self.stop(LeftError("left the job on its own wish"))
+        else:
+            self.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again", view))
 
     def reply(self, sender: str, address: Address, message: Message) -> None:
         """Answer whoever sent something, oneself included."""
@@ -158,17 +201,3 @@ class Core:
         if self.delta is not None and known in (None, self.delta.parent_id):
             return Chosen(None, self.driver, self.delta)
         return Chosen(self.view, self.driver)
-
-    def compare(self, sender: str, address: Address, epoch: int, view_id: str, *, may_tell: bool) -> None:
-        """Anti-entropy: the digest of a view is its id. Tell laggards and the excluded, ask who is ahead."""
-        if self.view is None or (epoch, view_id) == (self.epoch, self.view_id):
-            return
-        if epoch == 0 and sender not in self.view:  # a joiner; but a founder may have missed the founding
-            return
-        if epoch > self.epoch:
-            self.outbox.send_to(address, self.pull())
-        elif epoch < self.epoch and may_tell:
-            self.outbox.send_to(address, self.told(view_id))
-        elif epoch == self.epoch:
-            text = f"{sender} holds another view of epoch {epoch}: {view_id} against {self.view_id}"
-            self.outbox.note(logging.CRITICAL, "fork", text)

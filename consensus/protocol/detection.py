@@ -15,6 +15,7 @@ from .core import Core
 from .effects import Check, Fence, PeerProgress
 from .member_table import Peer, Sign
 from .probe import Probe, Prober
+from .quorum import is_quorum
 from .stall import Stall
 from .suspicion import ENOUGH, Suspicion
 from .watch import Watch, watchers
@@ -81,6 +82,7 @@ class Detection:
         """
         core = self._core
         core.awareness.worse()
+        core.links.overslept(late)
         self.stall.awake = now
         self._prober.postpone(late)
         self._watch.postpone(late)
@@ -93,6 +95,7 @@ class Detection:
         """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""
         core = self._core
         core.rumours.forget(view)
+        core.links.adopt(view)
         self._prober.forget(view)
         self._fenced = {key: time for key, time in self._fenced.items() if key in view}
         watched = bool(self._watch.slots)
@@ -122,6 +125,11 @@ class Detection:
             targets = [peer.member for peer in core.table if peer.status is not Status.DEAD]
         for probe in self._prober.begin_round(targets, interval, now):
             self._send_ping(probe, now)
+        for peer in self._core.table:
+            waited = self._core.links.silent_for(peer.member.id, now)
+            if waited and peer.suspicion is None and peer.status is Status.ALIVE:
+                detail = f"no direct answer to {self._core.member.id[:6]} for {waited:.2f} s, though others reach it"
+                self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
 
     @property
     def _interval(self) -> float:
@@ -147,6 +155,8 @@ class Detection:
 
     def _ask_others(self, probe: Probe) -> None:
         core = self._core
+        if not core.crowded and core.table.get(probe.target.id) is not None:
+            core.links.missed(probe.target.id, probe.sent)
         chosen = self._some(core.config.indirect_probes, without=probe.target.id)
         probe.helpers = len(chosen)
         for helper in chosen:
@@ -196,8 +206,9 @@ class Detection:
         """Whether this member is one of those who find out at once."""
         return member_id in self._watch or any(each.id == self._core.member.id for each in self._core.seniors(member_id))
 
-    def answered_check(self, member_id: str) -> None:
+    def answered_check(self, member_id: str, now: float) -> None:
         """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
+        self._core.links.heard(member_id, now)
         self._prober.answered_otherwise(member_id)
         peer = self._core.table.get(member_id)
         if peer is not None:
@@ -278,7 +289,7 @@ class Detection:
             self._fenced[peer.member.id] = now
             reason = f"silent for {now - self._silent_since(peer):.1f} s"
             self._core.history.found(Kind.FENCE, peer.member.id, reason, self._core.member.id, now)
-            self._core.outbox.emit(Fence(peer.member, reason))
+            self._core.outbox.emit(Fence(peer.member, reason, self._commands()))
         if now >= self._verdict_time(peer):
             detail = f"no answer for {now - self._silent_since(peer):.2f} s, suspected by {len(peer.suspicion.accusers)}"
             self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
@@ -286,12 +297,24 @@ class Detection:
     def _fenceable(self, peer: Peer) -> bool:
         if peer.suspicion is None or not self._judges(peer.suspicion):
             return False
-        return peer.member.fact("supervisor") is not None
+        return peer.member.fact("supervisor") is not None or self._commands()
+
+    def _commands(self) -> bool:
+        """Whether ``fence_command`` is this member's business: the coordinator and the next two run it."""
+        return bool(self._core.config.fence_command) and self._core.stands_by()
 
     def _fence_time(self, peer: Peer) -> float:
         config = self._core.config
-        first = self._silent_since(peer) + config.fence_after * config.exclude_after
+        share = config.fence_after
+        if peer.member.fact("supervisor") is None and not self._with_most():
+            share = (share + 1) / 2  # of two sides that shoot at each other the larger one comes first
+        first = self._silent_since(peer) + share * config.exclude_after
         return max(first, self._fenced.get(peer.member.id, -inf) + FENCE_EVERY)
+
+    def _with_most(self) -> bool:
+        """Whether the members that nothing is held against are a quorum by their number."""
+        view, table = self._core.view, self._core.table
+        return view is not None and is_quorum(view, {key for key in view.ids if table.trusted(key)}, frozenset())
 
     # Rumours
 
@@ -372,6 +395,8 @@ class Detection:
         if relay is not None and ack.target == sender:
             core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
             return
+        if ack.target == sender:
+            core.links.heard(sender, now)  # late ones too: a slow link is no broken one
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
             return
@@ -380,7 +405,10 @@ class Detection:
             applicant = core.applicants.get(sender)
             if applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
-            core.table.answered(sender, probe.sent)
+            if core.trail.get(ack.epoch) == ack.view_id:
+                core.table.answered(sender, probe.sent)
+            else:  # in no view yet, or ahead, perhaps without us: it lives, but does not vote on our successor
+                core.table.met(sender, probe.sent, ack.epoch)
         if ack.target == sender:
             self._heard(sender, ack.progress, now)
         peer = core.table.get(ack.target)

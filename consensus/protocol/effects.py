@@ -51,10 +51,14 @@ class Tether:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Ask the supervisor of ``member`` to kill it; report with ``Machine.evidence`` once it was reaped."""
+    """Ask the supervisor of ``member``, if it has one, to kill it; report with ``Machine.evidence`` once it was reaped.
+
+    ``command``: have ``fence_command`` do so, too.
+    """
 
     member: Member
     reason: str
+    command: bool = False
 
 
 @dataclass(frozen=True, slots=True)

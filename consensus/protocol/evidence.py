@@ -1,6 +1,7 @@
 """What is held against members of the current view, by strength, and the removals that follow from it.
 
-PROOF: the process is certainly gone. SILENCE: suspicion expired. UNREADY: it never built its group. LEFT: its own wish.
+PROOF: the process is certainly gone. SILENCE: suspicion expired. UNREADY: it never built its group.
+SEVERED: it and another one cannot reach each other (see ``links``). LEFT: its own wish.
 HINTs are not evidence; they only start a check, and a proposal waits a little for checks under way.
 
 *Discounting* (see ``quorum``): a proven-dead member may be left out of a quorum only if it cannot have voted us out before
@@ -41,6 +42,8 @@ class EvidenceBook:
         self.proofs: dict[str, Proof] = {}
         self.silent: dict[str, float] = {}
         self.unready: dict[str, float] = {}
+        self.cut_off: dict[str, float] = {}
+        """Who has to go because of broken links, and since when one is known; replaced by whoever judges them."""
         self.leaving: dict[str, float] = {}
         self.last_calls: dict[str, int] = {}
         """The call that a leaving member has ended last: the others get to end it too."""
@@ -61,6 +64,7 @@ class EvidenceBook:
         self.checking = {key: since for key, since in self.checking.items() if key in ids}
         self.silent.clear()
         self.unready.clear()
+        self.cut_off = {}
         self.frozen_since = None
 
     def prove(self, member_id: str, detail: str, contact: float, now: float) -> bool:
@@ -81,6 +85,11 @@ class EvidenceBook:
         """Ids that rule (b) may do without."""
         return frozenset(key for key, proof in self.proofs.items() if proof.discounted or key in self._newcomers)
 
+    @property
+    def accused(self) -> frozenset[str]:
+        """Ids of all that there is reason to remove."""
+        return frozenset((*self.proofs, *self.leaving, *self.unready, *self.silent))
+
     def late(self, time: float) -> frozenset[str]:
         """Ids discounted as newcomers alone whose proof came after ``time``: votes of then are no help with them."""
         return frozenset(key for key, proof in self.proofs.items() if not proof.discounted and proof.time > time)
@@ -94,7 +103,7 @@ class EvidenceBook:
     @property
     def last_call(self) -> int | None:
         """The call that everybody can still end, as members only leave; None where it would wait for somebody in vain."""
-        if self.proofs or self.silent or self.unready or self.frozen_since is not None:
+        if self.proofs or self.silent or self.unready or self.cut_off or self.frozen_since is not None:
             return None
         return max(self.last_calls.values(), default=None)
 
@@ -117,6 +126,8 @@ class EvidenceBook:
             return Cause.UNREADY
         if member_id in self.silent:
             return Cause.SILENCE
+        if member_id in self.cut_off:
+            return Cause.SEVERED
         return None
 
     def due(self, *, unstable: bool = False) -> float | None:
@@ -126,11 +137,14 @@ class EvidenceBook:
         back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are one view change). ``unstable``: others are
         about to be taken for silent, too; whoever is proven dead does not wait for that.
         """
-        if not (self.proofs or self.silent or self.unready or self.leaving or self.frozen_since is not None):
+        found = self.proofs or self.silent or self.unready or self.cut_off or self.leaving
+        if not found and self.frozen_since is None:
             return None  # the usual case, asked after every packet
         config = self._config
         reasons = [(proof.time, config.settle_proof) for proof in self.proofs.values()]
         reasons += [(time, config.silence_settle) for time in (*self.silent.values(), *self.unready.values())]
+        # Both ends of a broken link find out within one round: by then it shows who lacks several.
+        reasons += [(time, config.contact_interval) for time in self.cut_off.values()]
         reasons += [(time, 0.0) for time in self.leaving.values()]
         if self.frozen_since is not None:
             reasons.append((self.frozen_since, 0.0))

@@ -70,6 +70,11 @@ class History:
         for kind in (Kind.SUSPECT, Kind.SILENCE, Kind.FENCE):
             self._next.findings.pop((member_id, kind), None)
 
+    def mended(self) -> None:
+        """No link is known to be broken any more."""
+        for key in [key for key in self._next.findings if key[1] is Kind.SEVERED]:
+            del self._next.findings[key]
+
     def mark(self, moment: Moment, epoch: int, now: float) -> None:
         """Something happened on the way to ``epoch``, for the first time."""
         change = self._of(epoch)

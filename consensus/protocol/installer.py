@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from ..errors import LeftError
 from ..member import Address, Member
 from ..messages import Accepted, Activate, EvidenceKind, FlushReply, FlushRequest, Install, Ready
 from ..view import View
@@ -62,7 +61,7 @@ class Installer:
             return
         self._push(now)
         if self._in_vain(installation, now):
-            self._core.stop(LeftError("left the job on its own wish"))
+            self._core.out(installation.view)
         elif now >= installation.started + self._core.config.ready_timeout:
             what = "did not report" if not installation.complete else "did not build its group"
             detail = f"{what} within ready_timeout={self._core.config.ready_timeout:g} s"
@@ -165,7 +164,7 @@ class Installer:
             for member in installation.view.members:
                 self._core.outbox.send(member, activate)
             if self._core.member.id not in installation.view:
-                self._core.stop(LeftError("left the job on its own wish"))
+                self._core.out(installation.view)
 
     def after(self, attempt: Attempt, view: View, leavers: tuple[Member, ...], now: float) -> Installation:
         """The installation of what ``attempt`` had chosen."""

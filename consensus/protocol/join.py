@@ -8,7 +8,7 @@ at once nor restarting the first introducer makes a second cluster of one job. W
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..config import Config
@@ -16,6 +16,7 @@ from ..member import Address, Member, format_address
 from ..messages import JoinReply, Vote
 from ..view import View
 from .member_table import NEVER
+from .side import Relation, related
 
 __all__ = ["Applicant", "Applicants", "Search"]
 
@@ -39,18 +40,19 @@ MUTE_PATIENCE = 10.0
 
 @dataclass(slots=True)
 class Applicant:
-    """Somebody who asked to join. ``contact``: our clock before the ping that it acked."""
+    """Somebody who asked to join. ``contact``: our clock before the ping that it acked; ``ready``: since when it ``wants``."""
 
     member: Member
     wants: bool
     heard: float
+    ready: float
     contact: float = NEVER
     pinged: float = NEVER
     vote: Vote | None = None
 
 
 class Applicants:
-    """Who asks to join, in order of arrival."""
+    """Who asks to join. Who has been ready longest, by its own word, comes first: a new coordinator keeps that order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -60,13 +62,17 @@ class Applicants:
     def __len__(self) -> int:
         return len(self._known)
 
-    def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None) -> Applicant | None:
+    def __iter__(self) -> Iterator[Applicant]:
+        return iter(self._known.values())
+
+    def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0) -> Applicant | None:
         """A request arrived; None where the queue is full. A vote older than the known one is not taken."""
         known = self._known.get(member.id)
         if known is None:
             if len(self._known) >= self._limit:
                 return None
-            known = self._known[member.id] = Applicant(member, wants, now)
+            known = self._known[member.id] = Applicant(member, False, now, now)
+        known.ready = min(known.ready, now - waited) if wants and known.wants else now - waited
         known.wants = wants
         known.heard = now
         if vote is not None and (known.vote is None or vote.turn >= known.vote.turn):
@@ -90,9 +96,9 @@ class Applicants:
             del self._known[key]
 
     def fresh(self, now: float, *, wanting: bool) -> list[Applicant]:
-        """Who asked lately (``wanting``: only those ready to be admitted), in order of arrival."""
+        """Who asked lately, in order of arrival; ``wanting``: only those ready to be admitted, the longest waiting first."""
         found = [applicant for applicant in self._known.values() if now - applicant.heard <= FRESH]
-        return [applicant for applicant in found if applicant.wants] if wanting else found
+        return sorted((each for each in found if each.wants), key=lambda each: each.ready) if wanting else found
 
     def admissible(self, now: float) -> list[Member]:
         """Who wants to be admitted and acked us a moment ago: a joiner that is gone would hold up the next change."""
@@ -124,14 +130,17 @@ class Search:
         self.next_send = now
         self.last_reply = now
         self.wants = False
+        self.ready = now
+        """Since when it has wanted to be admitted."""
         self.cluster: View | None = None
         self.coordinator: Member | None = None
         self.beacon: Member | None = None
-        """The coordinator of a cluster that we have not been told yet."""
+        """The coordinator of a cluster, or of a newer view of it, that we have not been told yet."""
         self._asked = 0
         self._patient = 0
         """Requests that were answered, one after another."""
         self._answered_by_coordinator = False
+        self._confirmed = now
         self._lonely: set[Address] = set()
         self._listening: set[Address] = set()
 
@@ -160,12 +169,25 @@ class Search:
         self._answered_by_coordinator |= self.coordinator is not None and source == self.coordinator.address
         known = self.cluster
         told = reply.view if reply.delta is None or known is None else reply.delta.apply(known)
-        if told is not None and (known is None or told.epoch >= known.epoch):
-            self.cluster, self.coordinator = told, reply.coordinator
-        elif known is None:
+        if told is not None:
+            if self._better(told, now):
+                self.cluster, self.coordinator, self.beacon, self._confirmed = told, reply.coordinator, None, now
+        elif known is not None and reply.view_id == known.view_id:
+            self.coordinator, self._confirmed = reply.coordinator, now
+        elif known is None or reply.epoch > known.epoch:
             self.beacon = reply.coordinator
-        elif reply.epoch >= known.epoch:
-            self.coordinator = reply.coordinator
+
+    def rivals(self, view: View) -> bool:
+        """Whether ``view`` is of another side than the cluster that is known."""
+        if self.cluster is None:
+            return False
+        return related(self._config.policy, self._member.id, self.cluster, view) is Relation.RIVAL
+
+    def _better(self, view: View, now: float) -> bool:
+        """Whether ``view`` is newer than what is known. Of two sides that which was met first, while it answers."""
+        if self.cluster is None or now - self._confirmed > FRESH:
+            return True
+        return not self.rivals(view) and view.epoch >= self.cluster.epoch
 
     def attend(self, address: Address, listening: bool) -> None:
         """Whether somebody who may be of this job listens at ``address``, whatever he says or not."""
@@ -173,11 +195,11 @@ class Search:
 
     def targets(self, met: Iterable[Address] = ()) -> list[Address]:
         """Whom to ask: the coordinator once it is known, and the introducers; before that also ``met``."""
+        beacon = [] if self.beacon is None else [self.beacon.address]
         if self.coordinator is not None and self.cluster is not None:
             # One of the others too, in turn: the coordinator may die while we wait.
             others = [*(member.address for member in self.cluster.members[:OTHERS]), *self.introducers]
-            return list(dict.fromkeys([self.coordinator.address, others[self._asked % len(others)]]))
-        beacon = [] if self.beacon is None else [self.beacon.address]
+            return list(dict.fromkeys([self.coordinator.address, *beacon, others[self._asked % len(others)]]))
         return list(dict.fromkeys([*beacon, *self.introducers, *met]))
 
     def interval(self, share: float) -> float:

@@ -6,6 +6,7 @@ in a simulation with thousands of members.
 
 A packet's way: ``machine`` -> ``detection`` (``probe``, ``suspicion``, ``member_table``) -> ``evidence`` -> ``view_change``
 (``accusations``, ``proposer``, ``attempt``, ``quorum``, ``voter``, ``acceptor``, ``flush``, ``installer``) -> ``outbox``.
+What comes from outside of the view goes to ``admission`` and ``contact``.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from ..messages import (
     FlushRequest,
     Gossip,
     Install,
+    Introduction,
     JoinReply,
     JoinRequest,
     LeaveRequest,
     Message,
     Nack,
+    Overtaken,
     Ping,
     PingRequest,
     Prepare,
@@ -51,6 +54,7 @@ from ..progress import Progress
 from ..view import Reason, View
 from .admission import Admission
 from .change import Moment
+from .contact import Contact
 from .core import Core
 from .detection import Detection
 from .effects import Effect, Quit, Stalled
@@ -89,6 +93,7 @@ class Machine:
         self._change = ViewChange(self._core)
         self._detection: Detection
         self._reconciliation: Reconciliation
+        self._contact: Contact
         self._admission: Admission
         self._awaited: float | None = None
         """When ``tick`` was promised at the latest."""
@@ -101,9 +106,10 @@ class Machine:
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
         self._reconciliation = Reconciliation(core, self._detection.merge_told, now)
+        self._contact = self._change.contact = Contact(core, self._detection, self._change)
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
         founding = Founding(core.member, now) if self._voted else None
-        self._admission = Admission(core, self._detection, self._change, search, now, founding)
+        self._admission = Admission(core, self._detection, self._change, self._contact, search, now, founding)
         self.tick(now)
 
     # In
@@ -112,6 +118,7 @@ class Machine:
         """A message from ``sender``, whose mail goes to ``address``. Nonsense changes nothing and raises nothing."""
         if self._core.stopped is None and sender != self._core.member.id:
             self._notice_lateness(now)
+            self._core.table.heard(sender, now)
             self._dispatch(sender, address, message, now)
             self._settle(now)
 
@@ -126,6 +133,7 @@ class Machine:
                 self._detection.tick(now)
                 self._reconciliation.tick(now)
                 self._change.tick(now)
+                self._contact.tick(now)
             self._settle(now)
 
     def evidence(self, accused: str, kind: EvidenceKind, detail: str, now: float) -> None:
@@ -136,7 +144,7 @@ class Machine:
     def checked(self, member_id: str, alive: bool | None, detail: str, now: float) -> None:
         """The result of a ``Check`` or of a closed tether: False proves death, None is undecided."""
         if alive:
-            self._detection.answered_check(member_id)
+            self._detection.answered_check(member_id, now)
         self._change.accusations.checked(member_id, alive, detail, now)
         self._admission.checked(member_id, alive, now)
         self._settle(now)
@@ -225,7 +233,8 @@ class Machine:
             return None
         deadline = self._admission.deadline()
         if self._core.view is not None:
-            deadline = min(deadline, self._detection.deadline(), self._reconciliation.deadline(), self._change.deadline())
+            parts = (self._detection, self._reconciliation, self._change, self._contact)
+            deadline = min(deadline, *(part.deadline() for part in parts))
         self._awaited = max(deadline, self._latest)  # what was due before it could be known is not late
         return deadline
 
@@ -278,7 +287,7 @@ class Machine:
     @property
     def applicants_waiting(self) -> bool:
         """Whether somebody wants to be admitted (known at the coordinator only)."""
-        return bool(self._core.applicants)
+        return self._core.room > 0 and bool(self._core.applicants)
 
     @property
     def stopped(self) -> StoppedError | None:
@@ -314,14 +323,14 @@ class Machine:
             "awareness": core.awareness.score,
             "stopped": str(core.stopped) if core.stopped else None,
             "members": [self._describe(member) for member in core.view.members] if core.view else [],
+            "spares": self._admission.spares(),
             "view_changes": core.history.counts(),
             "history": core.history.as_list(),
             "under_way": self._change.under_way(),
         }
 
     def _describe(self, member: Member) -> dict[str, Any]:
-        peer = self._core.table.get(member.id)
-        cause = self._core.evidence.cause(member.id)
+        peer, cause = self._core.table.get(member.id), self._core.evidence.cause(member.id)
         return {
             "id": member.id,
             "address": format_address(member.address),
@@ -364,27 +373,28 @@ class Machine:
     def _dispatch(  # noqa: C901, PLR0912, PLR0915 - one case a message type: a table, read as one
         self, sender: str, address: Address, message: Message, now: float
     ) -> None:
-        core, detection, change, admission = self._core, self._detection, self._change, self._admission
+        detection, change, admission, contact = self._detection, self._change, self._admission, self._contact
         match message:
             case Ping():
                 detection.on_ping(sender, address, message, now)
-                core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
+                contact.compare(sender, address, message.epoch, message.view_id, now)
             case Ack():
                 detection.on_ack(sender, message, now)
-                if core.applicants.get(sender) is not None:
+                if self._core.applicants.get(sender) is not None:
                     change.proposer.consider(now)  # it can be admitted now
                 if message.target == sender:
-                    core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
+                    contact.compare(sender, address, message.epoch, message.view_id, now)
             case PingRequest():
                 detection.on_ping_request(address, message, now)
             case Nack():
                 detection.on_nack(message)
             case Stranger():
                 detection.on_stranger(address, message, now)
+                contact.gone(message.target)
             case Gossip():
                 detection.merge(message.updates, now, direct=message.direct)
             case Digest():
-                core.compare(sender, address, message.epoch, message.view_id, may_tell=change.installer.may_tell)
+                contact.compare(sender, address, message.epoch, message.view_id, now)
                 self._reconciliation.on_digest(address, message)
             case Beliefs():
                 self._reconciliation.on_beliefs(address, message, now)
@@ -411,7 +421,7 @@ class Machine:
             case Activate():
                 change.on_activate(message, now)
             case Pull():
-                change.on_pull(sender, address, message)
+                contact.pulled(sender, address, message, now)
             case Chosen():
                 change.on_chosen(sender, address, message, now)
             case JoinRequest():
@@ -420,5 +430,9 @@ class Machine:
                 admission.on_join_reply(address, message, now)
             case Refused():
                 admission.on_refused(message)
+            case Introduction():
+                contact.heard(sender, message, now)
+            case Overtaken():
+                contact.on_overtaken(sender, message)
             case LeaveRequest():
                 admission.on_leave_request(sender, message, now)

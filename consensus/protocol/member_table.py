@@ -62,12 +62,17 @@ class Peer:
     status: Status = BELIEF.start
     incarnation: int = 0
     contact: float = NEVER
+    met: float = NEVER
+    """The same, whatever view the peer had by then: a sign of life."""
+    met_epoch: int = 0
+    heard: float = NEVER
+    """When any message of it arrived last. Proves that it can send, not that it can hear."""
     suspicion: Suspicion | None = None
 
     @property
     def last_sign(self) -> float:
         """When it was last known to live, with the benefit of ``since``."""
-        return max(self.contact, self.since)
+        return max(self.contact, self.met, self.since)
 
     def learn(self, sign: Sign) -> None:
         """Change the belief; only a suspect has a suspicion."""
@@ -119,12 +124,30 @@ class MemberTable:
                 fresh[member.id] = peer or Peer(member, now, contact=contacts.get(member.id, NEVER))
         self._peers = fresh
 
+    def heard(self, member_id: str, now: float) -> None:
+        """Something of ``member_id`` arrived."""
+        peer = self._peers.get(member_id)
+        if peer is not None:
+            peer.heard = now
+
     def answered(self, member_id: str, sent: float) -> Peer | None:
         """``member_id`` acked our ping sent at ``sent``."""
         peer = self._peers.get(member_id)
         if peer is not None:
             peer.contact = max(peer.contact, sent)
         return peer
+
+    def met(self, member_id: str, sent: float, epoch: int) -> None:
+        """``member_id`` acked our ping sent at ``sent``, though it does not hold our view (or one before it)."""
+        peer = self._peers.get(member_id)
+        if peer is not None:
+            peer.met, peer.met_epoch = max(peer.met, sent), epoch
+
+    def all_in(self, epoch: int) -> None:
+        """Everybody has adopted the view of ``epoch``: what they acked on the way there binds them as voters of it."""
+        for peer in self._peers.values():
+            if peer.met_epoch <= epoch:
+                peer.contact = max(peer.contact, peer.met)
 
     def apply(self, update: Update) -> bool:
         """Whether a rumour about a peer is news by SWIM's order; ALIVE is applied at once, SUSPECT is left to the caller."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+from ..config import Policy
 from ..errors import LeftError
 from ..messages import Accepted, Ballot, Promise, Promised
 from ..progress import NOWHERE
 from ..view import Proposal, View
 from .acceptor import NO_BALLOT
-from .attempt import Attempt, Outcome, Phase
+from .attempt import Attempt, Outcome, Phase, promising
 from .change import Moment
 from .core import Core
 from .effects import Wish
@@ -33,6 +34,10 @@ class Proposer:
         self.attempt: Attempt | None = None
         self._round = -1
         self._retry_at = -inf
+        self._ripe_at = -inf
+        """From when on there are enough members to decide; inf: there are not."""
+        self.missing: tuple[str, ...] = ()
+        """Who has to come back, or to be proven dead in time, before this member proposes anything."""
         self._wish_since: float | None = None
         self._boundary: int | None = None
 
@@ -43,6 +48,8 @@ class Proposer:
         self.attempt = None
         self._round = -1
         self._retry_at = -inf
+        self._ripe_at = -inf
+        self.missing = ()
         self._boundary = None
         self._drop_wish()
 
@@ -69,7 +76,7 @@ class Proposer:
             return inf
         due = self._core.evidence.due(unstable=self._core.unstable)
         if due is not None:
-            return due
+            return inf if self._ripe_at == inf else max(due, self._ripe_at)  # whoever comes back does so by a packet
         if self._boundary is not None:
             return -inf
         if self._wish_since is not None:
@@ -97,7 +104,7 @@ class Proposer:
             return
         due = core.evidence.due(unstable=core.unstable)
         if due is not None:
-            if now >= due:
+            if now >= due and self._ripe(now):
                 self._begin(now)
         elif self._boundary is not None:
             self._begin(now)
@@ -110,6 +117,19 @@ class Proposer:
         core = self._core
         alone = core.view is not None and len(core.view) == 1
         return alone and (core.leaving or core.member.id in core.evidence.leaving)
+
+    def _ripe(self, now: float) -> bool:
+        """Whether enough members are there to decide; after a time without, others get a round of pings to come back, too."""
+        core = self._core
+        assert core.view is not None
+        present = core.present(now)
+        if not promising(core.view, core.config.policy, present, self.discounted):
+            self._ripe_at = inf
+            self.missing = tuple(key for key in core.view.ids if key not in present and key not in self.discounted)
+        elif self._ripe_at == inf:
+            self._ripe_at = now + core.config.contact_interval + core.config.silence_settle
+            self.missing = ()
+        return now >= self._ripe_at
 
     def _consider_joins(self, now: float) -> None:
         core = self._core
@@ -149,7 +169,7 @@ class Proposer:
         else:
             self._round = max(self._round, promised[0], 0) + 1
         ballot: Ballot = (self._round, core.member.id)
-        attempt = self.attempt = Attempt(core.view, ballot, self._after_call, now)
+        attempt = self.attempt = Attempt(core.view, ballot, self._after_call, now, core.config.policy)
         core.history.proposed(ballot, now)
         if self._round == 0:
             attempt.propose(self._proposal(attempt.parent, now))
@@ -227,8 +247,13 @@ class Proposer:
 
     @property
     def discounted(self) -> frozenset[str]:
-        """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody."""
+        """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody.
+
+        Under ``any``: everybody there is reason to remove.
+        """
         evidence = self._core.evidence
+        if self._core.config.policy is Policy.ANY:
+            return evidence.accused
         return frozenset() if self._core.member.id in evidence.leaving else evidence.discounted
 
     @property

@@ -1,9 +1,12 @@
-"""Who may decide: the quorum rules of policy ``majority``, as pure functions.
+"""Who may decide, as pure functions. The quorum rules of policy ``majority`` are (a) and (b).
 
 (a) More than half of the whole old view, dead members counted, or exactly half of it with its most senior member.
 (b) Every member that is not discounted as certainly dead. So processes on one host shrink safely down to one.
 
 Merely dropping the dead from the denominator forks; ``tests/transcripts`` keeps the histories that show it.
+
+Under ``any`` everybody who stays decides, and nobody else: whoever the value leaves out, or the proposer has evidence against.
+That may fork: the other side says the same of this one.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Set as AbstractSet
 
 from ..view import View
 
-__all__ = ["is_quorum", "missing"]
+__all__ = ["is_everybody", "is_quorum", "missing"]
 
 
 def is_quorum(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
@@ -22,7 +25,12 @@ def is_quorum(view: View, responders: AbstractSet[str], discounted: AbstractSet[
         return True
     if 2 * present == len(view) and view.members[0].id in responders:
         return True
-    return all(member.id in responders or member.id in discounted for member in view.members)
+    return is_everybody(view, responders, discounted)
+
+
+def is_everybody(view: View, responders: AbstractSet[str], excused: AbstractSet[str]) -> bool:
+    """Whether everybody in ``view`` has answered who is not ``excused``."""
+    return all(member.id in responders or member.id in excused for member in view.members)
 
 
 def missing(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> tuple[str, ...]:

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from ..errors import ExcludedError, LeftError, QuorumLostError
+from ..config import Policy
+from ..errors import LeftError, QuorumLostError
 from ..member import Address, Member
-from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Install, Pull, Ready
+from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Install, Ready
 from ..view import Cause, Delta, View
 from .accusations import Accusations
 from .attempt import Attempt
 from .change import Kind, Moment
+from .contact import Contact
 from .core import Core
 from .detection import Detection
 from .effects import Activated, Installed, Tether
@@ -42,7 +44,8 @@ class ViewChange:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.detection: Detection  # set by the machine: the two know each other
+        self.detection: Detection  # set by the machine: they know each other
+        self.contact: Contact
         self.voter = Voter(core)
         self.proposer = Proposer(core, self.voter, self._chosen)
         self.accusations = Accusations(core, self.proposer.consider, self._believes)
@@ -63,7 +66,7 @@ class ViewChange:
     def changing(self) -> bool:
         """Whether a newer view than the active one is on its way, as far as this member knows."""
         core = self._core
-        proposing = self.proposer.attempt is not None
+        proposing = self.proposer.attempt is not None or bool(self.proposer.missing)
         return core.active is not core.view or self.voter.voted or proposing or self._frozen_at is not None
 
     # The data plane's side
@@ -166,8 +169,11 @@ class ViewChange:
 
     def _chosen(self, attempt: Attempt, now: float) -> None:
         assert attempt.proposal is not None
-        parent = attempt.parent
+        core, parent = self._core, attempt.parent
         view = attempt.proposal.apply(parent)
+        if core.config.policy is Policy.ANY and core.member.id not in view and core.member.id not in core.evidence.leaving:
+            core.out(view)  # what it had to propose again leaves it out; the rest is for those who are in it
+            return
         removed = attempt.proposal.removed
         told = tuple(parent.member(item.member_id) for item in removed if item.cause is not Cause.PROOF)
         self.adopt(view, self._core.member.id, now)
@@ -181,13 +187,6 @@ class ViewChange:
             self.installer.on_late_vote(sender, message, now)
 
     # Learner
-
-    def on_pull(self, sender: str, address: Address, message: Pull) -> None:
-        """A laggard asks what was chosen since; a joiner gets its INSTALL again, with the whole view."""
-        core = self._core
-        if core.view is not None and core.epoch > message.epoch:
-            joins = None if message.epoch else self.installer.whole(sender)
-            core.reply(sender, address, core.told(message.view_id) if joins is None else joins)
 
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
         """The driver of a chosen view, which we may not know yet, needs our report."""
@@ -210,11 +209,10 @@ class ViewChange:
             self._pull_for(delta, sender, address)
         elif view.epoch <= core.epoch:
             return
-        elif core.member.id in view:
-            if not self._voted_out(view):
-                self.adopt(view, driver, now)
-        elif core.view is not None:
-            self._out(view)
+        elif core.member.id not in view or not self._follows(view):
+            self._left_out(view, now)
+        elif not self._voted_out(view):
+            self.adopt(view, driver, now)
 
     def _pull_for(self, delta: Delta | None, sender: str, address: Address) -> None:
         """Somebody means a view whose parent is not held here: ask him for the whole of it."""
@@ -222,12 +220,22 @@ class ViewChange:
         if delta is not None and delta.epoch > core.epoch and delta.parent_id != core.view_id:
             core.reply(sender, address, core.pull())
 
-    def _out(self, view: View) -> None:
+    def _follows(self, view: View) -> bool:
+        """Whether a newer ``view`` is of this member's chain. Under ``any`` only the next one certainly is."""
+        mine = self._core.view
+        if mine is None:
+            return True
+        if self._core.config.policy is Policy.ANY:
+            return view.parent_id == mine.view_id
+        return view.cluster == mine.cluster
+
+    def _left_out(self, view: View, now: float) -> None:
         core = self._core
         if core.leaving or core.member.id in core.evidence.leaving:
-            core.stop(LeftError("left the job on its own wish"))
+            if core.view is not None and core.view.cluster == view.cluster:
+                core.out(view)
         else:
-            core.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again", view))
+            self.contact.left_out(view, now)
 
     def on_install(self, sender: str, address: Address, message: Install, now: float) -> None:
         """A chosen view with everybody's report: build its group."""
@@ -239,9 +247,8 @@ class ViewChange:
         reports = message.reports.by_id(view)
         if reports is None or view.epoch < core.epoch:
             return
-        if core.member.id not in view:
-            if core.view is not None:
-                self._out(view)
+        if core.member.id not in view or (view.epoch > core.epoch and not self._follows(view)):
+            self._left_out(view, now)
             return
         if core.installed is not None and core.installed.view_id == view.view_id:
             self._ready_to = (sender, address)
@@ -253,7 +260,10 @@ class ViewChange:
         if view.epoch > core.epoch:
             self.adopt(view, sender, now)
         elif view.view_id != core.view_id:
-            core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
+            related = core.view is not None and core.view.cluster == view.cluster
+            # What the dead had chosen is no fork: it dies with them.
+            if related and core.config.policy is not Policy.ANY and sender not in core.gone:
+                core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
             return
         core.advance(News.INSTALL)
         core.installed = core.view
@@ -295,6 +305,7 @@ class ViewChange:
         if core.active is not core.installed and core.installed is core.view:
             core.advance(News.ACTIVATE)
             core.active = core.installed
+            core.table.all_in(core.installed.epoch)
             core.history.activated(now)
             core.outbox.emit(Activated(core.installed))
             self.proposer.consider(now)
@@ -302,7 +313,9 @@ class ViewChange:
     def adopt(self, view: View, driver: str, now: float) -> None:
         """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
         core = self._core
-        parent, core.view = core.view, view
+        parent = core.view
+        self.contact.adopt(view, parent, now)
+        core.follow(view)
         core.delta = Delta.between(parent, view)
         if parent is None:
             core.turn(Turn.FOUNDED if driver == core.member.id and not view.parent_id else Turn.ADMITTED)
@@ -315,6 +328,7 @@ class ViewChange:
         self._orphan_told = False
         core.table.adopt(view, core.applicants.contacts, now)
         core.crowded = len(core.table) >= core.config.mesh_limit
+        core.gone = frozenset(key for key in core.evidence.proofs if key not in view)
         core.evidence.adopt(view, parent)
         stale = now - 2 * core.config.exclude_after
         core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}
@@ -342,7 +356,8 @@ class ViewChange:
         core = self._core
         if core.view is None or core.stopped is not None:
             return
-        if self.proposer.attempt is None and self._frozen_at is None and not self.installer.waits_for():
+        wanted = self._frozen or self.proposer.attempt is not None or core.evidence.due() is not None
+        if not wanted and not self.installer.waits_for():
             self._blocked_since, self._next_blocked_note = None, inf
             return
         if self._blocked_since is None:
@@ -372,8 +387,12 @@ class ViewChange:
             return None
         attempt = self.proposer.attempt
         waits = self.installer.waits_for() if attempt is None else attempt.waiting_for(self.proposer.discounted)
-        text = self._blocked_text() if self._frozen_at is not None else self._blocked_text().removeprefix("frozen, ")
-        return {**sketch, "waits_for": list(waits), "text": text}
+        waits = waits or self.proposer.missing
+        return {**sketch, "waits_for": list(waits), "text": self._blocked_text()}
+
+    @property
+    def _frozen(self) -> bool:
+        return self._frozen_at is not None or self.voter.voted
 
     def _blocked_text(self) -> str:
         core = self._core
@@ -381,9 +400,12 @@ class ViewChange:
         if attempt is not None:
             known, waits = attempt.parent.members, attempt.waiting_for(self.proposer.discounted)
         else:
-            known, waits = core.view.members if core.view is not None else (), self.installer.waits_for()
-        if not waits:
-            return f"frozen, waiting for coordinator {core.coordinator()} to propose the next view"
+            known = core.view.members if core.view is not None else ()
+            waits = self.installer.waits_for() or self.proposer.missing
+        if not waits:  # a voter knows less than who proposed: at least it knows of whom it hears nothing
+            mute = [self._named(member) for member in known if not core.table.trusted(member.id)]
+            without = f"; it hears nothing of {', '.join(mute)}: bring their hosts back, or kill them there" if mute else ""
+            return f"{'frozen, ' if self._frozen else ''}waiting for {core.coordinator()} to complete the next view{without}"
         names = ", ".join(self._named(member) for member in known if member.id in waits)
         return f"the next view waits for {names}; kill them where they hang, or bring their hosts back"
 

@@ -120,6 +120,8 @@ class Voter:
             self._core.reply(sender, address, answer)
 
     def flushed(self, epoch: int, report: bytes) -> None:
-        """The data plane stopped for ``epoch``; its report answers every ballot of that epoch."""
+        """The data plane stopped for ``epoch``; its report answers every ballot of that epoch; of an older one nobody asks."""
+        if epoch < self._core.epoch:
+            return
         for sender, address, answer in self._flush.store(epoch, report):
             self._core.reply(sender, address, answer)

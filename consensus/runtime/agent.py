@@ -21,6 +21,7 @@ from ..member import Address, Member, format_address
 from ..messages import Envelope, EvidenceKind, Message
 from ..progress import Progress
 from .driver import Driver
+from .fencing import Fencing
 from .gate import Gate
 from .http import HandOver, HttpClient, HttpServer
 from .names import Endpoint, Introducers, numeric, resolve
@@ -83,7 +84,6 @@ class Agent:
         self._waiting = Waiting()
         self._codec = Codec(config.job, max_members=config.max_members)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fencing: set[str] = set()
         self._foreigners: set[tuple[str, str]] = set()
         self._latest: tuple[Message, bytes] | None = None
         self._closed = False
@@ -94,6 +94,7 @@ class Agent:
         labels = {"job": config.job, "member": member.id}
         self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held, labels)
         self.scout = Scout(config, member, introducers, self.driver, self._ring, outside.held)
+        self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
         self._tethers = Tethers(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()
@@ -182,13 +183,11 @@ class Agent:
         """``Tether``."""
         self._tethers.keep(members)
 
-    def fence(self, member: Member, reason: str) -> None:
-        """``Fence``: one request a member at a time."""
-        supervisor = member.fact("supervisor")
-        if supervisor is None or member.id in self._fencing:
-            return
-        self._fencing.add(member.id)
-        self._spawn(self._fence(member, supervisor, reason))
+    def fence(self, member: Member, reason: str, *, command: bool) -> None:
+        """``Fence``."""
+        self._spawn(self._fencing.ask(member, reason))
+        if command:
+            self._spawn(self._fencing.order(member, reason))
 
     def explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
         """Deliver the error with what answers at each introducer."""
@@ -312,20 +311,11 @@ class Agent:
         if not await self._client.post(address, sealed):
             self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
 
-    async def _fence(self, member: Member, supervisor: str, reason: str) -> None:
-        request = {"job": self._config.job, "member": member.id, "pid": member.fact("pid"), "reason": reason}
-        try:
-            answer = await self._client.fence(supervisor, request, None if self._ring is None else self._ring.first)
-        except OSError as error:
-            self.driver.note(logging.WARNING, "fence", f"the supervisor {supervisor} of {member} did not answer: {error}")
-            return
-        finally:
-            self._fencing.discard(member.id)
-        if answer.get("reaped") is True:
-            detail = "killed and reaped by its supervisor"
-            self.driver.perform(lambda now: self.driver.core.evidence(member.id, EvidenceKind.PROOF, detail, now))
-        else:
-            self.driver.note(logging.WARNING, "fence", f"the supervisor {supervisor} did not reap {member}: {answer}")
+    async def _ask_supervisor(self, supervisor: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._client.fence(supervisor, request, None if self._ring is None else self._ring.first)
+
+    def _fenced(self, member_id: str, detail: str) -> None:
+        self.driver.perform(lambda now: self.driver.core.evidence(member_id, EvidenceKind.PROOF, detail, now))
 
     async def _explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:
         explained = error

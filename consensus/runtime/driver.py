@@ -236,8 +236,8 @@ class Driver:
                 carrier.check(member)
             case Tether(members):
                 carrier.keep(members)
-            case Fence(member, reason):
-                carrier.fence(member, reason)
+            case Fence(member, reason, command):
+                carrier.fence(member, reason, command=command)
             case Quit():
                 self.close()
                 carrier.let_go()

@@ -119,7 +119,7 @@ class Carrier(Protocol):
     def keep(self, members: tuple[Member, ...]) -> None:
         """``Tether``."""
 
-    def fence(self, member: Member, reason: str) -> None:
+    def fence(self, member: Member, reason: str, *, command: bool) -> None:
         """``Fence``."""
 
     def explain_join(self, error: JoinError, deliver: Callable[[JoinError], None]) -> None:

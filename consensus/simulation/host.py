@@ -48,6 +48,8 @@ class Host:
         self.stopped: StoppedError | None = None
         self.notes: list[tuple[float, str, str]] = []
         self.wished = False
+        self.leaving = False
+        """Whether its data plane tells the others that it leaves, which they may hear of before its own agent."""
         self.due: float | None = None
         """When (true time) its machine wants to be ticked."""
         self.armed: float | None = None

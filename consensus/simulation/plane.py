@@ -20,6 +20,9 @@ BUILD_TIME = 0.002
 class SimulatedPlane(Protocol):
     """``DataPlane`` in virtual time: answers through ``host.machine``, later ones through ``host.after``."""
 
+    seeks: bool
+    """Whether it seeks admission by itself, once it is ready to take part."""
+
     def freeze(self, epoch: int, after_call: int | None) -> None:
         """Answer with ``machine.flushed``."""
 
@@ -41,6 +44,8 @@ MakePlane = Callable[["Host"], SimulatedPlane]
 
 class StubPlane:
     """Reports at once, builds in ``BUILD_TIME``, and never calls. Its report says who wrote it for which epoch."""
+
+    seeks = False
 
     def __init__(self, host: Host) -> None:
         self._host = host

@@ -314,7 +314,11 @@ class Recorder(Observer):
     def _exclusions(self, host: Host, view: View) -> None:
         for member_id, reason in host.machine.reasons.items():
             victim = self.world.hosts.get(member_id)
-            if victim is not None and victim.alive and reason.cause in (Cause.SILENCE, Cause.UNREADY, Cause.PROOF):
+            if (
+                victim is not None
+                and victim.alive
+                and reason.cause in (Cause.SILENCE, Cause.UNREADY, Cause.SEVERED, Cause.PROOF)
+            ):
                 self.living_excluded.append((victim.name, view.epoch))
 
     def _name(self, member_id: str) -> str:

@@ -136,7 +136,7 @@ class World:
         for hook in self._hooks["started"]:
             hook(host)
         machine.start(host.now)
-        if wants:
+        if wants and not host.plane.seeks:
             machine.seek_admission(host.now)
         self._settle(host)
         return host

@@ -21,7 +21,7 @@ _DRIVER_TIMEOUT = 2.0
 """Seconds that a driver may take for its record; it may be gone."""
 
 _Change = Mapping[str, Any]
-_DECISIVE = ("proof", "silence", "unready", "leave", "frozen")
+_DECISIVE = ("proof", "silence", "unready", "severed", "leave", "frozen")
 
 
 @dataclass(frozen=True, slots=True)

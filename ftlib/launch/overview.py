@@ -20,6 +20,9 @@ __all__ = ["overview", "show", "watch_status"]
 _NOTES = 8
 """So many remarks of the agent are shown, the newest."""
 
+_SPARES = 8
+"""So many members that wait are named."""
+
 _ENDLESS = 10_000
 _STILL = 1.5
 """Seconds after which it is worth a word that a peer tells the same again; pings come every half second or so."""
@@ -93,6 +96,10 @@ def _header(status: _Values) -> Iterator[str]:
         yield "the training process does not answer (busy, or hung): its numbers are older, or missing"
     coordinator = status.get("coordinator")
     yield f"coordinator {names.get(coordinator, coordinator or 'none')}, policy {status.get('policy', '?')}"
+    spares = status.get("spares")
+    if spares:
+        more = " ..." if len(spares) > _SPARES else ""
+        yield f"waiting to be let in: {', '.join(_label(spare) for spare in spares[:_SPARES])}{more}"
     if status.get("stopped"):
         yield f"stopped: {status['stopped']}"
     history = status.get("history")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from consensus import Config, Gossip, Home, Member, format_address
+from consensus import Config, Gossip, Home, Member, Policy, format_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,6 +87,8 @@ def main() -> None:
     """The child's side."""
     settings = json.loads(sys.argv[1])
     fork = settings.pop("fork")
+    if "policy" in settings:
+        settings["policy"] = Policy(settings["policy"])
     if "agent" in settings:
         settings["agent"] = Home(settings["agent"])
     for name in ("introducers", "socket_fds"):

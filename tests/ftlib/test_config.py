@@ -88,7 +88,19 @@ def test_unknown_backends_are_named() -> None:
         FTLib.init("gossip", "mpi")
 
 
-@pytest.mark.parametrize("policy", ["any", "storage"])
-def test_a_policy_of_a_later_release_is_refused_rather_than_taken_for_another(policy: str) -> None:
+def test_a_policy_of_a_later_release_is_refused_rather_than_taken_for_another() -> None:
     with pytest.raises(ConfigError, match=r"policy.*not part of this release"):
-        resolve({"policy": policy})
+        resolve({"policy": "storage"})
+    with pytest.raises(ConfigError, match="choose one of majority, storage, any"):
+        resolve({"policy": "most"})
+    assert resolve({}, None, {"FTLIB_POLICY": "any"}).consensus.policy is Policy.ANY
+
+
+def test_the_command_that_fences_comes_from_anywhere_and_its_environment_is_no_setting(tmp_path: Path) -> None:
+    file = tmp_path / "ftlib.toml"
+    file.write_text('[ftlib]\nfence_command = "kill-worker --now"\nfence_timeout = "500 ms"\n')
+    found = resolve({}, file, {"FTLIB_FENCE_NAME": "worker 3", "FTLIB_FENCE_ID": "abc"})
+    assert (found.consensus.fence_command, found.consensus.fence_timeout) == ("kill-worker --now", 0.5)
+    assert resolve({}, None, {"FTLIB_FENCE_COMMAND": "true"}).consensus.fence_command == "true"
+    with pytest.raises(ConfigError, match="is no command line"):
+        resolve({"fence_command": "kill 'em"})

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -231,5 +231,5 @@ def test_a_warning_names_who_is_waited_for_long_before(
     assert math.isfinite(caller.WARN_AFTER)
 
 
-def _impatient(self: caller._Patience, deadline: float) -> None:
-    self.deadline, self.began, self.warn_at = deadline, time.monotonic(), 0.1
+def _impatient(self: caller._Patience, deadline: float, now: Callable[[], float]) -> None:
+    self.deadline, self.now, self.began, self.warn_at = deadline, now, now(), 0.1

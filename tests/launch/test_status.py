@@ -133,6 +133,13 @@ def test_the_text() -> None:
     ]
 
 
+def test_who_waits_to_be_let_in() -> None:
+    spares = [{"id": f"{index}" * 16, "meta": {"name": f"worker {index}"} if index else {}} for index in range(9)]
+    lines = shown({**STATUS, "spares": spares[:2]})
+    assert "waiting to be let in: 000000, worker 1 (111111)" in lines
+    assert any(line.endswith("worker 7 (777777) ...") for line in shown({**STATUS, "spares": spares}))
+
+
 def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
     def characters(width: int) -> list[str]:
         return sorted("".join(shown(STATUS, width)).replace(" ", ""))

@@ -182,7 +182,7 @@ class Cluster:
         assert addresses, "nobody to join"
         return self._spawn({"introducers": addresses}, None, **task)
 
-    def _spawn(self, settings: dict[str, Any], pair: tuple[socket.socket, socket.socket] | None, **more: Any) -> Worker:
+    def _spawn(self, settings: dict[str, Any], pair: tuple[socket.socket, socket.socket] | None, /, **more: Any) -> Worker:
         number = len(self.workers)
         name = f"w{number}"
         values = {**self._common, **more}

@@ -1,6 +1,7 @@
 """Chosen moments to die at: the worker sends itself SIGKILL when it passes a point of the library for the n-th time.
 
 ``"finish:before@120"``: on entry to the 120th ``Plane.finish``. ``"send:Install@2"``: instead of sending the second Install.
+``silently``: its host goes with it, so that nobody gets as much as a closed connection.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -45,16 +47,22 @@ POINTS: dict[str, tuple[Any, str]] = {
 }
 
 
+_SILENCE = "".join(
+    f"table inet silence {{\nchain {way} {{\ntype filter hook {way} priority 0;\ndrop\n}}\n}}\n" for way in ("input", "output")
+)
+"""Of the namespace that this process is in."""
+
+
 def of_the_agent(text: str) -> bool:
     """Whether the point is passed by the agent, which then has to be a thread of this process."""
     return text.partition("@")[0].partition(":")[0] in ("send", "propose", "drive")
 
 
-def arm(text: str) -> None:
+def arm(text: str, *, silently: bool = False) -> None:
     """Patch the library of this process so that it dies at ``text``; the points are methods that are looked up at each call."""
     point, _, count = text.partition("@")
     name, _, side = point.partition(":")
-    strike = _Counter(int(count or 1))
+    strike = _Counter(int(count or 1), silently)
     if name == "send":
         send = Agent.send
 
@@ -70,12 +78,14 @@ def arm(text: str) -> None:
 
 
 class _Counter:
-    def __init__(self, left: int) -> None:
-        self._left = left
+    def __init__(self, left: int, silently: bool) -> None:
+        self._left, self._silently = left, silently
 
     def __call__(self) -> None:
         self._left -= 1
         if self._left == 0:
+            if self._silently:
+                subprocess.run(["nft", "-f", "-"], input=_SILENCE, text=True, check=True, timeout=5)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

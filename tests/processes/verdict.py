@@ -46,6 +46,9 @@ class Verdict:
         who = line.get("who", 0)
         if lives_on and "who" in line and not who >> worker.task.slot & 1:
             self.violations.append(f"{name}: its gradients are not in step {step} (who={who:b})")
+        following = worker.calls[index + 1 : index + 2]
+        if following and following[0].get("lifetime") != line.get("lifetime"):
+            return  # the last call before it was voted out: like a killed one's, it may be one that no survivor has finished
         known = self._hashes.setdefault(step, (line.get("hash", ""), who, name))
         if known[:2] != (line.get("hash", ""), who):
             self.violations.append(

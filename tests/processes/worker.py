@@ -27,6 +27,7 @@ import torch
 
 from consensus import format_address
 from ftlib import FTLib
+from tests.namespace import enter
 from tests.processes import moments, trace
 
 SLOTS = 20
@@ -55,11 +56,15 @@ class Task:
     """Count control messages: rest for so many seconds after 50 steps, then train (see ``Census``)."""
     kill_at: str = ""
     """A moment (see ``moments``) at which the worker sends itself SIGKILL; after ``later``: only from its tenth step on."""
+    silently: bool = False
+    """Then its host (see ``namespace``) goes with it."""
     trace: bool = False
     """Note when the phases of a recovery were passed (see ``trace``)."""
     habit: list[Any] = field(default_factory=list)
     """``["module:name", *arguments]``: what that makes of (FTLib, Lines, *arguments) is called before every average."""
     debug: bool = False
+    namespace: str = ""
+    """The network namespace to live in, if any."""
     socket_fds: list[int] = field(default_factory=list)
 
 
@@ -89,6 +94,8 @@ class Lines:
 def main(values: dict[str, Any]) -> int:
     """Run the task; 0 after a drain."""
     task = Task(**values)
+    if task.namespace:
+        enter(task.namespace)
     output = os.open(task.log + ".out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -125,7 +132,7 @@ def _train(task: Task, lines: Lines) -> int:
         settings["socket_fds"] = task.socket_fds
     later = task.kill_at.removeprefix("later ")
     if later == task.kill_at and later:
-        moments.arm(later)
+        moments.arm(later, silently=task.silently)
     if task.trace or moments.of_the_agent(later):
         settings["agent"] = "thread"
     tracer = trace.Tracer() if task.trace else None
@@ -159,7 +166,7 @@ def _train(task: Task, lines: Lines) -> int:
                 torch._foreach_add_(params, grads, alpha=-1e-3)
             steps += 1
             if steps == 10 and later != task.kill_at:
-                moments.arm(later)
+                moments.arm(later, silently=task.silently)
             told: dict[str, Any] = {
                 "end": end,
                 "call": ft._plane.finished,

@@ -20,8 +20,9 @@ def member(name: str, port: int | None = None) -> Member:
     return Member(name, "10.0.0.1", port if port is not None else 1000 + ord(name[0]))
 
 
-def view_of(names: str, epoch: int = 1, parent_id: str = NO_VIEW_ID) -> View:
-    return View(epoch, parent_id, tuple(member(name) for name in names))
+def view_of(names: str, epoch: int = 1, parent_id: str = NO_VIEW_ID, origin: str | None = None) -> View:
+    """Of the chain that begins with ``origin``, by default with its parent."""
+    return View(epoch, parent_id, tuple(member(name) for name in names), parent_id if origin is None else origin)
 
 
 def core_of(name: str = "a", config: Config = CONFIG) -> Core:

@@ -178,7 +178,7 @@ BUGS: list[tuple[Callable[[Patch], None], Callable[[int], World], int]] = [
     (any_half, duels, 10),
     (reports_of_a_quorum, duels, 10),
     (no_lease, partitions, 20),
-    (acks_the_excluded, partitions, 20),
+    (acks_the_excluded, partitions, 90),
     (discounts_without_contact, partitions, 20),
     (round_zero_for_all, duels, 10),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from consensus.config import Config
 from consensus.errors import ExcludedError, QuorumLostError
+from consensus.view import Cause
 
 from .script import agree, cut, epochs, start_job
 
@@ -60,12 +61,59 @@ def test_three_ways_nobody_has_a_quorum() -> None:
     agree(world, members)
 
 
-def test_a_bridge_keeps_everybody_in() -> None:
+def test_a_bridge_keeps_everybody_alive() -> None:
     """Halves that hear of each other through one member suspect nobody: its acks are passed on."""
-    world, members = start_job(5)
+    world, members = start_job(5, config=Config(link_timeout=0.0))
     world.isolate(members[:2], members[3:])
     world.run(8.0)
     assert epochs(members) == [1] * 5
+
+
+def test_whom_a_bridge_alone_connects_cannot_work_with_the_others() -> None:
+    """They live, but no group of all can be built: the most senior stays with those that it reaches."""
+    world, members = start_job(5)
+    world.isolate(members[:2], members[3:])
+    assert agree(world, members[:3]) < 8.5
+    world.run_until(lambda: all(host.stopped is not None for host in members[3:]), 5.0)
+    causes = {reason.cause for reason in members[0].machine.reasons.values()}
+    assert causes == {Cause.SEVERED}
+
+
+def test_of_two_that_cannot_reach_each_other_the_junior_goes() -> None:
+    world, members = start_job(4)
+    cut(world, (members[1], members[2]))
+    agree(world, [members[0], members[1], members[3]])
+    world.run_until(lambda: isinstance(members[2].stopped, ExcludedError), 5.0)
+
+
+def test_a_link_that_is_broken_one_way_is_broken() -> None:
+    world, members = start_job(3)
+    world.faults.cut.add((members[2].id, members[1].id))
+    agree(world, members[:2])
+
+
+def test_who_reaches_one_member_only_goes_though_it_is_the_most_senior() -> None:
+    """It could not lead, as it reaches no quorum; the next one does."""
+    world, members = start_job(5)
+    world.isolate(members[:1], members[1:4])
+    agree(world, members[1:])
+
+
+def test_who_lacks_most_goes_first() -> None:
+    """The second lacks two members, each of these only him: it is him, and not two others."""
+    world, members = start_job(5)
+    world.isolate(members[1:2], members[2:4])
+    agree(world, [members[0], *members[2:]])
+
+
+def test_a_link_that_is_mended_in_time_changes_nothing() -> None:
+    world, members = start_job(4)
+    cut(world, (members[1], members[2]))
+    world.run(4.8)
+    world.faults.heal()
+    world.run(5.0)
+    assert epochs(members) == [1] * 4
+    assert not any(host.machine.changing for host in members)
 
 
 def test_one_way_deafness_excludes_the_deaf_alone() -> None:

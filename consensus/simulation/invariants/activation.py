@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...config import Policy
-from ...messages import Ballot, Ready
+from ...messages import Ballot, EvidenceKind, Ready
+from ...protocol.effects import Note
 from ...view import NO_VIEW_ID, View
 from .invariant import Invariant
 from .record import NEVER
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["Activation"]
 
 
+_ACCUSED = {"dead", EvidenceKind.SILENCE.value, EvidenceKind.UNREADY.value}
+
+
 class Activation(Invariant):
     """Chosen: whoever first follows a view is the owner of a ballot for it, and has heard the votes of a quorum of the parent.
 
     The quorum of ``majority`` is (a) more than half of the parent, or half with its most senior member; or (b) everybody whom
     the owner may discount: dead, and in contact with the owner less than T_excl (less drift) before; or dead and admitted by
-    the parent itself. Under ``any`` whoever lives and is not removed by the value has voted for it.
+    the parent itself. Under ``any`` whoever lives, is not removed by the value and is not accused has voted for it.
 
     Activated: every member, oneself included, installed the view and said READY.
     """
@@ -37,6 +41,8 @@ class Activation(Invariant):
         self._installed: dict[str, set[str]] = {}
         self._ready: dict[str, set[str]] = {}
         self._active: set[str] = set()
+        self._accused: dict[str, set[str]] = {}
+        """By whom it was accused, until that one followed a new view."""
 
     def sees(self) -> Sees:
         """See ``Witness``."""
@@ -49,8 +55,17 @@ class Activation(Invariant):
     def _say_ready(self, host: Host, message: Ready) -> None:
         self._ready.setdefault(message.view_id, set()).add(host.id)
 
+    def noted(self, host: Host, note: Note) -> None:
+        """See ``Witness``."""
+        if note.about and note.kind in _ACCUSED and self.world.config.policy is Policy.ANY:
+            self._accused.setdefault(host.id, set()).add(note.about)
+
     def adopted(self, host: Host, view: View) -> None:
         """See ``Witness``."""
+        self._judge(host, view)
+        self._accused.pop(host.id, None)
+
+    def _judge(self, host: Host, view: View) -> None:
         if view.view_id in self._chosen:
             return
         self._chosen.add(view.view_id)
@@ -99,7 +114,8 @@ class Activation(Invariant):
         votes = record.counted.get((parent.view_id, ballot), set())
         if self.world.config.policy is Policy.ANY:
             out = {removal.member_id for removal in record.values[parent.view_id, ballot].removed}
-            return all(key in votes or key in out or key in record.died for key in parent.ids)
+            excused = out.union(record.died, self._accused.get(ballot[1], ()))
+            return all(key in votes or key in excused for key in parent.ids)
         inside = sum(1 for key in parent.ids if key in votes)
         if 2 * inside > len(parent) or (2 * inside == len(parent) and parent.members[0].id in votes):
             return True

@@ -36,6 +36,8 @@ class Ballots(Invariant):
         self._told: dict[Key, Ballot] = {}
         self._promised: dict[tuple[str, str], Ballot] = {}
         self._voted: dict[tuple[str, str], Ballot] = {}
+        self._timely: dict[tuple[str, str], set[Ballot]] = {}
+        """Ballots whose ACCEPT came before a promise forbade it: voted for, though that is said only with the flush report."""
         self._shunned: dict[tuple[str, str], set[str]] = {}
 
     def sees(self) -> Sees:
@@ -50,14 +52,14 @@ class Ballots(Invariant):
 
     def hears(self) -> Hears:
         """See ``Witness``."""
-        return {Promise: self._hear}
+        return {Promise: self._hear, Accept: lambda host, _, message: self._come(host, message)}
 
     def thinks(self) -> Thinks:
         """See ``Witness``."""
         return {
             Prepare: self._own,
             Promise: self._promise_itself,
-            Accept: self._propose,
+            Accept: self._propose_itself,
             Accepted: self._vote,
         }
 
@@ -94,6 +96,15 @@ class Ballots(Invariant):
         if voted is not None and (told is None or told < voted):
             self.fail(f"{self._name(host)} promises {message.ballot} without telling its vote for {voted}")
 
+    def _come(self, host: Host, message: Accept) -> None:
+        key = (host.id, message.parent_id)
+        if message.ballot >= self._promised.get(key, message.ballot):
+            self._timely.setdefault(key, set()).add(message.ballot)
+
+    def _propose_itself(self, host: Host, message: Accept) -> None:
+        self._propose(host, message)
+        self._come(host, message)
+
     def _propose(self, host: Host, message: Accept) -> None:
         ballot, record = message.ballot, self.jury.record
         self._own(host, message)
@@ -123,7 +134,7 @@ class Ballots(Invariant):
         record = self.jury.record
         key = (host.id, message.parent_id)
         promised = self._promised.get(key, message.ballot)
-        if message.ballot < promised:
+        if message.ballot < promised and message.ballot not in self._timely.get(key, ()):
             self.fail(f"{self._name(host)} votes for {message.ballot} having promised {promised}")
         again = self._voted.get(key) == message.ballot
         self._voted[key] = max(message.ballot, self._voted.get(key, message.ballot))

@@ -49,9 +49,11 @@ TABLES: dict[str, tuple[int, int, int]] = {
     "proofs": (1, 0, 0),
     "silent": (1, 0, 0),
     "unready": (1, 0, 0),
+    "cut_off": (1, 0, 0),
+    "links": (16, 0, 0),  # pairs, up to mesh_limit members
     "leaving": (1, 0, 1),  # itself, though it may be out already
     "checking": (1, 0, 0),
-    "reported": (5, 0, 0),  # one of each kind
+    "reported": (6, 0, 0),  # one of each kind
     "shunned": (1, 0, 0),
     "flush": (0, 0, 2),  # this epoch and the next
     "votes": (1, 0, 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...config import Policy
 from ...messages import Accepted, FlushReply, Ready
 from ...view import NO_VIEW_ID, Cause, Proposal, Removal, View
 from .inside import leaving
@@ -25,6 +26,7 @@ class Exclusion(Invariant):
     * LEFT: it wanted to leave.
     * SILENCE: its proposer had no ack of it for T_excl (up to ``mesh_limit`` members, where all ping all).
     * UNREADY: the parent view had been chosen for ``ready_timeout``.
+    * SEVERED: not of a member that has been well, as its proposer has, for ``link_timeout`` and ``patience``.
     * SILENCE and UNREADY: not a *false* exclusion. That is one of a member X by a proposer P who both have been well (see
       ``Ground``) for ``patience``: within that time X has acked P's pings again, or its word has spread, and whatever was held
       against it before is taken back. (UNREADY: X must also have done its part, that is, have said READY, or have reported
@@ -92,7 +94,7 @@ class Exclusion(Invariant):
                 return value
         return None
 
-    def _judge(self, removal: Removal, parent: View, first: Proposed) -> None:
+    def _judge(self, removal: Removal, parent: View, first: Proposed) -> None:  # noqa: C901, PLR0912 - one case a cause
         record, config, out = self.jury.record, self.world.config, removal.member_id
         match removal.cause:
             case Cause.PROOF:
@@ -100,7 +102,7 @@ class Exclusion(Invariant):
                     self._false(removal, parent, first, "it lived")
             case Cause.LEFT:
                 host = self.world.hosts[out]
-                if host.alive and host.stopped is None and not leaving(host.machine):
+                if host.alive and host.stopped is None and not host.leaving and not leaving(host.machine):
                     self._false(removal, parent, first, "it never asked to leave")
             case Cause.SILENCE:
                 since = first.time - first.heard[out]
@@ -108,12 +110,22 @@ class Exclusion(Invariant):
                     self._false(removal, parent, first, f"its ack had reached the proposer {since:.3f} s before")
                 if first.well[out] > self.patience:
                     self._false(removal, parent, first, f"both had been well for {first.well[out]:.3f} s")
+            case Cause.SEVERED:
+                if first.well[out] > config.link_timeout + self.patience:
+                    self._false(removal, parent, first, f"both had been well for {first.well[out]:.3f} s")
             case Cause.UNREADY:
                 waited = first.time - self._met.get(parent.view_id, NEVER)
+                if config.policy is Policy.ANY and self._astray(out, parent):
+                    return
                 if waited < config.ready_timeout * (1 - config.drift) - SLACK:
                     self._false(removal, parent, first, f"that view had been chosen {waited:.3f} s before")
                 if first.well[out] > config.ready_timeout and self._did_its_part(out, parent, first.time):
                     self._false(removal, parent, first, f"both had been well for {first.well[out]:.3f} s")
+
+    def _astray(self, member_id: str, parent: View) -> bool:
+        """Under ``any``: whether it holds a view that is not ``parent`` (nor leads there): it never will be ready in it."""
+        held = self.world.hosts[member_id].machine.view
+        return held is not None and held.view_id not in (parent.view_id, parent.parent_id)
 
     def _did_its_part(self, member_id: str, parent: View, time: float) -> bool:
         if parent.view_id in self._installed:

@@ -17,7 +17,7 @@ __all__ = ["Uniqueness"]
 
 
 class Uniqueness(Invariant):
-    """One ``view_id`` an activated epoch, whoever activates it.
+    """One ``view_id`` an activated epoch of a cluster, whoever activates it; clusters founded apart are two.
 
     Clusters that were founded apart have epochs of their own. Under policy ``any`` the sides of a partition may go on apart:
     then two active views of one epoch share no member, and nobody acts in a view that does not descend from its last one (see

@@ -5,6 +5,7 @@ import pytest
 from consensus.protocol.detection import Detection
 from consensus.protocol.evidence import EvidenceBook
 from consensus.protocol.installer import Installer
+from consensus.protocol.links import Links
 from consensus.simulation.invariants import Exclusion, Violation
 from consensus.view import Cause
 
@@ -37,6 +38,25 @@ def test_who_is_well_is_not_excluded_for_anybodys_silence() -> None:
     a, *_, out = stage.hosts
     with pytest.raises(Violation, match=r"silence.*both had been well for 6\.\d+ s"):
         stage.choose(a, stage.value(stage.view, out), stage.hosts[:30])
+
+
+def test_a_link_said_to_be_broken_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: two members take no note of each other's answers."""
+    stage = Stage(Exclusion, 4)
+    stage.world.run(12.0)
+    pair = {stage.hosts[1].id, stage.hosts[2].id}
+    monkeypatch.setattr(Links, "heard", lambda *_: None)
+    monkeypatch.setattr(Links, "silent_for", lambda links, other, _now: 9.0 * ({links._own_id, other} == pair))
+    with pytest.raises(Violation, match=r"severed, proposed by .* but both had been well"):
+        stage.world.run(60.0)
+
+
+def test_a_broken_link_is_fine_evidence() -> None:
+    stage = Stage(Exclusion, 4)
+    a, b, c, _ = stage.hosts
+    stage.world.faults.cut_both(b.id, c.id)
+    stage.world.run(20.0)
+    assert len(a.activated[-1]) == 3
 
 
 def test_true_evidence_is_fine() -> None:

@@ -1,0 +1,124 @@
+"""A process in which many members live, on one event loop, each with sockets and an agent of its own; nobody trains.
+
+    python -m benchmarks.lodging                # orders are JSON lines on stdin, news are JSON lines on stdout
+
+Orders: ``{"start": {settings of Config}}`` starts one more member; ``"look"`` tells all members' lists and traffic.
+News: ``{"address"}`` of the member started, ``{"member", "t", "epoch", "size"}`` whenever a member's active view is another one
+(``t``: CLOCK_MONOTONIC), and ``{"lists", "sent"}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from consensus import Config, Consensus, Member, format_address
+from consensus.null_plane import NullPlane
+from consensus.runtime.agent import Agent, Outside
+from consensus.runtime.assembly import make_agent, perform
+from consensus.runtime.host import Setup
+from consensus.runtime.names import lookup
+from consensus.runtime.progress_cell import ProgressCell
+from consensus.runtime.snapshot import Snapshot
+from consensus.runtime.sockets import open_pair
+
+__all__ = ["Lodger", "main"]
+
+
+class Lodger:
+    """One member: what its ``NullPlane`` asks of a ``Consensus``, around an agent on this loop."""
+
+    def __init__(self, number: int, config: Config) -> None:
+        """Binds."""
+        self._number, self._epoch = number, 0
+        introducers = lookup(config.introducers)
+        sockets = open_pair(config, introducers.addresses)
+        host, port = sockets.advertised
+        self.member = Member(secrets.token_hex(8), host, port)
+        self.snapshot = Snapshot()
+        outside = Outside(
+            NullPlane(cast("Consensus", self)),
+            self._publish,
+            progress=ProgressCell().read,
+            facts=self._facts,
+            served=frozenset,
+            hand_over=lambda connection, _request: connection.close(),
+        )
+        self.agent: Agent = make_agent(Setup(config, self.member, introducers), sockets, outside)
+
+    async def start(self) -> None:
+        """Listen, and look for the cluster."""
+        await self.agent.start()
+        perform(self.agent, "seek_admission", ())
+
+    def flushed(self, epoch: int, report: bytes) -> None:
+        """See ``Consensus``."""
+        perform(self.agent, "flushed", (epoch, report))
+
+    def ready(self, view_id: str) -> None:
+        """See ``Consensus``."""
+        perform(self.agent, "ready", (view_id,))
+
+    def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
+        """See ``Consensus``."""
+        perform(self.agent, "boundary", (call, tuple(leavers)))
+
+    async def _facts(self) -> Mapping[str, Any]:
+        return {}
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        view = snapshot.active
+        if view is not None and view.epoch != self._epoch:
+            self._epoch = view.epoch
+            _tell(member=self._number, t=time.monotonic(), epoch=view.epoch, size=len(view))
+
+
+def _tell(**news: Any) -> None:
+    sys.stdout.write(json.dumps(news) + "\n")
+    sys.stdout.flush()
+
+
+def _list(lodger: Lodger) -> list[str]:
+    view = lodger.snapshot.active
+    return [] if view is None else [format_address(member.address) for member in view.members]
+
+
+def _sent(lodger: Lodger) -> dict[str, int]:
+    sent = lodger.agent.status()["messages"]["sent"]
+    return {kind: count["bytes"] for kind, count in sent.items()}
+
+
+async def _serve() -> None:
+    loop, lodgers = asyncio.get_running_loop(), list[Lodger]()
+    orders = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    while line := await orders.readline():
+        order = json.loads(line)
+        if order == "look":
+            _tell(lists=[_list(lodger) for lodger in lodgers], sent=[_sent(lodger) for lodger in lodgers])
+            continue
+        lodger = Lodger(order["number"], Config(**order["start"]))
+        lodgers.append(lodger)
+        await lodger.start()
+        _tell(address=format_address(lodger.member.address))
+
+
+def main() -> int:
+    """Until stdin closes."""
+    logging.basicConfig(level=logging.WARNING)
+    gc.freeze()
+    _tell(ready=True)
+    asyncio.run(_serve())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,13 @@
+"""Training processes in a simulated world: the real data plane, with integers for gradients and everything else made up.
+
+What ``consensus.simulation`` does for views, this does for steps: every history is checked for the promises that a step is
+averaged over one set of members at every survivor, and that none is lost or repeated.
+"""
+
+from .ambush import Ambush, Ambushes
+from .pace import Pace
+from .play import play, random_history, settings
+from .promises import Promises
+from .trainers import Trainers
+
+__all__ = ["Ambush", "Ambushes", "Pace", "Promises", "Trainers", "play", "random_history", "settings"]

@@ -1,0 +1,139 @@
+"""The ``Consensus`` of a simulated process: what its data plane says reaches the machine a moment later, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from consensus import Consensus, DataPlane, Member, Mode, Source, View
+from consensus.progress import Progress
+from consensus.simulation import Host
+
+__all__ = ["Door", "Pipe"]
+
+PIPE = 0.0003
+"""Seconds that a word between the agent and the data plane takes at most."""
+
+CLOGGED = 0.02
+"""How often it takes up to a hundred times as long."""
+
+
+class Pipe:
+    """One way between a process's agent and its data plane: nothing is lost, nothing overtakes."""
+
+    def __init__(self, host: Host, rng: Random, enter: Callable[[Callable[[], None]], None]) -> None:
+        """``enter`` does what arrives, inside the process."""
+        self._host = host
+        self._rng = rng
+        self._enter = enter
+        self._latest = 0.0
+
+    def send(self, action: Callable[[], None]) -> None:
+        """``action`` happens at the other end."""
+        world = self._host.world
+        delay = self._rng.random() * PIPE * (100 if self._rng.random() < CLOGGED else 1)
+        self._latest = max(self._latest, world.now + delay)
+        world.after(self._latest - world.now, lambda: self._enter(action))
+
+
+class Door(Consensus):
+    """As the data plane sees it. What a dead process says is not heard."""
+
+    def __init__(self, host: Host, rng: Random, dead: Callable[[], bool], tell: Callable[[str], None]) -> None:
+        """``dead``: whether the process is gone. ``tell``: takes moments."""
+        self.member = host.machine.member
+        self.installed: View | None = None
+        """As of the last word from the agent."""
+        self._host = host
+        self._dead = dead
+        self.tell = tell
+        self._latest_call: int | None = None
+        self._pipe = Pipe(host, rng, lambda action: host.world.inside(host, action))
+
+    def _perform(self, action: Callable[[float], None]) -> None:
+        if not self._dead():
+            self._pipe.send(lambda: action(self._host.now))
+
+    def seek_admission(self) -> None:
+        """See ``Consensus``."""
+        self._perform(self._host.machine.seek_admission)
+
+    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
+        """See ``Consensus``."""
+        if not self._dead():
+            self._host.machine.set_progress(Progress(finished, current, self._host.now, busy))
+
+    def average_success(self, call: int) -> None:
+        """See ``Consensus``."""
+        self._latest_call = call
+
+    def average_failure(self, call: int, suspects: Sequence[str]) -> None:  # noqa: ARG002
+        """See ``Consensus``."""
+        accused = tuple(suspects)
+        self._perform(lambda now: self._host.machine.hint(accused, now))
+
+    def leave(self) -> None:
+        """See ``Consensus``."""
+        call = self._latest_call
+        self._perform(lambda now: self._host.machine.leave(call, now))
+
+    def flushed(self, epoch: int, report: bytes) -> None:
+        """See ``Consensus``."""
+        self._perform(lambda now: self._host.machine.flushed(epoch, report, now))
+        self.tell("reported")
+
+    def ready(self, view_id: str) -> None:
+        """See ``Consensus``."""
+        self._perform(lambda now: self._host.machine.ready(view_id, now))
+
+    def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
+        """See ``Consensus``."""
+        gone = tuple(leavers)
+        self._perform(lambda now: self._host.machine.boundary(call, gone, now))
+
+    def get_member_list(self) -> tuple[Member, ...]:
+        """See ``Consensus``."""
+        return () if self.installed is None else self.installed.members
+
+    @property
+    def view(self) -> View | None:
+        """See ``Consensus``."""
+        return self._host.machine.active_view
+
+    def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
+        """The world starts machines."""
+
+    def stop(self) -> None:
+        """The world ends them."""
+
+    def confirm(self) -> bool:
+        """See ``Consensus``."""
+        return not self._host.machine.changing
+
+    def passive_or_active(self) -> Mode:
+        """See ``Consensus``."""
+        return self._host.world.config.mode
+
+    def report_join(self, addresses: Sequence[str]) -> bool:  # noqa: ARG002
+        """Not used here."""
+        return False
+
+    def new_member_join(self) -> bool:
+        """See ``Consensus``."""
+        return self._host.machine.applicants_waiting
+
+    def status(self) -> dict[str, Any]:
+        """See ``Consensus``."""
+        return self._host.machine.status()
+
+    def serve(self, path: str, source: Source) -> None:
+        """Others ask the process itself."""
+
+    def wait_view(self, timeout: float) -> View | None:  # noqa: ARG002
+        """Does not wait."""
+        return self.view
+
+    def wait_known(self, timeout: float) -> View | None:  # noqa: ARG002
+        """Does not wait."""
+        return self._host.machine.known_view

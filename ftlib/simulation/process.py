@@ -1,0 +1,142 @@
+"""One simulated training process: the real data plane on simulated threads, between a simulated agent and simulated groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import TYPE_CHECKING
+
+from consensus import StoppedError, View
+from consensus.simulation import Host
+from ftlib.call import Call, Results
+from ftlib.caller import Caller, Limits
+from ftlib.errors import GroupError
+from ftlib.frameworks.base import Group, GroupSpec
+from ftlib.plane import Plane
+from ftlib.ranks import RankAssignScheme
+from ftlib.rebuild import Rebuilder, RebuildError
+from ftlib.session import Session
+from ftlib.turns import Turns
+
+from .collective import SimulatedFramework
+from .door import Door, Pipe
+from .state import SimulatedTransfer
+from .threads import SimulatedThreads
+from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from .trainers import Trainers
+
+__all__ = ["Process"]
+
+BUILD_TIMEOUT = 5.0
+"""Seconds that building a group may take."""
+
+
+class Process:
+    """What is behind a host's machine: ``SimulatedPlane``."""
+
+    seeks = True
+
+    def __init__(self, host: Host, jobs: Trainers, index: int) -> None:
+        """``index``: the how manieth process of the job this is."""
+        rng = Random(f"{jobs.seed} {host.id}")
+        self.host = host
+        self.jobs = jobs
+        self.index = index
+        self.threads = SimulatedThreads(host, rng, lambda: jobs.promises.violation)
+        self.door = Door(host, rng, lambda: self.threads.over, lambda moment: jobs.tell(host, moment))
+        self.plane = _Plane(self, self.threads)
+        self._framework = SimulatedFramework(host, self.threads, jobs.rooms)
+        self._ranks = RankAssignScheme()
+        self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build)
+        limits = Limits()
+        self.turns = Turns(limits.step_timeout, self.threads)
+        self.caller = Caller(self.plane, self.door, self._rebuilder, self.turns, limits, jobs.in_flight)
+        self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
+        self.caller.load_state = self._load
+        self.trainer = Trainer(self, rng)
+        self._inbox = Pipe(host, rng, self.threads.happens)
+        self._rebuilder.start()
+        self.threads.thread(self.trainer.run, "training").start()
+
+    def __repr__(self) -> str:
+        return f"<{self.host.name} {self.plane!r}>"
+
+    # What the agent says
+
+    def freeze(self, epoch: int, after_call: int | None) -> None:
+        """See ``SimulatedPlane``."""
+        self._inbox.send(lambda: self._rebuilder.freeze(epoch, after_call))
+
+    def install(self, view: View, reports: Mapping[str, bytes]) -> None:
+        """See ``SimulatedPlane``."""
+
+        def install() -> None:
+            self.door.installed = view
+            self._rebuilder.install(view, reports)
+
+        self._inbox.send(install)
+
+    def activate(self, view: View) -> None:
+        """See ``SimulatedPlane``."""
+        self._inbox.send(lambda: self._rebuilder.activate(view))
+
+    def wish(self, wanted: bool) -> None:
+        """See ``SimulatedPlane``."""
+        self._inbox.send(lambda: self._rebuilder.wish(wanted))
+
+    def stopped(self, error: StoppedError) -> None:
+        """See ``SimulatedPlane``."""
+        self._inbox.send(lambda: self._rebuilder.stopped(error))
+
+    # Inside
+
+    def _load(self, call: Call, session: Session) -> bool:
+        loaded = self.transfer.load(call, session)
+        if loaded:
+            self.jobs.promises.loaded(self, call)
+            self.jobs.tell(self.host, "loaded")
+        return loaded
+
+    def _build(self, view: View) -> tuple[Mapping[str, int], Group | None]:
+        """``FTLib._rebuild``, with simulated groups."""
+        self.jobs.tell(self.host, "building")
+        members = self.door.get_member_list()
+        if tuple(member.id for member in members) != view.ids:
+            raise RebuildError("the members changed meanwhile")
+        ranks = {member.id: self._ranks.get_rank_and_size(members, member.id)[0] for member in members}
+        if len(members) == 1:
+            return ranks, None
+        spec = GroupSpec(view.view_id, view.epoch, ranks[self.host.id], len(members), {}, BUILD_TIMEOUT)
+        try:
+            return ranks, self._framework.rebuild(spec)
+        except GroupError as error:
+            raise RebuildError(str(error), [view.ids[rank] for rank in error.peers]) from error
+
+
+class _Plane(Plane):
+    """The real one; what it does is told."""
+
+    def __init__(self, process: Process, threads: SimulatedThreads) -> None:
+        super().__init__(lambda: process.host.id, process.door.progress, threads)
+        self._process = process
+
+    def _finished(self, call: Call, results: Results) -> None:
+        super()._finished(call, results)
+        self._process.jobs.promises.finished(self._process, call, results)
+        self._process.jobs.tell(self._process.host, "finished")
+
+    def _freeze(self) -> None:
+        super()._freeze()
+        self._process.jobs.tell(self._process.host, "frozen")
+
+    def activate(self, session: Session) -> bool:
+        acting = super().activate(session)
+        if acting:
+            self._process.jobs.promises.activated(self._process, session)
+            self._process.jobs.tell(self._process.host, "activated")
+        return acting
+
+
+MakeProcess = Callable[[Host], Process]

@@ -1,0 +1,105 @@
+"""All the training processes of a simulated job, and what may go wrong with them: give ``plane`` to a ``World``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from consensus.simulation import Host, Observer
+
+from .collective import Rooms
+from .pace import Pace
+from .process import Process
+from .promises import Promises
+from .state import SimulatedTransfer
+
+__all__ = ["Trainers"]
+
+Happens = Callable[[Host, str], None]
+
+
+class Trainers(Observer):
+    """Makes them, and follows what becomes of their hosts. ``world.observe`` it, and its ``promises``."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        lanes: int = 64,
+        tensors: int = 3,
+        in_flight: int = 2,
+        compute: float = 0.05,
+        long_steps: float = 0.02,
+        veto: bool = False,
+        pace: Pace | None = None,
+    ) -> None:
+        """``lanes``: at least as many as processes will be started. ``compute``: mean seconds of a forward and backward pass.
+
+        ``tensors``: also the buckets of a call. ``long_steps``: share of the passes that take up to a second longer.
+        """
+        self.seed = seed
+        self.lanes = lanes
+        self.tensors = tensors
+        self.in_flight = in_flight
+        self.compute = compute
+        self.long_steps = long_steps
+        self.veto = veto
+        self.processes: dict[str, Process] = {}
+        self.promises = Promises(self)
+        self.on_moment: Happens | None = None
+        """A script's: told of each moment (see ``tell``), within whatever happens there."""
+        self._rng = Random(f"{seed} trainers")
+        self.rooms = Rooms(self._rng, pace, self.tell)
+
+    def plane(self, host: Host) -> Process:
+        """The data plane of a new process (``MakePlane``)."""
+        index = len(self.processes)
+        assert index < self.lanes, f"more than lanes={self.lanes} processes"
+        process = self.processes[host.id] = Process(host, self, index)
+        return process
+
+    def transfer_of(self, member_id: str) -> SimulatedTransfer | None:
+        """The donor's side at a member, None where it is gone."""
+        process = self.processes.get(member_id)
+        return None if process is None or process.threads.over else process.transfer
+
+    def tell(self, host: Host, moment: str) -> None:
+        """One of ``ambush.MOMENTS`` has come for a process."""
+        if self.on_moment is not None:
+            self.on_moment(host, moment)
+
+    def drain(self, host: Host) -> None:
+        """SIGTERM: leave after the next call."""
+        process = self.processes[host.id]
+
+        def terminate() -> None:
+            process.turns.leaving = host.leaving = True
+
+        process.threads.happens(terminate)
+
+    def ended(self, process: Process) -> None:
+        """A program has ended; its process follows, mostly."""
+        if self._rng.random() < 0.8:
+            self.world.after(self._rng.uniform(0.0, 0.05), lambda: self._exit(process.host))
+
+    def _exit(self, host: Host) -> None:
+        if host.alive:
+            self.world.kill(host)
+
+    def killed(self, host: Host) -> None:
+        """See ``Observer``."""
+        process = self.processes.get(host.id)
+        if process is not None:
+            process.threads.end()
+            self.rooms.lose(host)
+
+    def resumed(self, host: Host) -> None:
+        """See ``Observer``."""
+        process = self.processes.get(host.id)
+        if process is not None:
+            process.threads.resumed()
+
+    def close(self) -> None:
+        """End all threads; nothing happens any more."""
+        for process in self.processes.values():
+            process.threads.end()

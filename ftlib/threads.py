@@ -1,0 +1,68 @@
+"""Clock, threads and what they meet in: the operating system's here, others' in a simulation of this very code.
+
+Nothing in the data plane asks the operating system for any of these by itself, so that a simulated process can run it in
+virtual time, with every switch between its threads decided by a seed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["SYSTEM", "Thread", "Threads"]
+
+
+class Thread(Protocol):
+    """Of ``threading.Thread`` what is used of it."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def ident(self) -> int | None:
+        """None before it was started."""
+
+    def start(self) -> None:
+        """Begin to run."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, at most ``timeout`` seconds."""
+
+
+class Threads:
+    """The operating system's."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never jumps back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """The thread that asks does nothing for so long."""
+        time.sleep(seconds)
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        """A thread that does not keep the process alive; to be started."""
+        return threading.Thread(target=target, name=name, daemon=True)
+
+    def current(self) -> Thread:
+        """The thread that asks."""
+        return threading.current_thread()
+
+    def condition(self) -> threading.Condition:
+        """A new one, with a lock that its holder may take again."""
+        return threading.Condition()
+
+    def lock(self) -> Any:
+        """A lock that its holder may take again."""
+        return threading.RLock()
+
+    def queue(self) -> queue.SimpleQueue[Any]:
+        """A new, unbounded one."""
+        return queue.SimpleQueue()
+
+
+SYSTEM = Threads()

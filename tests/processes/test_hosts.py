@@ -1,0 +1,246 @@
+"""Workers on several hosts: hosts that vanish, links that are cut one way or both, halves, loss and delay, and what comes back.
+
+Times are those of ``exclude_after=1``, half of the default.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.network import Network, needs_bridge_filter, needs_delay, needs_network
+
+from .cluster import Worker
+from .fleet import Fleet
+from .test_kills import CHANGE, DRIVER, JOINER
+from .verdict import Verdict
+
+pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter, pytest.mark.timeout(90)]
+
+T_EXCL = 1.0
+SETTINGS = {"bucket_mb": 0.08, "exclude_after": T_EXCL, "link_timeout": T_EXCL, "rejoin": True}
+TASK = {"sizes": [20_000, 300], "pause": 0.004}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Five hosts at a bridge; one zygote for all tests."""
+    network = Network(5)
+    with network, Fleet(tmp_path_factory.mktemp("fleet"), network, **TASK, settings=SETTINGS) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(hosts: Fleet) -> Iterator[Fleet]:
+    """Nobody yet; and whatever a test did, what all workers say must fit together."""
+    hosts.anew()
+    yield hosts
+    hosts.read()
+    verdict = Verdict()
+    verdict.check(hosts.workers)
+    assert not verdict.violations
+
+
+def start(fleet: Fleet, size: int = 4, **settings: Any) -> list[Worker]:
+    """They train; in seniority order."""
+    fleet.found(size, settings=settings)
+    fleet.training(size)
+    fleet.advanced()
+    return sorted(fleet.workers, key=lambda worker: worker.last["rank"])
+
+
+def stopped_acting(workers: list[Worker], since: float) -> None:
+    """Whoever is cut off finishes at most the call whose last packets had come by then."""
+    for worker in workers:
+        worker.read()
+        late = [line for line in worker.calls if line["end"] > since + 0.2]
+        assert not late, f"{worker.task.name} went on: {late}"
+
+
+def return_all(fleet: Fleet, workers: list[Worker], size: int) -> None:
+    """The network is mended: they learn that the others went on without them, and join again."""
+    healed = time.monotonic()
+    fleet.heal()
+    for worker in workers:
+        worker.killed = 0.0
+    fleet.training(size)
+    for worker in workers:
+        assert worker.last["lifetime"] == 1
+        first = next(line["end"] for line in worker.calls if line["lifetime"])
+        assert first - healed < 10.0  # on an idle machine one to three
+
+
+def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
+    """A junior one's, then the most senior one's: no connection is closed, no packet answered any more."""
+    one, two, three, four = start(fleet)
+    assert fleet.went_on([one, two, four], fleet.vanish(three)) < T_EXCL + 1.5
+    assert fleet.went_on([two, four], fleet.vanish(one)) < T_EXCL + 1.5
+    fleet.heal()
+    fleet.join()
+    fleet.join()
+    fleet.training(4)
+
+
+def test_a_host_that_is_back_without_its_worker_refuses_connections_which_is_proof(fleet: Fleet) -> None:
+    workers = start(fleet)
+    gone = workers.pop(1)
+    vanished = fleet.vanish(gone, unplug=False)
+    fleet.heal()
+    assert fleet.went_on(workers, vanished) < T_EXCL
+
+
+def test_a_host_is_cut_off_and_healed(fleet: Fleet) -> None:
+    """The most senior one's, whose agent would coordinate: it blocks, and learns that it is out."""
+    senior, *others = start(fleet)
+    cut = fleet.lost(senior)
+    assert fleet.went_on(others, cut) < T_EXCL + 1.5
+    stopped_acting([senior], cut)
+    return_all(fleet, [senior], 4)
+
+
+def test_of_two_halves_the_one_with_the_most_senior_goes_on(fleet: Fleet) -> None:
+    one, two, three, four = start(fleet)
+    cut = fleet.lost(two, four)
+    assert fleet.went_on([one, three], cut) < T_EXCL + 1.5
+    time.sleep(0.5)
+    stopped_acting([two, four], cut)
+    assert two.code is None and four.code is None, "they block"
+    return_all(fleet, [two, four], 4)
+
+
+@pytest.mark.soak
+def test_a_host_that_nobody_hears(fleet: Fleet) -> None:
+    """One way only: it hears the others, and so learns at once that it is out."""
+    workers = start(fleet)
+    mute = workers.pop(2)
+    cut = time.monotonic()
+    fleet.network.gag(fleet.host_of(mute))
+    mute.killed = cut
+    assert fleet.went_on(workers, cut) < T_EXCL + 1.5
+    stopped_acting([mute], cut)
+    return_all(fleet, [mute], 4)
+
+
+@pytest.mark.soak
+def test_a_host_that_hears_nobody(fleet: Fleet) -> None:
+    """The other way: the others hear its pings, and answer them until they are asked to vote it out; then T_excl begins."""
+    workers = start(fleet)
+    deaf = workers.pop(0)
+    cut = time.monotonic()
+    fleet.network.deafen(fleet.host_of(deaf))
+    deaf.killed = cut
+    assert fleet.went_on(workers, cut) < 2 * T_EXCL + 2.0
+    stopped_acting([deaf], cut)
+    return_all(fleet, [deaf], 4)
+
+
+@pytest.mark.parametrize("ways", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_a_link_between_two_living_hosts_is_cut(fleet: Fleet, ways: int) -> None:
+    """Everybody lives, and no group of all can work: the junior one of the two has to go."""
+    one, two, three, four = start(fleet, rejoin=False)
+    first, second = fleet.host_of(two), fleet.host_of(three)
+    cut = time.monotonic()
+    if ways == 1:
+        fleet.network.cut(first, second)
+    else:
+        fleet.network.split([first], [second])
+    three.killed = cut
+    assert fleet.went_on([one, two, four], cut) < 2 * T_EXCL + 2.5
+    stopped_acting([three], cut)
+    fleet.until("it learns it", lambda: three.code is not None)
+    assert three.events[-1]["text"].startswith("Excluded: the other members went on without this one")
+    assert "(cut off: " in one.output()
+
+
+@pytest.mark.soak
+def test_halves_that_one_host_connects(fleet: Fleet) -> None:
+    """The third reaches everybody: the most senior stays with those that it reaches itself."""
+    one, two, three, four, five = start(fleet, 5, rejoin=False)
+    cut = time.monotonic()
+    fleet.network.split([fleet.host_of(one), fleet.host_of(two)], [fleet.host_of(four), fleet.host_of(five)])
+    four.killed = five.killed = cut
+    assert fleet.went_on([one, two, three], cut) < 2 * T_EXCL + 2.5
+    stopped_acting([four, five], cut)
+    fleet.until("they learn it", lambda: four.code is not None and five.code is not None)
+
+
+def test_a_short_cut_excludes_nobody(fleet: Fleet) -> None:
+    """Connections that stood still for less than T_excl go on where they were."""
+    workers = start(fleet)
+    before = workers[0].last["epoch"]
+    fleet.network.isolate(fleet.host_of(workers[1]))
+    time.sleep(0.6 * T_EXCL)
+    fleet.heal()
+    fleet.advanced()
+    fleet.training(4)
+    assert workers[0].last["epoch"] == before
+
+
+@pytest.mark.soak
+def test_one_host_vanishes_and_a_process_is_killed_at_the_same_time(fleet: Fleet) -> None:
+    """Silence and proof: three of five are a quorum whatever comes first."""
+    workers = start(fleet, 5)
+    vanished = fleet.vanish(workers.pop(1))
+    workers.pop(1).kill()
+    assert fleet.went_on(workers, vanished) < T_EXCL + 1.5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", [*CHANGE, *DRIVER])
+def test_a_host_vanishes_in_the_middle_of_a_view_change(fleet: Fleet, moment: str) -> None:
+    """Of the most senior one, which drives the change that removes the host that vanished before."""
+    driver, gone, *others = fleet.found(5, first={"kill_at": f"later {moment}", "silently": True})
+    fleet.training(5)
+    fleet.until("it has made ten steps", lambda: len(driver.calls) > 10)
+    fleet.vanish(gone)
+    fleet.until("the driver's host vanishes too", lambda: driver.code is not None)
+    assert driver.code == -signal.SIGKILL
+    driver.killed = driver.ended
+    assert fleet.went_on(others, driver.ended) < T_EXCL + 2.0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", JOINER)
+def test_a_host_vanishes_while_its_worker_joins(fleet: Fleet, moment: str) -> None:
+    members = start(fleet, 3)
+    joiner = fleet.join(kill_at=moment, silently=True)
+    fleet.until("the joiner's host vanishes", lambda: joiner.code is not None)
+    joiner.killed = joiner.ended
+    assert fleet.went_on(members, joiner.ended) < T_EXCL + 2.0
+
+
+@pytest.mark.soak
+def test_a_donor_vanishes_in_the_middle_of_a_transfer_of_state(fleet: Fleet) -> None:
+    """32 MB for the joiner, from several donors: it takes the rest from those that are left."""
+    large = {"sizes": [8_000_000], "digest": True, "pause": 0.0, "settings": {"bucket_mb": 16}}
+    donors = fleet.found(4, **large)
+    fleet.training(4)
+    joiner = fleet.join(**large)
+    fleet.until("it is let in", lambda: donors[0].last["size"] == 5 or "size 4 -> 5" in donors[0].output())
+    vanished = fleet.vanish(donors[3])
+    fleet.went_on([*donors[:3], joiner], vanished, 40.0)
+
+
+@needs_delay
+@pytest.mark.parametrize(("size", "seconds"), [(3, 2.0), pytest.param(4, 60.0, marks=pytest.mark.soak)])
+def test_loss_and_delay_exclude_nobody(tmp_path: Path, size: int, seconds: float) -> None:
+    """5 % of all packets are lost each way, the others take 15 to 25 ms and overtake each other. All settings are defaults."""
+    network = Network(size, delay=0.02, jitter=0.005)
+    with network, Fleet(tmp_path, network, sizes=[300], pause=0.004) as fleet:
+        network.degrade(0.05)
+        workers = fleet.found(size)
+        fleet.training(size, 40.0)
+        time.sleep(seconds)
+        fleet.training(size, 20.0)
+        assert all(line["epoch"] == 1 for worker in workers for line in worker.calls), "nobody was excluded"
+        gone = workers.pop(0)
+        killed = gone.kill()
+        fleet.went_on(workers, killed, 20.0)
+        verdict = Verdict()
+        verdict.check(fleet.workers)
+        assert not [*verdict.violations, *fleet.faults()]

@@ -1,0 +1,143 @@
+"""Broken links: who has to go, and for how long a word about a link holds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from consensus.protocol.links import KEEP, Links, Pair, cut_off, pair
+from consensus.protocol.quorum import is_quorum
+from consensus.view import View
+
+from .people import view_of
+
+NOBODY: frozenset[str] = frozenset()
+VIEW = view_of("abcde")
+
+
+def gone(*pairs: str, view: View = VIEW, dead: str = "", discounted: str = "") -> str:
+    broken = [pair(*both) for both in pairs]
+    return "".join(cut_off(view, broken, frozenset(dead), frozenset(discounted)))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ("", ""),
+        ("cd", "d"),
+        ("ae", "e"),
+        ("ab", "b"),
+        ("bc bd", "b"),  # who lacks most
+        ("bd be cd ce", "de"),  # two halves; a reaches all
+        ("ad ae bd be", "de"),  # c is the bridge
+        ("ab ac", "bc"),  # a still leads a majority
+        ("ab ac ad", "a"),  # it does not: b leads
+        ("ab ac bc", "bc"),
+        ("ab bc cd de", "bd"),
+        ("cd de ce", "de"),
+    ],
+)
+def test_who_has_to_go(pairs: str, expected: str) -> None:
+    assert gone(*pairs.split()) == expected
+
+
+def test_nobody_goes_where_nobody_could_lead() -> None:
+    assert gone(*(f"{one}{other}" for one, other in itertools.combinations("abcde", 2))) == ""
+
+
+def test_half_with_the_most_senior_leads() -> None:
+    four = view_of("abcd")
+    assert gone("ab", "ac", view=four) == "bc"
+    assert gone("bc", "bd", "ad", view=four) == "cd"  # a leads, and does not reach d; then b and c lack one each
+
+
+def test_the_dead_lead_nobody_and_have_no_links() -> None:
+    assert gone("ab", "ac", "ad", dead="a") == ""
+    assert gone("bc", dead="ad") == "c"
+    assert gone("bc", dead="ade") == ""  # b alone is no quorum of five
+    assert gone("bc", dead="ade", discounted="ade") == ""  # nor is it with the dead discounted: c may be in another one
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_those_who_stay_reach_each_other(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randint(2, 9)
+    view = view_of("abcdefghi"[:size])
+    share = chance.choice([0.05, 0.2, 0.5])
+    broken = [both for both in itertools.combinations(view.ids, 2) if chance.random() < share]
+    out = cut_off(view, broken, NOBODY, NOBODY)
+    stay = [each for each in view.ids if each not in out]
+    if not out and broken:
+        leads = [[each for each in view.ids if pair(leader, each) not in broken] for leader in view.ids]
+        assert not any(is_quorum(view, frozenset(reached), NOBODY) for reached in leads)
+    else:
+        assert not any(both in broken for both in itertools.combinations(stay, 2))
+    shuffled = broken[:]
+    chance.shuffle(shuffled)
+    assert cut_off(view, shuffled, NOBODY, NOBODY) == out
+
+
+def links() -> Links:
+    return Links("a", patience=2.0)
+
+
+def test_a_link_is_broken_after_its_patience() -> None:
+    mine = links()
+    assert mine.silent_for("b", 100.0) == 0.0
+    mine.missed("b", 100.0)
+    mine.missed("b", 100.5)
+    assert mine.silent_for("b", 101.9) == 0.0
+    assert mine.silent_for("b", 102.0) == 2.0
+
+
+def test_an_answer_to_a_later_ping_outweighs_an_earlier_one_that_is_missing() -> None:
+    mine = links()
+    mine.heard("b", 100.2)
+    mine.missed("b", 100.0)
+    assert mine.silent_for("b", 110.0) == 0.0
+    mine.missed("b", 100.5)
+    mine.heard("b", 101.0)
+    assert mine.silent_for("b", 110.0) == 0.0
+
+
+def test_who_overslept_counts_from_its_waking() -> None:
+    mine = links()
+    mine.missed("b", 100.0)
+    mine.overslept(3.0)
+    assert mine.silent_for("b", 104.9) == 0.0
+    assert mine.silent_for("b", 105.0) == 2.0
+
+
+def test_no_patience_is_endless_patience() -> None:
+    never = Links("a", patience=0.0)
+    never.missed("b", 100.0)
+    assert never.silent_for("b", 1e6) == 0.0
+
+
+def test_a_word_of_others_is_forgotten_and_the_own_one_holds() -> None:
+    mine = links()
+    assert mine.told("b", "c", 100.0)
+    assert not mine.told("c", "b", 101.0)  # the same link, from its other end
+    assert mine.told("a", "d", 100.5)
+    assert not mine.told("a", "d", 101.0)
+    both: dict[Pair, float] = {("b", "c"): 100.0, ("a", "d"): 100.5}
+    assert mine.known(101.0 + KEEP - 0.01) == both
+    assert mine.deadline() == 101.0 + KEEP
+    assert mine.known(101.0 + KEEP) == {("a", "d"): 100.5}
+    mine.heard("d", 110.0)
+    assert not mine.broken("d")
+    assert mine.known(110.0) == {}
+
+
+def test_a_new_view_asks_for_every_word_anew() -> None:
+    mine = links()
+    mine.missed("b", 100.0)
+    mine.missed("f", 100.0)
+    mine.told("a", "b", 102.0)
+    mine.told("c", "d", 102.0)
+    mine.adopt(VIEW)
+    assert mine.known(102.0) == {}
+    assert mine.silent_for("b", 102.0) == 2.0, "its own pings are still unanswered"
+    assert mine.silent_for("f", 110.0) == 0.0

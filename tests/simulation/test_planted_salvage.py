@@ -1,0 +1,187 @@
+"""Each rule of the flush and of salvage is broken on purpose; the promises must notice within so many torn histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from consensus import View
+from consensus.messages import Install
+from consensus.protocol.installation import Installation
+from consensus.protocol.view_change import ViewChange
+from consensus.reports import Reports
+from consensus.simulation.invariants.flush import Flush
+from ftlib import plane as planes
+from ftlib import rebuild
+from ftlib.call import Call, Results
+from ftlib.plane import Finish, Order, Plane
+from ftlib.registry import Registered
+from ftlib.salvage import Plan, plan
+from ftlib.session import Session
+from ftlib.simulation.process import Process
+from ftlib.staging import Staging
+from ftlib.state import encode
+from ftlib.trailer import Trailer
+from ftlib.transfer import Transfer
+
+from .training import Job, first_violation, late, torn
+
+Patch = pytest.MonkeyPatch
+
+
+def redoes_what_was_finished(patch: Patch) -> None:
+    """All redo the call, though somebody has finished it."""
+
+    def redo(view: View, reports: Mapping[str, bytes]) -> Plan:
+        honest = plan(view, reports)
+        return replace(honest, call=honest.call - 1, adoptions=()) if honest.adoptions else honest
+
+    patch.setattr(rebuild, "plan", redo)
+
+
+def forgets_who_is_late(patch: Patch) -> None:
+    """Who has not finished the newest call is taken for one who has."""
+    patch.setattr(rebuild, "plan", lambda view, reports: replace(plan(view, reports), adoptions=()))
+
+
+def donors_that_lack_it(patch: Patch) -> None:
+    """Somebody is to give a result who has only that of the call before."""
+
+    def donors(view: View, reports: Mapping[str, bytes]) -> Plan:
+        honest = plan(view, reports)
+        late = [adopter for adopter, _ in honest.adoptions]
+        return replace(honest, adoptions=tuple(zip(late, [*late[1:], late[0]], strict=True))) if len(late) > 1 else honest
+
+    patch.setattr(rebuild, "plan", donors)
+
+
+def finishes_after_the_freeze(patch: Patch) -> None:
+    """An operation that completes after the report was given still finishes the call."""
+    honest = Plane._acting_in
+
+    def finish(self: Plane, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
+        with self.changed:
+            self.running = None
+            order, self._order = self._order, None
+            self._finished(call, results)
+            if honest(self, session) and (trailer.freeze or order is not None):
+                self._freeze()
+            return Finish(trailer.freeze, order)
+
+    patch.setattr(Plane, "finish", finish)
+
+
+def reports_before_the_freeze(patch: Patch) -> None:
+    """The report is made while operations may still complete."""
+    honest = Plane.freeze
+
+    def freeze(self: Plane, order: Order) -> tuple[bytes, Session | None] | None:
+        phase, running = self.phase, self.running
+        answer = honest(self, order)
+        if answer is not None and phase is planes.Phase.ACTIVE and running is not None:
+            self.phase = phase
+            return answer[0], None
+        return answer
+
+    patch.setattr(Plane, "freeze", freeze)
+
+
+def one_slot_a_bucket(patch: Patch) -> None:
+    """What the next call stages overwrites the results that a survivor may need."""
+    honest = Staging.__init__
+
+    def init(self: Staging, *args: object) -> None:
+        honest(self, *args)  # type: ignore[arg-type]
+        self._turns = [1 for _ in self._turns]
+
+    patch.setattr(Staging, "__init__", init)
+
+
+def joiners_count_at_once(patch: Patch) -> None:
+    """A joiner's gradients count though they were computed before it had the state."""
+    patch.setattr(Call, "reloaded", lambda _call: None)
+
+
+def joiners_are_veterans(patch: Patch) -> None:
+    """A joiner is believed to have the result of the call that it was told is finished."""
+    honest = Plane.activate
+
+    def activate(self: Plane, session: Session) -> bool:
+        acting = honest(self, session)
+        self.blank = False
+        return acting
+
+    patch.setattr(Plane, "activate", activate)
+
+
+def state_of_any_moment(patch: Patch) -> None:
+    """A donor goes on sending its state when the call has ended, and changes it."""
+
+    def guarded(self: Transfer, call: int, registered: Registered) -> Iterator[bytes]:
+        return encode(registered.tree(self._plane.step))
+
+    patch.setattr(Transfer, "_guarded", guarded)
+    patch.setattr(Plane, "in_call", lambda _plane, _number: True)
+
+
+def reports_of_a_quorum(patch: Patch) -> None:
+    """INSTALL does not wait for every continuing member's report, and who finds its own missing does not mind."""
+
+    def message(self: Installation, *, whole: bool) -> Install:
+        reports = Reports.of([self.reports.get(key, b"") for key in self.continuing])
+        return Install(self.view, None, self.ballot, reports) if whole else Install(None, self.delta, self.ballot, reports)
+
+    def install(self: Process, view: View, reports: Mapping[str, bytes]) -> None:
+        honest(self, view, {key: report for key, report in reports.items() if report})
+
+    honest = Process.install
+    patch.setattr(Process, "install", install)
+    patch.setattr(Installation, "complete", property(lambda _: True))
+    patch.setattr(Installation, "message", message)
+    patch.setattr(ViewChange, "_installable", lambda *_: True)
+    patch.setattr(Flush, "installed", lambda *_: None)  # which would speak at once; what matters here is what comes of it
+
+
+BUGS: list[tuple[Callable[[Patch], None], Callable[[int], Job], int]] = [
+    (redoes_what_was_finished, torn, 60),
+    (forgets_who_is_late, torn, 60),
+    (donors_that_lack_it, torn, 60),
+    (finishes_after_the_freeze, late, 60),
+    (reports_before_the_freeze, late, 60),
+    (one_slot_a_bucket, torn, 60),
+    (joiners_count_at_once, torn, 60),
+    (joiners_are_veterans, torn, 60),
+    (state_of_any_moment, torn, 120),
+    (reports_of_a_quorum, torn, 60),
+]
+
+
+@pytest.mark.parametrize(("bug", "tell", "seeds"), BUGS, ids=[bug.__name__ for bug, _, _ in BUGS])
+def test_a_planted_bug_is_found(
+    bug: Callable[[Patch], None], tell: Callable[[int], Job], seeds: int, monkeypatch: Patch
+) -> None:
+    bug(monkeypatch)
+    found = first_violation(tell, seeds)
+    print(bug.__name__, found and (found[0], found[1].split("\n")[0]))
+    assert found is not None, f"{bug.__doc__} Nobody noticed within {seeds} histories."
+
+
+def test_the_same_histories_are_clean_without_bugs() -> None:
+    assert first_violation(torn, 8) is None
+    assert first_violation(late, 8) is None
+
+
+def test_a_freeze_that_ignores_the_call_interrupts_it(monkeypatch: Patch) -> None:
+    """No promise is broken, since salvage mends it; but joins and leaves shall interrupt nothing."""
+    monkeypatch.setattr(Plane, "_ends_with", lambda _plane, _call: False)
+    redone = 0
+    for seed in range(8):
+        with Job(seed, 3, compute=0.03, long_steps=0.0) as job:
+            job.join("j")
+            job.world.run(1.0)
+            job.trainers.drain(job.hosts[0])
+            job.world.run(1.0)
+            redone += job.total("redone") + job.total("adopted")
+    assert redone

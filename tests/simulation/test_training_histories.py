@@ -1,0 +1,15 @@
+"""All or nothing bit for bit, and no step lost: processes that train, in random histories; then everybody goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftlib.simulation import play, random_history
+
+SEEDS = 150
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_promises_hold_in_any_history(seed: int) -> None:
+    result = play(random_history(seed))
+    assert result.good, f"{result.scenario}\n{result}"

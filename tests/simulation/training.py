@@ -1,0 +1,90 @@
+"""Small jobs that train, and histories that strike in the middle of their operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Self
+
+from consensus.simulation import Host, World, living
+from ftlib.simulation import Ambush, Ambushes, Pace, Trainers
+
+
+class Job:
+    """A world whose processes train, and the script's hands on it."""
+
+    def __init__(self, seed: int, size: int, **settings: object) -> None:
+        self.trainers = Trainers(seed, **settings)  # type: ignore[arg-type]
+        self.world = World(seed, plane=self.trainers.plane)
+        self.world.observe(self.trainers)
+        self.world.observe(self.trainers.promises)
+        self.hosts = self.world.cluster(size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.trainers.close()
+
+    def join(self, name: str) -> Host:
+        return self.world.start(name, introducers=tuple(host.name for host in living(self.world)[:3]))
+
+    def calls(self, host: Host) -> int:
+        return self.trainers.processes[host.id].plane.finished
+
+    def go_on(self, calls: int = 3, within: float = 10.0) -> None:
+        """Everybody who lives finishes so many calls more."""
+        before = {host.id: self.calls(host) for host in living(self.world)}
+
+        def done() -> bool:
+            return all(self.calls(host) >= before[host.id] + calls for host in living(self.world) if host.id in before)
+
+        self.world.run_until(done, within)
+
+    def total(self, count: str) -> int:
+        """The sum of one of the counters of all data planes."""
+        return sum(getattr(process.plane.counters, count) for process in self.trainers.processes.values())
+
+    def ambush(self, moment: str, count: int, action: str, wait: float = 0.0, length: float = 0.3) -> None:
+        strike = Ambush(moment, count, action, self.world.now, wait, length)
+        self.world.observe(Ambushes(self.trainers, [strike], Random(self.trainers.seed)))
+
+
+def torn(seed: int) -> Job:
+    """Deaths right after everybody has entered an operation, so that some have its result and others not; and a joiner."""
+    rng = Random(seed)
+    with Job(seed, rng.choice([3, 4, 5]), compute=0.02, tensors=rng.choice([3, 5]), pace=Pace(unbuilt=0.0)) as job:
+        for turn in range(3):
+            if rng.random() < 0.7:
+                job.join(f"j{turn}")
+            job.world.run(rng.uniform(0.05, 0.6))
+            moment = rng.choice(["reduced", "completed", "completed", "finished", "adopting", "loaded"])
+            if len(living(job.world)) > 2:
+                job.ambush(moment, rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.01))
+            job.world.run(rng.uniform(0.3, 1.0))
+        job.world.run(0.5)
+    return job
+
+
+def late(seed: int) -> Job:
+    """Nobody notices a death by itself, and operations take long to end: freezes come in the middle of them."""
+    rng = Random(seed)
+    pace = Pace(transit=0.05, notice=0.3, deaf=1.0, linger=0.05, endless=0.0, unbuilt=0.0)
+    with Job(seed, rng.choice([3, 4, 5]), compute=0.01, tensors=1, pace=pace) as job:
+        job.world.faults.latency = (0.01, 0.05)  # from the report to the new view takes long, too
+        for _ in range(2):
+            job.world.run(rng.uniform(0.1, 0.4))
+            if len(living(job.world)) > 2:
+                job.ambush("reduced", rng.randint(1, 9), "kill-other", rng.uniform(0.0, 0.01))
+            job.world.run(0.6)
+    return job
+
+
+def first_violation(tell: Callable[[int], object], seeds: int) -> tuple[int, str] | None:
+    """The first of so many histories that breaks something, and what."""
+    for seed in range(seeds):
+        try:
+            tell(seed)
+        except AssertionError as error:
+            return seed, str(error)
+    return None
