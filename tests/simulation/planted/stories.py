@@ -9,7 +9,7 @@ from random import Random
 from pytest import MonkeyPatch
 
 from consensus.config import Config
-from consensus.messages import Ack, Chosen, Gossip, Install, JoinReply
+from consensus.messages import Ack, Chosen, Gossip, Introduction, JoinReply
 from consensus.simulation import Host, World
 from consensus.simulation.faults import Faults, Spread
 from consensus.simulation.plane import MakePlane, StubPlane
@@ -17,6 +17,10 @@ from consensus.view import View
 
 from ...transcripts import test_stale_votes
 from ..judgement import living
+
+
+NEWS = (Chosen, Introduction, JoinReply)
+"""Messages that tell of a newer view."""
 
 
 def partitions(seed: int) -> World:
@@ -267,7 +271,7 @@ def mutes(seed: int) -> World:
     view = hosts[0].activated[-1]
     mute = world.hosts[rng.choice(view.ids[1:])]
     others = [host for host in hosts if host is not mute]
-    world.watch = lambda host, message: not isinstance(message, (Ack, Gossip) if host is mute else Chosen)
+    world.watch = lambda host, message: not isinstance(message, (Ack, Gossip) if host is mute else NEWS)
     connects, world.network.connects = world.network.connects, lambda one, other, _: mute.id not in (one, other)  # type: ignore[method-assign]
     world.run(rng.uniform(2.0, 2.3))
     sleepers = others[1:] if rng.random() < 0.5 else []
@@ -309,7 +313,7 @@ def deaf(seed: int) -> World:
     others = [host for host in hosts if host is not out]
     world.isolate([out], others)
     world.run(rng.uniform(2.8, 3.6))
-    world.watch = lambda _, message: not isinstance(message, (Chosen, Install, JoinReply))
+    world.watch = lambda _, message: not isinstance(message, NEWS)
     world.faults.heal()
     world.run(rng.uniform(0.3, 1.0))
     for host in others:
@@ -342,13 +346,13 @@ def farewells(seed: int) -> World:
 
 
 def ghosts(seed: int) -> World:
-    """A member starts anew, is cut off, and left out; then acks for its last lifetime arrive, and whoever sent them dies."""
+    """A member starts anew and is not heard any more; pings of its last lifetime still are, and the acks reach it."""
     rng = Random(seed)
     world = World(seed)
     hosts = world.cluster(2)
     senior, junior = (world.hosts[key] for key in hosts[0].activated[-1].ids)
-    world.run(0.6)
-    world.faults.clogged.add((senior.id, junior.id))
+    world.run(rng.uniform(0.6, 2.0))
+    world.faults.clogged.add((junior.id, senior.id))
     world.run(rng.uniform(1.0, 1.9))
     world.kill(junior)
     world.faults.clogged.clear()  # what is held back stays so
@@ -356,12 +360,13 @@ def ghosts(seed: int) -> World:
     again = world.start(junior.name, introducers=(senior.name,), port=junior.member.port)
     world.run_until(lambda: bool(again.activated), 5.0)
     world.run(rng.uniform(0.0, 0.3))
-    world.isolate([again], [senior])
-    world.run(rng.uniform(2.6, 3.4))
-    for _ in range(3):
-        world.network.release()
-        world.run(0.1)
+    world.faults.cut.add((again.id, senior.id))
+    world.watch = lambda _, message: not isinstance(message, NEWS)
+    world.run(rng.uniform(1.5, 2.0))
+    world.network.release()
+    world.run(rng.uniform(0.7, 1.2))
     world.kill(senior)
+    world.watch = None
     world.faults.heal()
     world.run(2.0)
     return world
@@ -378,7 +383,7 @@ def absences(seed: int) -> World:
     if absent.name == "m0":  # it would be told by beacons, being everybody's introducer
         absent = world.hosts[next(key for key in view.ids[1:] if key != absent.id)]
     world.pause(absent)
-    world.watch = lambda _, message: not isinstance(message, Chosen)
+    world.watch = lambda _, message: not isinstance(message, NEWS)
     world.run(rng.uniform(4.5, 6.0))
     world.watch = None
     world.resume(absent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import pytest
 
@@ -97,12 +98,13 @@ def round_zero_for_all(patch: Patch) -> None:
 
 def old_answers_count(patch: Patch) -> None:
     """Votes and promises for a ballot that was given up count for the next one (a stale ballot is accepted)."""
+    honest = Proposer._matching
 
     def matching(self: Proposer, message: Promise | Promised | Accepted) -> Attempt | None:
         now = self.attempt
-        if now is None or message.ballot > now.ballot or message.parent_id != now.parent.view_id:
-            return None
-        return now if message.ballot[1] == now.ballot[1] else None
+        if now is not None and not isinstance(message, Promised) and message.ballot < now.ballot:
+            message = replace(message, ballot=now.ballot)
+        return honest(self, message)
 
     patch.setattr(Proposer, "_matching", matching)
 

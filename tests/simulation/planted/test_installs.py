@@ -6,7 +6,7 @@ import pytest
 
 from consensus.member import Address
 from consensus.messages import Ballot, Chosen, Install, Message
-from consensus.protocol.core import Core
+from consensus.protocol.contact import Contact
 from consensus.protocol.flush import Answer, FlushReports
 from consensus.protocol.installation import Installation
 from consensus.protocol.view_change import ViewChange
@@ -80,7 +80,7 @@ def old_views_are_followed(patch: Patch) -> None:
 
 def views_are_not_compared(patch: Patch) -> None:
     """A laggard asks nobody, and nobody tells it, though every ping and ack carries the sender's view."""
-    patch.setattr(Core, "compare", lambda *_, **__: None)
+    patch.setattr(Contact, "compare", lambda *_, **__: None)
 
 
 BUGS = [

@@ -169,7 +169,6 @@ def old_evidence(patch: Patch) -> None:
 
 BUGS = [
     Bug(no_lease, mutes, 20, Ballots, "votes .* out .* after its last ack"),
-    Bug(no_lease, mutes, 60, Choice, "activate", alone=True),
     Bug(acks_the_excluded, mutes, 20, Ballots, "acks .* whom it voted out"),
     Bug(discounts_without_contact, partitions, 20, Activation, "without quorum"),
     Bug(discounts_without_contact, partitions, 20, Choice, "activate", alone=True),
@@ -177,7 +176,7 @@ BUGS = [
     Bug(relayed_acks_are_contact, bridges, 60, Activation, "without quorum"),
     Bug(newer_views_ack, deaf, 20, Activation, "without quorum"),
     Bug(newer_views_ack, deaf, 20, Choice, "activate", alone=True),
-    Bug(pings_from_one, ghosts, 20, Choice, "activate"),
+    Bug(pings_from_one, ghosts, 20, Ballots, "votes .* out .* after its last ack"),
     Bug(leavers_discount, farewells, 20, Succession, "is no ancestor"),
     Bug(old_votes_help, stale_votes, 1, Choice, "activate"),
     Bug(silence_is_proof, partitions, 20, Exclusion, "for proof, .* it lived"),
