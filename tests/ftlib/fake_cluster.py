@@ -111,6 +111,8 @@ class FakeCluster:
         self.members: dict[str, FakeConsensus] = {}
         self.dead: set[str] = set()
         self.leaving: set[str] = set()
+        self._departed: set[str] = set()
+        """Leavers that enter no call and finish none any more."""
         self.waiting: list[str] = []
         self.view: View | None = None
         self.epoch = 0
@@ -174,9 +176,12 @@ class FakeCluster:
         if member.name in self.dead or self.view is None or member.name not in self.view:
             self._stop(member, LeftError("left"))
             return
-        if member.name not in self.leaving:  # else its last call said so, and a change after that call is under way
+        self._departed.add(member.name)
+        if member.name not in self.leaving:
             self.leaving.add(member.name)
             self._on_change()
+        elif self._flushing:  # its last call said so, and a change after that call is under way
+            self._flushed_enough()
 
     def _on_change(self, after: int | None = None) -> None:
         """Start (or restart) a change."""
@@ -210,7 +215,9 @@ class FakeCluster:
     def _flushed_enough(self) -> None:
         assert self.view is not None
         kept = [name for name in self._alive() if name not in self.leaving]
-        if not self._flushing or any(name not in self._reports for name in kept):
+        # Leavers may still be on their way out of their last call.
+        asked = [name for name in self._alive() if name not in self._departed]
+        if not self._flushing or any(name not in self._reports for name in asked):
             return
         self._flushing = False
         joined = [name for name in self.waiting if name not in self.dead][: max(1, len(kept))]
