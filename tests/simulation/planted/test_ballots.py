@@ -13,11 +13,12 @@ from consensus.protocol.acceptor import NO_BALLOT, Acceptor
 from consensus.protocol.attempt import Attempt, Outcome
 from consensus.protocol.proposer import Proposer
 from consensus.protocol.voter import Voter
-from consensus.simulation.invariants import Activation, Ballots, Choice
+from consensus.simulation.invariants import Activation, Ballots, Choice, Uniqueness
 from consensus.view import Proposal, View
 
 from .bug import Bug, Patch
-from .stories import bids, halves, hurries, partitions, rivals
+from .contests import halves, hurries, quarrels, repeats, rivals
+from .losses import partitions
 
 
 def no_promise_check(patch: Patch) -> None:
@@ -59,18 +60,6 @@ def own_value(patch: Patch) -> None:
 
     def propose(self: Attempt, proposal: Proposal) -> None:
         self.proposal = proposal
-        self.advance(Outcome.PROMISED)
-
-    patch.setattr(Attempt, "propose", propose)
-
-
-def lowest_value(patch: Patch) -> None:
-    """Of the values that it is told a proposer keeps the one with the lowest ballot."""
-
-    def propose(self: Attempt, proposal: Proposal) -> None:
-        told = [each for each in self.promises.values() if each.accepted is not None and each.accepted_ballot is not None]
-        told.sort(key=lambda each: each.accepted_ballot or NO_BALLOT)
-        self.proposal = proposal if not told else told[0].accepted
         self.advance(Outcome.PROMISED)
 
     patch.setattr(Attempt, "propose", propose)
@@ -153,20 +142,18 @@ def any_half(patch: Patch) -> None:
 
 
 BUGS = [
-    Bug(no_promise_check, rivals, 30, Ballots, "votes for .* having promised"),
-    Bug(no_promise_check, rivals, 60, Choice, "voted for both", alone=True),
-    Bug(promises_downwards, rivals, 60, Ballots, "promises .* too late"),
-    Bug(silent_promise, rivals, 30, Ballots, "without telling its vote"),
-    Bug(own_value, rivals, 60, Ballots, "proposes anew"),
-    Bug(own_value, rivals, 60, Choice, "voted for both", alone=True),
-    Bug(lowest_value, bids, 60, Ballots, "proposes anew"),
+    Bug(no_promise_check, quarrels, 10, Ballots, "votes for .* having promised"),
+    Bug(promises_downwards, quarrels, 20, Ballots, "promises .* too late"),
+    Bug(silent_promise, rivals, 10, Ballots, "without telling its vote"),
+    Bug(own_value, quarrels, 40, Ballots, "proposes anew"),
     Bug(round_zero_for_all, rivals, 10, Ballots, "takes round 0"),
-    Bug(old_answers_count, bids, 60, Activation, "without quorum"),
-    Bug(no_parent_id, hurries, 60, Activation, "without quorum"),
-    Bug(votes_twice, halves, 60, Activation, "without quorum"),
-    Bug(majority_of_the_living, partitions, 40, Activation, "without quorum"),
+    Bug(old_answers_count, repeats, 100, Activation, "without quorum"),
+    Bug(no_parent_id, hurries, 10, Activation, "without quorum"),
+    Bug(votes_twice, halves, 40, Activation, "without quorum"),
+    Bug(majority_of_the_living, partitions, 100, Activation, "without quorum"),
     Bug(any_half, halves, 40, Activation, "without quorum"),
-    Bug(any_half, halves, 40, Choice, "both can activate", alone=True),
+    Bug(any_half, halves, 60, Choice, "both can activate", alone=True),
+    Bug(any_half, halves, 60, Uniqueness, "two active views of epoch", alone=True),
 ]
 
 

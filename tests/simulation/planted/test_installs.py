@@ -14,7 +14,8 @@ from consensus.simulation.invariants import Activation, Flush, Laggards, Livenes
 from consensus.view import View
 
 from .bug import Bug, Patch
-from .stories import absences, counts, duels, echoes, late_news
+from .contests import counts, duels, echoes
+from .losses import absences, late_news
 
 
 def reports_of_a_quorum(patch: Patch) -> None:
@@ -84,14 +85,14 @@ def views_are_not_compared(patch: Patch) -> None:
 
 
 BUGS = [
-    Bug(reports_of_a_quorum, duels, 20, Flush, "comes with a report .* that it never gave"),
-    Bug(new_report_each_time, counts, 20, Flush, "reports .* after"),
-    Bug(ready_of_a_majority, duels, 20, Activation, "is active at .* before"),
+    Bug(reports_of_a_quorum, duels, 10, Flush, "comes with a report .* that it never gave"),
+    Bug(new_report_each_time, counts, 10, Flush, "reports .* after"),
+    Bug(ready_of_a_majority, duels, 10, Activation, "is active at .* before"),
     Bug(follows_after_its_own_exclusion, late_news, 1, Succession, "is no ancestor"),
-    Bug(old_views_are_followed, echoes, 20, Replays, "from an earlier view change, and it had an effect"),
-    Bug(old_views_are_followed, echoes, 20, Succession, "follows .* after", alone=True),
-    Bug(views_are_not_compared, absences, 20, Liveness, "nothing has been wrong"),
-    Bug(views_are_not_compared, absences, 20, Laggards, "still follows", alone=True),
+    Bug(old_views_are_followed, echoes, 10, Replays, "from an earlier view change, and it had an effect"),
+    Bug(old_views_are_followed, echoes, 10, Succession, "follows .* after", alone=True),
+    Bug(views_are_not_compared, absences, 10, Liveness, "nothing has been wrong"),
+    Bug(views_are_not_compared, absences, 10, Laggards, "still follows", alone=True),
 ]
 
 

@@ -19,7 +19,7 @@ from consensus.simulation.invariants import Activation, Ballots, Choice, Exclusi
 from consensus.view import Cause
 
 from .bug import Bug, Patch
-from .stories import alarms, bridges, deaf, delays, farewells, ghosts, mutes, naps, partitions, stale_votes, stumbles
+from .losses import alarms, bridges, deaf, delays, farewells, ghosts, gossips, mutes, naps, partitions, stale_votes
 
 
 def no_lease(patch: Patch) -> None:
@@ -168,24 +168,24 @@ def old_evidence(patch: Patch) -> None:
 
 
 BUGS = [
-    Bug(no_lease, mutes, 20, Ballots, "votes .* out .* after its last ack"),
-    Bug(acks_the_excluded, mutes, 20, Ballots, "acks .* whom it voted out"),
+    Bug(no_lease, mutes, 10, Ballots, "votes .* out .* after its last ack"),
+    Bug(acks_the_excluded, mutes, 40, Ballots, "acks .* whom it voted out"),
     Bug(discounts_without_contact, partitions, 20, Activation, "without quorum"),
-    Bug(discounts_without_contact, partitions, 20, Choice, "activate", alone=True),
-    Bug(contact_at_receipt, delays, 60, Activation, "without quorum"),
+    Bug(discounts_without_contact, partitions, 100, Choice, "activate", alone=True),
+    Bug(contact_at_receipt, delays, 100, Activation, "without quorum"),
     Bug(relayed_acks_are_contact, bridges, 60, Activation, "without quorum"),
-    Bug(newer_views_ack, deaf, 20, Activation, "without quorum"),
-    Bug(newer_views_ack, deaf, 20, Choice, "activate", alone=True),
+    Bug(newer_views_ack, deaf, 10, Activation, "without quorum"),
+    Bug(newer_views_ack, deaf, 10, Choice, "activate", alone=True),
     Bug(pings_from_one, ghosts, 20, Ballots, "votes .* out .* after its last ack"),
-    Bug(leavers_discount, farewells, 20, Succession, "is no ancestor"),
+    Bug(leavers_discount, farewells, 10, Succession, "is no ancestor"),
     Bug(old_votes_help, stale_votes, 1, Choice, "activate"),
-    Bug(silence_is_proof, partitions, 20, Exclusion, "for proof, .* it lived"),
-    Bug(hints_are_proof, alarms, 20, Exclusion, "for proof, .* it lived"),
-    Bug(no_answer_is_proof, alarms, 20, Exclusion, "for proof, .* it lived"),
-    Bug(convicts_early, alarms, 20, Exclusion, "its ack had reached the proposer"),
-    Bug(believes_anybody, naps, 20, Exclusion, "its ack had reached the proposer"),
-    Bug(silence_sticks, naps, 60, Exclusion, "its ack had reached the proposer"),
-    Bug(old_evidence, stumbles, 60, Replays, "Evidence.* from an earlier view change"),
+    Bug(silence_is_proof, partitions, 40, Exclusion, "for proof, .* it lived"),
+    Bug(hints_are_proof, alarms, 10, Exclusion, "for proof, .* it lived"),
+    Bug(no_answer_is_proof, alarms, 10, Exclusion, "for proof, .* it lived"),
+    Bug(convicts_early, alarms, 100, Exclusion, "its ack had reached the proposer"),
+    Bug(believes_anybody, naps, 60, Exclusion, "its ack had reached the proposer"),
+    Bug(silence_sticks, partitions, 120, Exclusion, "its ack had reached the proposer"),
+    Bug(old_evidence, gossips, 100, Replays, "Evidence.* from an earlier view change"),
 ]
 
 

@@ -1,23 +1,17 @@
-"""Kinds of random histories, each made for the rules that it puts to the test. Short: a bug shows within few of them."""
+"""Random histories in which members lose touch, die, come and go. Short: a bug shows within few of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from random import Random
 
-from pytest import MonkeyPatch
+import pytest
 
 from consensus.config import Config
 from consensus.messages import Ack, Chosen, Gossip, Introduction, JoinReply
-from consensus.simulation import Host, World
-from consensus.simulation.faults import Faults, Spread
-from consensus.simulation.plane import MakePlane, StubPlane
-from consensus.view import View
+from consensus.simulation import World
 
 from ...transcripts import test_stale_votes
 from ..judgement import living
-
 
 NEWS = (Chosen, Introduction, JoinReply)
 """Messages that tell of a newer view."""
@@ -41,147 +35,6 @@ def partitions(seed: int) -> World:
         world.faults.heal()
         world.run(rng.uniform(0.0, 1.0))
     world.run(2.0)
-    return world
-
-
-def duels(seed: int, plane: MakePlane = StubPlane) -> World:
-    """What ballots are for: messages late by seconds, and coordinators that die or sleep in the middle of a change."""
-    rng = Random(seed)
-    world = World(seed, plane=plane)
-    world.cluster(rng.choice([4, 5, 6]))
-    world.run(0.6)
-    world.faults.reordering, world.faults.late, world.faults.loss = 0.4, 1.5, 0.1
-    for _ in range(4):
-        hosts = living(world)
-        if len(hosts) > 2:
-            world.kill(rng.choice(hosts[1:]))
-        sleepers = rng.sample(living(world), 1)
-        world.run(rng.uniform(0.004, 0.015))
-        for host in sleepers:
-            world.pause(host)
-        world.run(rng.choice([0.3, 1.3, 2.3]))
-        for host in sleepers:
-            world.resume(host)
-        world.run(0.3)
-    return world
-
-
-class Counting(StubPlane):
-    """Reports how often it was asked: two questions, two reports."""
-
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._asked = 0
-
-    def freeze(self, epoch: int, after_call: int | None) -> None:  # noqa: ARG002
-        self._asked += 1
-        host = self._host
-        host.machine.flushed(epoch, f"{host.id}:{epoch} asked {self._asked}".encode(), host.now)
-
-    def install(self, view: View, reports: Mapping[str, bytes]) -> None:
-        super().install(view, {writer: report.split()[0] for writer, report in reports.items() if report})
-
-
-def counts(seed: int) -> World:
-    """``duels`` of data planes that never report the same twice."""
-    return duels(seed, Counting)
-
-
-def echoes(seed: int) -> World:
-    """Everything arrives again, at once and seconds later, while members come, go and die: one change after the other."""
-    rng = Random(seed)
-    world = World(seed)
-    world.cluster(rng.choice([3, 4, 5]))
-    world.faults.duplication, world.faults.replay, world.faults.replay_late = 0.3, 0.3, 3.0
-    for turn in range(4):
-        hosts = living(world)
-        world.start(f"j{turn}", introducers=tuple(host.name for host in hosts[:3]))
-        world.run(rng.uniform(0.0, 1.4))
-        if len(hosts) > 2:
-            victim = rng.choice(hosts)
-            if rng.random() < 0.5:
-                world.kill(victim)
-            else:
-                world.inside(victim, victim.leave)
-        world.run(rng.uniform(0.3, 1.0))
-    world.run(1.0)
-    return world
-
-
-def rivals(seed: int, replay: float = 0.0) -> World:
-    """One coordinator after the other falls asleep in the middle of a change; then all wake up, and bid against each other."""
-    rng = Random(seed)
-    world = World(seed)
-    world.cluster(rng.choice([4, 5, 6, 7]))
-    world.run(0.6)
-    world.faults.reordering, world.faults.late = 0.4, rng.choice([0.3, 1.0, 2.0])
-    world.faults.replay, world.faults.replay_late = replay, 1.0
-    for _ in range(3):
-        view = max((host.activated[-1] for host in living(world)), key=lambda view: view.epoch)
-        seniors = [world.hosts[key] for key in view.ids if world.hosts[key] in living(world)]
-        if len(seniors) > 3:
-            world.kill(seniors[-1])
-        for host in seniors[:2]:
-            world.run(rng.uniform(0.001, 0.012))
-            world.pause(host)
-            world.run(rng.uniform(0.7, 1.4))
-        for host in seniors[:2]:
-            world.resume(host)
-            world.run(rng.choice([0.0, 0.01, 0.1]))
-        world.run(rng.uniform(0.3, 1.0))
-    return world
-
-
-def bids(seed: int) -> World:
-    """``rivals``, and answers that come again when the next question has been asked."""
-    return rivals(seed, replay=0.3)
-
-
-def hurries(seed: int) -> World:
-    """One change after the other, slow messages, and answers to the last change that come again in the next one."""
-    rng = Random(seed)
-    world = World(seed)
-    hosts = world.cluster(7)
-    world.run(0.6)
-    world.delay(Faults(spread=Spread.UNIFORM, latency=(0.01, 0.06)))
-    world.faults.replay, world.faults.replay_late = 0.6, 0.6
-    view = hosts[0].activated[-1]
-    leavers = [world.hosts[key] for key in view.ids[1:]]
-    for leaver in rng.sample(leavers, 4):
-        world.inside(leaver, leaver.leave)
-        world.run(rng.uniform(0.1, 0.4))
-    return world
-
-
-def halves(seed: int) -> World:
-    """Two sides of which at most one may go on, and every message arrives twice."""
-    rng = Random(seed)
-    world = World(seed)
-    hosts = world.cluster(rng.choice([3, 4, 5, 6]))
-    world.faults.duplication = 0.5
-    world.run(0.6)
-    rng.shuffle(hosts)
-    cut = rng.randrange(1, len(hosts))
-    world.isolate(hosts[:cut], hosts[cut:])
-    world.run(3.5)
-    return world
-
-
-def restarts(seed: int) -> World:
-    """Members start anew at their old addresses while what was meant for the last lifetime is still on its way."""
-    rng = Random(seed)
-    world = World(seed)
-    world.cluster(rng.choice([3, 4]))
-    world.run(0.6)
-    world.faults.reordering, world.faults.late = 0.3, 1.0
-    for _ in range(4):
-        hosts = living(world)
-        old = rng.choice(hosts)
-        others = tuple(host.name for host in hosts if host is not old)
-        world.kill(old)
-        world.run(rng.choice([0.0, 0.01, 0.1]))
-        world.start(old.name, introducers=others, port=old.member.port)
-        world.run(rng.uniform(0.5, 2.5))
     return world
 
 
@@ -284,21 +137,6 @@ def mutes(seed: int) -> World:
         world.kill(host)
     world.watch, world.network.connects = None, connects  # type: ignore[method-assign]
     world.run(2.5)
-    return world
-
-
-def stumbles(seed: int) -> World:
-    """Data planes fail without anybody's fault, one after the other, and what is said about that arrives again and again."""
-    rng = Random(seed)
-    world = World(seed)
-    hosts = world.cluster(rng.choice([3, 4]))
-    world.run(0.6)
-    world.faults.duplication, world.faults.replay, world.faults.replay_late = 0.5, 0.3, 2.0
-    for _ in range(6):
-        for host in rng.sample(hosts, 2):
-            world.inside(host, partial(host.fail, ()))
-            world.run(rng.uniform(0.0, 0.25))
-        world.run(rng.uniform(0.1, 0.6))
     return world
 
 
@@ -444,15 +282,15 @@ def crumbling(seed: int) -> World:
     return world
 
 
-def stale_votes(seed: int) -> World:  # noqa: ARG001 - one history
+def stale_votes(seed: int) -> World:
     """See ``tests/transcripts/test_stale_votes.py``."""
-    with MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         return test_stale_votes.stale_votes(patch)[0]
 
 
-def late_news(seed: int) -> World:  # noqa: ARG001 - one history
+def late_news(seed: int) -> World:
     """See ``tests/transcripts/test_stale_votes.py``."""
-    with MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         return test_stale_votes.late_news(patch)[0]
 
 
