@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | bench | soak | pictures | clean
+# make setup | demo | test | lint | bench | soak | pictures | transcripts | clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 
-.PHONY: setup demo test lint bench soak pictures clean
+.PHONY: setup demo test lint bench soak pictures transcripts clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,10 @@ soak: setup
 PICTURES := architecture training flow life detection change
 pictures: setup
 	for name in $(PICTURES); do $(BIN)/python imgs/$$name.py || exit 1; done
+
+# What is told in tests/transcripts/golden, as it happens now. The diff is to be read before it is committed.
+transcripts: setup
+	REWRITE_TRANSCRIPTS=1 $(BIN)/python -m pytest -q tests/transcripts/test_golden.py
 
 clean:
 	rm -rf build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -260,7 +260,7 @@ class Detection:
             self._probe(member_id, now)
 
     def _clear(self, peer: Peer) -> None:
-        self._core.evidence.retract_silence(peer.member.id)  # perhaps others' word, believed without a suspicion of our own
+        self._core.evidence.retract_silence(peer.member.id)  # on another's word it may be held without a suspicion here
         if peer.suspicion is not None:
             peer.learn(Sign.ANSWERED)
             self._core.history.cleared(peer.member.id)

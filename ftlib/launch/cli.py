@@ -198,6 +198,9 @@ def doctor(*, address: str | None, listening: bool, job: str | None, as_json: bo
 @click.option("--policy", type=click.Choice(["majority", "any"]), default="majority", show_default=True, help="Who may decide.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Draw it: FILE.svg or FILE.png.")
+@click.option(
+    "--transcript", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write it down, message by message."
+)
 def simulate(
     *,
     members: int,
@@ -208,6 +211,7 @@ def simulate(
     policy: str,
     as_json: bool,
     picture: Path | None,
+    transcript: Path | None,
 ) -> int:
     """Run the membership protocol in virtual time, break things at random, and check every promise all the while.
 
@@ -224,10 +228,13 @@ def simulate(
     """  # noqa: D301 - for click the escape is a command, not text
     if seeds is not None and picture is not None:
         raise click.UsageError("--picture is for one run, --seeds for many: give one of them.")
+    if seeds is not None and transcript is not None:
+        raise click.UsageError("--transcript is for one run, --seeds for many: give one of them.")
     from .simulate.main import simulate as run_it  # noqa: PLC0415 - as for status
     from .simulate.order import Order  # noqa: PLC0415
 
-    return run_it(Order(members, seed, faults, seconds, policy), seeds=seeds, as_json=as_json, picture=picture)
+    order = Order(members, seed, faults, seconds, policy)
+    return run_it(order, seeds=seeds, as_json=as_json, picture=picture, transcript=transcript)
 
 
 @commands.group()

@@ -115,6 +115,8 @@ def test_many_seeds_tell_which_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--seeds", "few"], "--seeds 'few': write FROM-TO, or how many"),
         (["--picture", "out.gif"], "--picture out.gif: the name must end with .svg or .png"),
         (["--picture", "/nowhere/out.svg"], "there is no directory /nowhere; make it first"),
+        (["--transcript", "/nowhere/out.txt"], "--transcript /nowhere/out.txt: there is no directory /nowhere; make it first"),
+        (["--seeds", "3", "--transcript", "x.txt"], "--transcript is for one run, --seeds for many: give one of them"),
         (["--members", "0"], "Invalid value for '--members'"),
         (["--seeds", "3", "--picture", "x.svg"], "--picture is for one run, --seeds for many: give one of them"),
     ],
@@ -204,6 +206,19 @@ def test_the_picture_shows_every_member_and_what_became_of_it(tmp_path: Path) ->
     assert "4 members, seed 5, faults crash,pause,join: agreed" in texts
     for mark in ("killed", "excluded", "joined"):
         assert sum(each.startswith(f"{mark}-") for each in ids) == told["processes"][mark], mark
+
+
+def test_the_transcript_tells_the_same_run_message_by_message(tmp_path: Path) -> None:
+    page = tmp_path / "run.txt"
+    code, out = invoke(*SHORT, "--json", "--transcript", str(page))
+    told, text = json.loads(out), page.read_text(encoding="utf-8")
+    assert code == 0
+    assert text.startswith("seed=5 size=4"), "the script of the run comes first"
+    for view in told["views"]:
+        assert re.search(rf"ACTS? in epoch {view['epoch']} ", text), view
+    dead = [names.split() for names in re.findall(r"^[ \d]{6}  (\S.*?) +(?:is|are) killed$", text, re.MULTILINE)]
+    assert sum(map(len, dead)) == told["processes"]["killed"]
+    assert json.loads(invoke(*SHORT, "--json")[1])["digest"] == told["digest"], "looking on changes nothing"
 
 
 def test_a_png_is_drawn_too(tmp_path: Path) -> None:

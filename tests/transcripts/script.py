@@ -9,14 +9,52 @@ import pytest
 from consensus.config import Config
 from consensus.simulation import Host, World
 from consensus.simulation.invariants import Invariant, standard
+from consensus.simulation.transcript import Transcript
+
+LETTERS = "A B C D E F G H"
 
 
-def start_job(size: int, *, seed: int = 1, config: Config | None = None, fences: bool = False) -> tuple[World, list[Host]]:
-    """A job whose members have pinged each other for a while, in seniority order (not the order of their start)."""
+def start_job(
+    size: int,
+    *,
+    seed: int = 1,
+    config: Config | None = None,
+    fences: bool = False,
+    page: Transcript | None = None,
+    names: str = LETTERS,
+) -> tuple[World, list[Host]]:
+    """A job whose members have pinged each other for a while, in seniority order (not the order of their start).
+
+    What happens from here on is written down on ``page`` (see ``write_down``).
+    """
     world = World(seed, config, fences=fences)
     world.cluster(size)
     world.run(1.0)
-    return world, seniority(world)
+    members = seniority(world)
+    write_down(world, members, page, names)
+    return world, members
+
+
+def write_down(world: World, members: Sequence[Host], page: Transcript | None, names: str = LETTERS) -> None:
+    """From now on ``page`` (where there is one) observes the world; ``members`` have ``names`` there, too many of them numbers.
+
+    Every message takes one millisecond from now on, so that what belongs together is seen together.
+    """
+    if page is None:
+        return
+    called = names.split() if len(members) <= len(names.split()) else [f"m{index}" for index in range(len(members))]
+    for host, name in zip(members, called, strict=False):
+        page.people.meet(host.id, name)
+    world.faults.latency = (0.001, 0.001)
+    world.observe(page)
+    page.begin(members)
+
+
+def remark(world: World, text: str) -> None:
+    """Say what the script does now, where somebody writes the story down."""
+    for observer in world.observers:
+        if isinstance(observer, Transcript):
+            observer.remark(text)
 
 
 def unchecked(monkeypatch: pytest.MonkeyPatch, *kinds: type[Invariant]) -> None:

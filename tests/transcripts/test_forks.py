@@ -21,9 +21,10 @@ from consensus.protocol.proposer import Proposer
 from consensus.simulation import Host, World
 from consensus.simulation.invariants import Activation, Exclusion
 from consensus.simulation.observer import Observer
+from consensus.simulation.transcript import Transcript
 from consensus.view import View
 
-from .script import agree, cut, epochs, start_job, unchecked
+from .script import agree, cut, epochs, remark, start_job, unchecked
 
 CUT_ONLY = Config(link_timeout=0.0)
 """With a word on broken links these histories take another turn: see ``test_partitions``."""
@@ -43,6 +44,10 @@ def silence_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_the_living(monkeypatch)
+
+
+def count_the_living(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "is_quorum", majority_of_the_living)
     monkeypatch.setattr(evidence.EvidenceBook, "discounted", property(lambda book: frozenset(book.proofs)))
     # The fork itself shall show, not the checker of quorums that sees it coming.
@@ -52,6 +57,7 @@ def wrong_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
 def give_up(world: World, host: Host, others: list[Host], seconds: float = 1.9) -> None:
     """At T_excl ``host`` holds silence against ``others``, and keeps to it (their word still reaches it through the rest)."""
     world.run(seconds)
+    remark(world, "The script decides what a detector would a moment later.")
 
     def insist() -> None:
         for other in others:
@@ -62,10 +68,11 @@ def give_up(world: World, host: Host, others: list[Host], seconds: float = 1.9) 
     insist()
 
 
-def chain_of_four() -> tuple[World, list[Host]]:
+def chain_of_four(page: Transcript | None = None) -> tuple[World, list[Host]]:
     """Links 0-1, 0-3, 2-3 are cut; 0 and 2 choose {0, 1, 2}; 2 dies before 1 hears of it."""
-    world, members = start_job(4, config=CUT_ONLY)
+    world, members = start_job(4, config=CUT_ONLY, page=page, names="m0 m1 m2 m3")
     m0, m1, m2, m3 = members
+    remark(world, "The links m0-m1, m0-m3 and m2-m3 are cut.")
     cut(world, (m0, m1), (m0, m3), (m2, m3))
     give_up(world, m0, [m3])
     world.run_until(lambda: m0.machine.status()["epoch"] == 2, 10.0)
@@ -76,10 +83,11 @@ def chain_of_four() -> tuple[World, list[Host]]:
     return world, members
 
 
-def seven() -> tuple[World, list[Host]]:
+def seven(page: Transcript | None = None) -> tuple[World, list[Host]]:
     """G, H, B, C choose {G, H, B, C, A}; B and C die before A hears of it; A is in touch with F and K alone."""
-    world, members = start_job(7, config=CUT_ONLY)
+    world, members = start_job(7, config=CUT_ONLY, page=page, names="G H B C A F K")
     g, h, b, c, a, f, k = members
+    remark(world, "All links between G H B C and F K are cut, and those of A to G and H.")
     world.isolate([g, h, b, c], [f, k])
     world.isolate([g, h], [a])
     give_up(world, g, [f, k], 1.7)  # before its own detector judges one of them alone
@@ -117,19 +125,21 @@ def test_dropping_the_dead_from_the_denominator_forks(story: Callable[[], object
         story()
 
 
-def two_leavers() -> tuple[World, list[Host]]:
+def two_leavers(page: Transcript | None = None) -> tuple[World, list[Host]]:
     """P and Q leave; A, B, C agree but cannot tell them, let J in, and die: P and Q were voted out without any lease."""
-    world, members = start_job(5, config=CUT_ONLY)
+    world, members = start_job(5, config=CUT_ONLY, page=page, names="A B C P Q")
     a, b, c, p, q = members
+    remark(world, "From now on nothing gets through from A, B, C to P and Q, nor between these. P and Q ask to leave.")
     world.faults.cut |= {(one.id, other.id) for one in (a, b, c) for other in (p, q)}
     cut(world, (p, q))
     for leaver in (p, q):
         world.inside(leaver, lambda host=leaver: host.machine.leave(None, world.now))  # type: ignore[misc]
     agree(world, [a, b, c])
-    j = world.start("j", introducers=(a.name, b.name, c.name))
+    j = world.start("J", introducers=(a.name, b.name, c.name))
     world.run_until(lambda: bool(j.activated), 5.0)
     for host in (a, b, c):
         world.kill(host)
+    remark(world, "The links are back.")
     world.faults.heal()
     world.run(5.0)
     return world, [p, q, j]
@@ -144,8 +154,12 @@ def test_who_leaves_discounts_nobody() -> None:
     assert isinstance(p.stopped, LeftError)
 
 
-def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def let_leavers_discount(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Proposer, "discounted", property(lambda proposer: proposer._core.evidence.discounted))
+
+
+def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_leavers_discount(monkeypatch)
     unchecked(monkeypatch, Activation)
     with pytest.raises(AssertionError, match="active"):
         two_leavers()
@@ -163,11 +177,15 @@ class Acks(Observer):
             self.epochs.append(message.epoch)
 
 
-def acked_from_a_newer_view() -> tuple[World, list[Host]]:
+def acked_from_a_newer_view(page: Transcript | None = None) -> tuple[World, list[Host]]:
     """A votes P out of {A, P} and acts alone. Healed, its acks reach P, the views that it tells do not; then A dies."""
-    world, (a, p) = start_job(2)
+    world, (a, p) = start_job(2, page=page, names="A P")
+    remark(world, "The link is cut.")
     cut(world, (a, p))
     agree(world, [a])
+    if page is not None:
+        page.talk = frozenset({"Ack"})
+    remark(world, "The link is back, but whenever A tells P what was chosen, that gets lost.")
     world.faults.heal()
     world.watch = lambda _, message: not isinstance(message, (Chosen, Introduction))
     acks = Acks(p)
@@ -185,7 +203,7 @@ def test_an_ack_from_a_newer_view_is_no_contact() -> None:
     assert epochs([a, p]) == [2, 1], "P cannot know whether A went on without it"
 
 
-def test_counting_it_as_contact_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def count_any_ack(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Detection.on_ack
 
     def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
@@ -193,6 +211,10 @@ def test_counting_it_as_contact_forks(monkeypatch: pytest.MonkeyPatch) -> None:
         honest(self, sender, replace(ack, epoch=core.epoch, view_id=core.view_id), now)
 
     monkeypatch.setattr(Detection, "on_ack", on_ack)
+
+
+def test_counting_it_as_contact_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_any_ack(monkeypatch)
     unchecked(monkeypatch, Activation)
     with pytest.raises(AssertionError, match="activate"):
         acked_from_a_newer_view()

@@ -26,8 +26,9 @@ from consensus.protocol.evidence import EvidenceBook
 from consensus.protocol.view_change import ViewChange
 from consensus.simulation import Host, World
 from consensus.simulation.invariants import Trust
+from consensus.simulation.transcript import Transcript
 
-from .script import start_job, unchecked
+from .script import remark, start_job, unchecked, write_down
 
 
 class Losses:
@@ -40,6 +41,8 @@ class Losses:
         def carried(sender: Host, target: Host | None, address: Address, message: Message) -> None:
             if target is None or (type(message), sender.name, target.name) not in self.lost:
                 carry(sender, target, address, message)
+            else:
+                world.show("lost", sender, target, message)
 
         monkeypatch.setattr(world.network, "carry", carried)
 
@@ -55,7 +58,7 @@ def in_phase(host: Host, phase: Phase) -> bool:
     return attempt is not None and attempt.phase is phase
 
 
-def stale_votes(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
+def stale_votes(monkeypatch: pytest.MonkeyPatch, page: Transcript | None = None) -> tuple[World, list[Host]]:
     """S and A let N and M in. While S is paused, A proposes {A, M} and N, cut off from these two, {N}; S promises both.
 
     A and M vote for {A, M}, which is no quorum; then for N's later ballot, which is one, and N acts alone. N and S die. A has
@@ -63,10 +66,12 @@ def stale_votes(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
     """
     monkeypatch.setattr(proposer, "promising", lambda *_: True)  # else nobody proposes with so few in sight
     world, (s, a) = start_job(2)
-    n, m = (world.start(name, introducers=(s.name,)) for name in ("n", "m"))
+    n, m = (world.start(name, introducers=(s.name,)) for name in ("N", "M"))
     world.run_until(lambda: all(host.activated and len(host.activated[-1]) == 4 for host in (s, a, n, m)), 10.0)
     assert n.id > a.id, "N's ballot is the higher one"
     world.run(1.0)
+    write_down(world, [s, a, n, m], page, "S A N M")
+    remark(world, "N and A M lose touch with each other, and S is stopped.")
     losses = Losses(world, monkeypatch)
     losses.lose(a, s, n, types=(Accept,))
     losses.lose(n, s, types=(Accept, Prepare))
@@ -83,13 +88,16 @@ def stale_votes(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
     world.run(0.4)
     assert in_phase(a, Phase.PREPARE)
     assert in_phase(n, Phase.PREPARE)
+    remark(world, "S is back. It has heard the PREPARE of A, not yet that of N.")
     world.resume(s)
     world.run_until(lambda: in_phase(a, Phase.ACCEPT), 1.0)
     world.run(0.01)
+    remark(world, "Now that of N gets through: its ballot is the higher one.")
     losses.pass_on(n, s, Prepare)
     world.run_until(lambda: in_phase(n, Phase.ACCEPT), 1.0)
     losses.pass_on(s, a, Ack)
     world.run(0.05)
+    remark(world, "N and A M are in touch again.")
     world.faults.heal()
     world.run_until(lambda: n.activated[-1].epoch == 3, 5.0)
     assert n.activated[-1].ids == (n.id,)
@@ -112,14 +120,15 @@ def test_counting_it_forks(monkeypatch: pytest.MonkeyPatch) -> None:
         stale_votes(monkeypatch)
 
 
-def late_news(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
+def late_news(monkeypatch: pytest.MonkeyPatch, page: Transcript | None = None) -> tuple[World, list[Host]]:
     """A, B, C leave, and decide it by themselves: {D, E, F}. They die before D hears of it; what A told E and F is held up.
 
     D has lost touch with E and F. It discounts the dead, and by the votes of E and F, once they can be asked, acts alone. Then
     A's word arrives: E and F are a majority of {D, E, F}. May they go on from there?
     """
     unchecked(monkeypatch, Trust)  # it does not know of losses by type
-    world, (a, b, c, d, e, f) = start_job(6)
+    world, (a, b, c, d, e, f) = start_job(6, page=page)
+    remark(world, "D and E F lose touch with each other.")
     losses = Losses(world, monkeypatch)
     world.faults.cut_groups([[d.id], [e.id, f.id]])
     world.run(4.5)
@@ -128,6 +137,7 @@ def late_news(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
     losses.lose(b, d, e, f, types=(Chosen,))
     losses.lose(c, d, e, f, types=(Chosen,))
     world.faults.cut_both(a.id, d.id)
+    remark(world, "B, C and A ask to leave; of what they say to D, E and F, little gets through.")
     world.inside(a, lambda: a.fail((d.id,)))  # A looks after D for a moment, and so gets all three wishes together
     for leaver in (b, c):
         world.inside(leaver, leaver.leave)
@@ -135,12 +145,14 @@ def late_news(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
     world.inside(a, a.leave)
     world.run(0.3)
     world.faults.cut -= {(a.id, d.id), (d.id, a.id)}
+    remark(world, "What A says to E and F is held up from now on.")
     world.faults.clogged |= {(a.id, e.id), (a.id, f.id)}
     world.run_until(lambda: a.machine.view is not None and a.machine.view.ids == (d.id, e.id, f.id), 2.0)
     world.run(world.config.settle_proof + 0.001)  # until A asks for the missing reports
     for leaver in (a, b, c):
         world.kill(leaver)
     world.run(4.0)
+    remark(world, "D gets through to E and F again, and what they answer to it; nothing else does.")
     # The links between D and the others are back, but only what D asks and what they answer gets through.
     losses.lose(d, e, f, types=(Ack, Ping, Chosen, Install))
     for one, other in ((e, f), (f, e)):
@@ -152,6 +164,7 @@ def late_news(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[Host]]:
     for one, other in ((e, f), (f, e)):
         losses.pass_on(one, other, Accept)
         losses.pass_on(one, other, Prepare)
+    remark(world, "What A said to E and F arrives. D and E F lose touch again.")
     world.faults.clogged.clear()
     world.network.release()
     world.faults.cut_groups([[d.id], [e.id, f.id]])

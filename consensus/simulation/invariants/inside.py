@@ -1,19 +1,58 @@
-"""What a machine knows and shows nowhere else, for checkers alone. Nothing here changes anything."""
+"""What a machine knows and shows nowhere else, for observers alone. Nothing here changes anything."""
 # ruff: noqa: SLF001 - this is the one place that looks inside
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...messages import Status
+from ...protocol.evidence import Proof
 from ...protocol.history import History
 
 if TYPE_CHECKING:
     from ...protocol.machine import Machine
     from ...view import View
 
-__all__ = ["awaits", "belief", "cluster_of", "epoch_of", "incarnation", "leaving", "shuns", "sizes", "standing", "twin"]
+__all__ = [
+    "Opinion",
+    "awaits",
+    "belief",
+    "cluster_of",
+    "epoch_of",
+    "incarnation",
+    "leaving",
+    "opinion",
+    "shuns",
+    "sizes",
+    "standing",
+    "twin",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What a machine holds against others (ids) at one moment.
+
+    ``discounted``: whom a quorum of its own may do without; ``waits``: whether a vote waits for a lease to run out.
+    """
+
+    proofs: Mapping[str, Proof]
+    discounted: frozenset[str]
+    newcomers: frozenset[str]
+    silent: tuple[str, ...]
+    shunned: frozenset[str]
+    waits: bool
+
+
+def opinion(machine: Machine) -> Opinion:
+    """What it holds against others now."""
+    core, acceptor = machine._core, machine._change.voter._acceptor
+    waits = acceptor is not None and acceptor.deferred is not None
+    book, discounted = core.evidence, machine._change.proposer.discounted
+    return Opinion(dict(book.proofs), discounted, book._newcomers, tuple(book.silent), frozenset(core.shunned), waits)
 
 
 def leaving(machine: Machine) -> bool:

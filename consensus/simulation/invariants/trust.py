@@ -79,6 +79,8 @@ class Trust(Invariant):
     def _hear(self, host: Host, sender: Host, message: Ping | Ack | Gossip) -> None:  # noqa: ARG002
         if not message.updates or not self._suspects.get(host.id):
             return
+        if isinstance(message, Ping) and message.target != host.id:
+            return  # meant for an earlier lifetime at this address: it is answered by Stranger, and not read
         alive = [update for update in message.updates if update.status is Status.ALIVE]
         found = []
         for update in alive:

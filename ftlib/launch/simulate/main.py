@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
+from consensus.simulation.transcript import Transcript
+
 from .account import account, text_of
 from .order import Order, seeds_of
-from .picture import draw, refuse_path
+from .picture import draw, refuse_nowhere, refuse_path
 from .progress import Line
 from .rows import rows_of
 from .run import INTERRUPTED, Run, play
@@ -25,7 +27,14 @@ ABOUT_HEALING = 2.0
 _INTERRUPTED = 130
 
 
-def simulate(order: Order, *, seeds: str | None = None, as_json: bool = False, picture: Path | None = None) -> int:
+def simulate(
+    order: Order,
+    *,
+    seeds: str | None = None,
+    as_json: bool = False,
+    picture: Path | None = None,
+    transcript: Path | None = None,
+) -> int:
     """Exit code: 0, or 1 where a promise was broken, or 130 after Ctrl-C. ConfigError where ``order`` makes no sense."""
     order.scenario()
     order.config()
@@ -33,14 +42,19 @@ def simulate(order: Order, *, seeds: str | None = None, as_json: bool = False, p
         return _many(order, seeds_of(seeds, order.seed), as_json=as_json)
     if picture is not None:
         refuse_path(picture)
-    began = time.monotonic()
+    if transcript is not None:
+        refuse_nowhere("--transcript", transcript)
+    began, page = time.monotonic(), Transcript()
     with Line(order.seconds + ABOUT_HEALING).shown() as line:
-        run = play(order, line.look)
+        run = play(order, line.look, () if transcript is None else (page,))
     _say(f"{run.world.events / max(1e-9, time.monotonic() - began):,.0f} events/s, {time.monotonic() - began:.1f} s")
     click.echo(json.dumps(account(run), indent=2) if as_json else text_of(run))
     if picture is not None:
         _draw(run, picture)
         _say(f"picture: {picture}")
+    if transcript is not None:
+        transcript.write_text(f"{run.scenario}\n\n{page}", encoding="utf-8")
+        _say(f"transcript: {transcript}")
     return _INTERRUPTED if run.outcome == INTERRUPTED else 0 if run.good else 1
 
 

@@ -13,7 +13,7 @@ from consensus.simulation.recorder import Cover, Mark, Phase, ViewRecord
 from ...errors import ConfigError
 from .rows import Row
 
-__all__ = ["KINDS", "draw", "refuse_path"]
+__all__ = ["KINDS", "draw", "refuse_nowhere", "refuse_path"]
 
 KINDS = (".svg", ".png")
 
@@ -31,12 +31,17 @@ _MARKS: dict[Mark, tuple[str, str]] = {
 }
 
 
+def refuse_nowhere(option: str, path: Path) -> None:
+    """ConfigError unless there is a directory for the file: told before a long run, not after it."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {path}: there is no directory {path.absolute().parent}; make it first")
+
+
 def refuse_path(path: Path) -> None:
     """ConfigError unless the picture can be drawn there: told before a long run, not after it."""
     if path.suffix.lower() not in KINDS:
         raise ConfigError(f"--picture {path}: the name must end with {' or '.join(KINDS)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--picture {path}: there is no directory {path.absolute().parent}; make it first")
+    refuse_nowhere("--picture", path)
     if find_spec("matplotlib") is None:
         raise ConfigError("--picture needs the package matplotlib: pip install 'ftlib[demo]'")
 

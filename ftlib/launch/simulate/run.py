@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from consensus.simulation import Observer, World
@@ -61,10 +61,10 @@ class Pulse(Observer):
             self._look(host.world)
 
 
-def play(order: Order, look: Callable[[World], None] = lambda _world: None) -> Run:
+def play(order: Order, look: Callable[[World], None] = lambda _world: None, observers: Iterable[Observer] = ()) -> Run:
     """Both phases. ``look`` is called every few events, may raise Interrupted. ConfigError where ``order`` makes no sense."""
     scenario, recorder = order.scenario(), Recorder()
-    world = prepare(scenario, config=order.config(), observers=[recorder, Pulse(look)])
+    world = prepare(scenario, config=order.config(), observers=[recorder, Pulse(look), *observers])
     healed = None
     try:
         safety(world, scenario, lambda _world: recorder.sample())
