@@ -13,8 +13,8 @@ ones, and 60 random ones with every fault (``draw``).
   a request to join from the same address make the others check, and the check finds another lifetime.
 * *A member acts on ACTIVATE though its own group is not built.* The second lock: its driver has counted its READY
   (``ready_of_a_majority`` breaks that one).
-* *Who hears of a newer view does not pull it.* The second lock: whoever has it tells it on the laggard's next ping or ack. Without
-  both laggards stay behind (``views_are_not_compared``).
+* *Who hears of a newer view does not pull it.* The second lock: whoever has it tells it on the laggard's next ping or ack.
+  Without both laggards stay behind (``views_are_not_compared``).
 * *Of the values that it is told, a proposer keeps the one with the lowest ballot.* Needed, but two different values accepted
   under two ballots and told to one proposer are too rare: ``tests/protocol/test_attempt.py`` shows it at once.
 """
