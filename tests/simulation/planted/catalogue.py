@@ -15,6 +15,8 @@ ones, and 60 random ones with every fault (``draw``).
   (``ready_of_a_majority`` breaks that one).
 * *Who hears of a newer view does not pull it.* The second lock: whoever has it tells it on the laggard's next ping or ack.
   Without both laggards stay behind (``views_are_not_compared``).
+* *Who hears that it is suspected does not refute it.* Where all ping all, an ack clears it as well. In larger views it is found
+  (Exclusion and Trust speak), in histories of twelve members that are too slow to be played here.
 * *Of the values that it is told, a proposer keeps the one with the lowest ballot.* Needed, but two different values accepted
   under two ballots and told to one proposer are too rare: ``tests/protocol/test_attempt.py`` shows it at once.
 """

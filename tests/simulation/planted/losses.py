@@ -261,24 +261,6 @@ def visits(seed: int) -> World:
     return world
 
 
-def siestas(seed: int) -> World:
-    """Members pause in a group that is too large for all to ping all: only rumours clear them everywhere in time."""
-    rng = Random(seed)
-    world = World(seed, Config(mesh_limit=3))
-    hosts = world.cluster(rng.choice([8, 12]))
-    world.run(0.6)
-    for _ in range(3):
-        sleepers = rng.sample(hosts, 2)
-        for host in sleepers:
-            world.pause(host)
-        world.run(rng.uniform(0.8, 1.9))
-        for host in sleepers:
-            world.resume(host)
-        world.run(3.0)
-    world.run(5.0)
-    return world
-
-
 def gossips(seed: int) -> World:
     """``alarms``, and old rumours among new ones."""
     return alarms(seed, replay=0.3)

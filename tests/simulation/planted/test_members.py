@@ -14,11 +14,11 @@ from consensus.protocol.evidence import EvidenceBook
 from consensus.protocol.join import Applicants
 from consensus.protocol.member_table import MemberTable
 from consensus.protocol.proposer import Proposer
-from consensus.simulation.invariants import Bounds, Exclusion, Lifetimes, Trust
+from consensus.simulation.invariants import Bounds, Lifetimes, Trust
 from consensus.view import Proposal, View
 
 from .bug import Bug, Patch
-from .losses import alarms, crowds, crumbling, gossips, siestas, visits, widows
+from .losses import alarms, crowds, crumbling, gossips, visits, widows
 
 
 def more_joiners_than_members(patch: Patch) -> None:
@@ -72,17 +72,6 @@ def refutations_are_ignored(patch: Patch) -> None:
     patch.setattr(MemberTable, "apply", apply)
 
 
-def does_not_refute(patch: Patch) -> None:
-    """Who hears that it is suspected does not raise its incarnation."""
-    honest = Detection.merge
-
-    def merge(self: Detection, updates: tuple[Update, ...], now: float, *, direct: bool = False) -> None:
-        others = tuple(update for update in updates if update.member_id != self._core.member.id)
-        honest(self, others, now, direct=direct)
-
-    patch.setattr(Detection, "merge", merge)
-
-
 def answers_do_not_help(patch: Patch) -> None:
     """Who was suspected once stays so, though it answers."""
     patch.setattr(Detection, "_clear", lambda *_: None)
@@ -132,7 +121,6 @@ BUGS = [
     Bug(discounts_nobody, widows, 10, None, "not within 5.0 s"),
     Bug(admits_who_does_not_answer, visits, 20, Lifetimes, "admits"),
     Bug(refutations_are_ignored, alarms, 60, Trust, "has just refuted that"),
-    Bug(does_not_refute, siestas, 60, Exclusion, "both had been well"),
     Bug(answers_do_not_help, alarms, 20, Trust, "has just refuted that"),
     Bug(old_incarnations_count, gossips, 20, Lifetimes, "for a rumour about its old incarnation"),
     Bug(speaks_for_others, alarms, 10, Lifetimes, "says suspect of incarnation"),
