@@ -80,7 +80,7 @@ def test_an_impatient_detector(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.world.run(5.0)
 
 
-def impatient(self: Detection, peer: object, now: float) -> None:
+def impatient(self: Detection, peer: object, suspects: int, now: float) -> None:
     if now >= peer.last_sign + 0.5 and peer.member.id not in self._core.evidence.silent:  # type: ignore[attr-defined]
         self._core.evidence.silent[peer.member.id] = now  # type: ignore[attr-defined]
 
