@@ -61,6 +61,15 @@ def test_both_halves_go_on_and_the_larger_wins() -> None:
         assert "what view 2" in str(host.stopped) and "is lost" in str(host.stopped)
 
 
+def test_broken_links_of_the_most_senior_member_block_nobody() -> None:
+    """The next one leads, must ask for promises, and does not reach the one that is to go: it was waited for, for ever."""
+    world, members = job(5)
+    world.isolate(members[:1], members[1:4])
+    rest = members[1:]
+    world.run_until(lambda: all(members[0].id not in host.activated[-1] for host in rest), 15.0)
+    assert all(len(host.activated[-1]) == 4 for host in rest)
+
+
 def test_committed_steps_count_more_than_members() -> None:
     world, members = job(5)
     small, large = members[:2], members[2:]
