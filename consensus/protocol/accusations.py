@@ -126,7 +126,9 @@ class Accusations:
             return False
         fresh = core.links.told(source, accused, now)
         if fresh:
-            core.outbox.note(logging.WARNING, "severed", f"{core.view.member(accused)}: {detail}")
+            core.outbox.note(logging.WARNING, "severed", f"{core.view.member(accused)}: {detail}", accused)
+            if source != core.member.id:  # either end may have to go
+                core.outbox.note(logging.DEBUG, "severed", f"{core.view.member(source)}: does not reach {accused[:6]}", source)
             core.history.found(Kind.SEVERED, accused, detail, source, now)
             core.history.found(Kind.SEVERED, source, f"it does not reach {accused[:6]}, though others do", source, now)
         self._judge_links(now)
