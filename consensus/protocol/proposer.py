@@ -249,12 +249,12 @@ class Proposer:
     def discounted(self) -> frozenset[str]:
         """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody.
 
-        Under ``any``: everybody there is reason to remove.
+        Under ``any``: everybody there is reason to remove, but not this member itself where it is the one that is cut off.
         """
-        evidence = self._core.evidence
+        evidence, own_id = self._core.evidence, self._core.member.id
         if self._core.config.policy is Policy.ANY:
-            return evidence.accused
-        return frozenset() if self._core.member.id in evidence.leaving else evidence.discounted
+            return evidence.accused if own_id in evidence.leaving else evidence.accused - {own_id}
+        return frozenset() if own_id in evidence.leaving else evidence.discounted
 
     @property
     def _leaves_the_dead(self) -> bool:
