@@ -19,7 +19,8 @@ from .judgement import living
 
 ANY = Config(policy=Policy.ANY)
 SEEDS = [*range(25), 124, 10007, 10010]
-"""124: a member that is itself cut off needs its own vote. 10007: of three sides the middle one stops, which alone knew both others. 10010: members must propose their own exclusion."""
+"""124: a member that is itself cut off needs its own vote.
+10007: of three sides the middle one stops, which alone knew both others. 10010: members must propose their own exclusion."""
 
 
 def job(size: int, seed: int = 1) -> tuple[World, list[Host]]:
