@@ -87,8 +87,8 @@ class EvidenceBook:
 
     @property
     def accused(self) -> frozenset[str]:
-        """Ids of all that there is reason to remove."""
-        return frozenset((*self.proofs, *self.leaving, *self.unready, *self.silent, *self.cut_off))
+        """Ids of all that there is reason to remove, whoever is only cut off by broken links aside."""
+        return frozenset((*self.proofs, *self.leaving, *self.unready, *self.silent))
 
     def late(self, time: float) -> frozenset[str]:
         """Ids discounted as newcomers alone whose proof came after ``time``: votes of then are no help with them."""

@@ -249,11 +249,13 @@ class Proposer:
     def discounted(self) -> frozenset[str]:
         """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody.
 
-        Under ``any``: everybody there is reason to remove, but not this member itself where it is the one that is cut off.
+        Under ``any``: everybody there is reason to remove. Of those that are cut off, promises alone: who is cut off only after
+        a value was proposed that keeps it lives, and has to take that one.
         """
         evidence, own_id = self._core.evidence, self._core.member.id
         if self._core.config.policy is Policy.ANY:
-            return evidence.accused if own_id in evidence.leaving else evidence.accused - {own_id}
+            asking = self.attempt is not None and self.attempt.phase is Phase.PREPARE
+            return evidence.accused.union(key for key in evidence.cut_off if asking and key != own_id)
         return frozenset() if own_id in evidence.leaving else evidence.discounted
 
     @property

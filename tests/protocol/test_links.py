@@ -14,7 +14,7 @@ from consensus.protocol.links import KEEP, Links, Pair, cut_off, pair
 from consensus.protocol.quorum import is_quorum
 from consensus.view import View
 
-from .people import core_of, machine_in, sends, view_of
+from .people import machine_in, sends, view_of
 
 NOBODY: frozenset[str] = frozenset()
 VIEW = view_of("abcde")
@@ -195,9 +195,3 @@ def test_under_any_nobody_waits_for_the_promise_of_whom_the_proposer_does_not_re
         address = attempt.parent.member(voter).address
         machine.receive(voter, address, Promise(attempt.epoch, core.view_id, attempt.ballot), 100.6)
     assert attempt.phase is Phase.ACCEPT
-
-
-def test_the_cut_off_are_among_those_that_there_is_reason_to_remove() -> None:
-    core = core_of("a")
-    core.evidence.cut_off = {"c": 1.0}
-    assert core.evidence.accused == {"c"}

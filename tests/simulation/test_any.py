@@ -18,8 +18,8 @@ from ..transcripts.script import agree, start_job
 from .judgement import living
 
 ANY = Config(policy=Policy.ANY)
-SEEDS = [*range(25), 124, 10007, 10010]
-"""124: a member that is itself cut off needs its own vote.
+SEEDS = [*range(25), 124, 315, 10007, 10010]
+"""124, 315: a member is cut off while a value is voted on that keeps it.
 10007: of three sides the middle one stops, which alone knew both others. 10010: members must propose their own exclusion."""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Activation"]
 
 
-_ACCUSED = {"dead", EvidenceKind.SILENCE.value, EvidenceKind.UNREADY.value, EvidenceKind.SEVERED.value}
+_ACCUSED = {"dead", EvidenceKind.SILENCE.value, EvidenceKind.UNREADY.value}
 
 
 class Activation(Invariant):
