@@ -23,6 +23,7 @@ from typing import ClassVar
 import pytest
 
 from consensus import Config, Gossip, Home, format_address
+from consensus.config import PROTOCOL_VERSION
 from consensus.diagnosis import Diagnosis, Grade
 from consensus.runtime.pings import Pings
 from ftlib.launch.cli import main
@@ -163,7 +164,10 @@ def test_what_an_http_server_may_be(impostor: str) -> None:
     assert "but it is no member of ftlib: check the port" in found(impostor).verdict
     Impostor.said = {**MEMBER, "X-Ftlib-Version": "77"}
     other = found(impostor)
-    assert failed(other) == "version" and "speaks protocol version 77, this ftlib 2: install the same" in other.verdict
+    assert (
+        failed(other) == "version"
+        and f"speaks protocol version 77, this ftlib {PROTOCOL_VERSION}: install the same" in other.verdict
+    )
     Impostor.said = MEMBER
     other = found(impostor, job="mine")
     assert failed(other) == "job" and "a member of job 'training', not of 'mine'" in other.verdict

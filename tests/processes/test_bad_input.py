@@ -100,7 +100,7 @@ def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
     assert re.search("JoinError: .*job 'another job'", one_line(other_job.error)) or re.search(
         r"JoinError: .*a member of job 'test-\w+', this is 'another job'", one_line(other_job.error)
     )
-    assert re.search("JoinError: .*speaks protocol version 2, this is 77", one_line(version.error))
+    assert re.search(f"JoinError: .*speaks protocol version {PROTOCOL_VERSION}, this is 77", one_line(version.error))
     assert re.search("JoinError: .*exclude_after=3.*exclude_after=2.*make them equal", one_line(terms.error))
     assert stage.ended(lonely) == [1]
     assert re.search("JoinError: .*initial_size=3", one_line(lonely.error))
@@ -316,6 +316,7 @@ def test_exceptions_that_are_caught(stage: Stage) -> None:
 
 SCRIPT = """
 import torch, time
+from consensus.config import PROTOCOL_VERSION
 from ftlib import FTLib
 with FTLib.init() as ft:
     while True:
