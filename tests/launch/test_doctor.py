@@ -157,17 +157,15 @@ def impostor() -> Iterator[str]:
     Impostor.said = {}
 
 
-MEMBER = {"X-Ftlib-Member": "abcdef", "X-Ftlib-Job": "training", "X-Ftlib-Version": "2"}
+MEMBER = {"X-Ftlib-Member": "abcdef", "X-Ftlib-Job": "training", "X-Ftlib-Version": str(PROTOCOL_VERSION)}
 
 
 def test_what_an_http_server_may_be(impostor: str) -> None:
     assert "but it is no member of ftlib: check the port" in found(impostor).verdict
     Impostor.said = {**MEMBER, "X-Ftlib-Version": "77"}
     other = found(impostor)
-    assert (
-        failed(other) == "version"
-        and f"speaks protocol version 77, this ftlib {PROTOCOL_VERSION}: install the same" in other.verdict
-    )
+    assert failed(other) == "version"
+    assert f"speaks protocol version 77, this ftlib {PROTOCOL_VERSION}: install the same" in other.verdict
     Impostor.said = MEMBER
     other = found(impostor, job="mine")
     assert failed(other) == "job" and "a member of job 'training', not of 'mine'" in other.verdict

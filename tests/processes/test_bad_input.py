@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from consensus.config import PROTOCOL_VERSION
+
 from .cluster import ROOT
 from .stage import Player, Stage
 

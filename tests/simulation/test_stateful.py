@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from consensus.simulation import Scenario, World, living, play, settled
 from consensus.simulation.verbs import VERBS
 
-from . import test_planted_bugs as planted
 from .diary import Diary, source
+from .planted.test_ballots import round_zero_for_all
+from .planted.test_installs import reports_of_a_quorum
+from .planted.test_leases import no_lease
 
 INDEX = st.integers(0, 15)
 MOMENTS = st.sampled_from([0.0005, 0.003, 0.01, 0.05, 0.3, 1.0, 2.2])
@@ -214,9 +216,9 @@ def test_any_history_means_every_fault() -> None:
 @pytest.mark.parametrize(
     ("bug", "most"),
     [
-        (planted.round_zero_for_all, 2),
-        (planted.reports_of_a_quorum, 3),
-        pytest.param(planted.no_lease, 3, marks=pytest.mark.soak),  # longer to find
+        (round_zero_for_all, 2),
+        (reports_of_a_quorum, 3),
+        pytest.param(no_lease, 3, marks=pytest.mark.soak),  # longer to find
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...messages import Ack, Gossip, Ping, Status
 from ...protocol.effects import Note
+from ...protocol.reconciliation import EVERY
 from ...view import View
 from .inside import awaits, belief, shuns
 from .invariant import Invariant
@@ -39,13 +40,13 @@ class Trust(Invariant):
         """Seconds in a view of ``size``: two rounds of pings; beyond ``mesh_limit`` the way of a rumour there and back.
 
         A rumour lives for ``retransmit_mult * ceil(log10(n + 1))`` rounds of gossip, and by then it has reached everybody with
-        the probability that SWIM (section 4.1) gives; four times that leaves nothing to luck.
+        the probability that SWIM (section 4.1) gives; four times that, and two rounds of anti-entropy, leave nothing to luck.
         """
         config = self.world.config
         if size <= config.mesh_limit:
             return 2 * config.contact_interval + 2 * config.ping_timeout
         spread = config.gossip_interval * config.retransmit_mult * ceil(log10(size + 1))
-        return 2 * config.probe_interval * (config.awareness_max + 1) + 4 * spread
+        return 2 * config.probe_interval * (config.awareness_max + 1) + 4 * spread + 2 * EVERY
 
     def hears(self) -> Hears:
         """See ``Witness``."""

@@ -1,0 +1,194 @@
+"""Planted bugs in leases and evidence: who may be voted out, and who may be discounted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from consensus.messages import Accept, Ack, Evidence, EvidenceKind
+from consensus.protocol.acceptor import Acceptor
+from consensus.protocol.accusations import Accusations
+from consensus.protocol.detection import Detection
+from consensus.protocol.evidence import EvidenceBook
+from consensus.protocol.member_table import Peer
+from consensus.protocol.probe import Prober
+from consensus.protocol.proposer import Proposer
+from consensus.simulation.invariants import Activation, Ballots, Choice, Exclusion, Replays, Succession
+from consensus.view import Cause
+
+from .bug import Bug, Patch
+from .losses import alarms, bridges, deaf, delays, farewells, ghosts, gossips, mutes, naps, partitions, stale_votes
+
+
+def no_lease(patch: Patch) -> None:
+    """A voter excludes whom it acked a moment ago."""
+    patch.setattr(Acceptor, "_needs_lease", lambda *_: False)
+
+
+def acks_the_excluded(patch: Patch) -> None:
+    """A voter goes on acking whom it voted out."""
+    honest = Acceptor.accept
+
+    def accept(self: Acceptor, request: Accept) -> None:
+        honest(self, request)
+        self.shunned.clear()
+
+    patch.setattr(Acceptor, "accept", accept)
+
+
+def discounts_without_contact(patch: Patch) -> None:
+    """Whoever is dead is discounted, whenever it was last in touch."""
+    patch.setattr(EvidenceBook, "discounted", property(lambda book: frozenset(book.proofs)))
+
+
+def contact_at_receipt(patch: Patch) -> None:
+    """Contact is when an ack came, not when its ping was sent."""
+    honest = Detection.on_ack
+
+    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+        probe = self._prober.probes.get(ack.seq)
+        if probe is not None:
+            probe.sent = now
+        honest(self, sender, ack, now)
+
+    patch.setattr(Detection, "on_ack", on_ack)
+
+
+def relayed_acks_are_contact(patch: Patch) -> None:
+    """An ack that a helper passed on counts as contact with us."""
+    honest = Detection.on_ack
+
+    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+        probe = self._prober.probes.get(ack.seq)
+        if probe is not None and probe.target.id == ack.target:
+            self._core.table.answered(ack.target, probe.sent)
+        honest(self, sender, ack, now)
+
+    patch.setattr(Detection, "on_ack", on_ack)
+
+
+def newer_views_ack(patch: Patch) -> None:
+    """An ack from a newer view, which may be without us, is contact."""
+    honest = Detection.on_ack
+
+    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+        honest(self, sender, replace(ack, epoch=self._core.epoch, view_id=self._core.view_id), now)
+
+    patch.setattr(Detection, "on_ack", on_ack)
+
+
+def pings_from_one(patch: Patch) -> None:
+    """Every lifetime numbers its pings from 1: acks for an earlier one at its address fit."""
+
+    def next_seq(self: Prober) -> int:
+        self._seq = max(self._seq, 0) + 1
+        return self._seq
+
+    patch.setattr(Prober, "next_seq", next_seq)
+
+
+def leavers_discount(patch: Patch) -> None:
+    """Who leaves, and is voted out without a lease, discounts the dead like others."""
+    patch.setattr(Proposer, "discounted", property(lambda proposer: proposer._core.evidence.discounted))
+
+
+def old_votes_help(patch: Patch) -> None:
+    """A dead newcomer is discounted with votes from before its death."""
+    patch.setattr(EvidenceBook, "late", lambda *_: frozenset())
+
+
+def silence_is_proof(patch: Patch) -> None:
+    """Who was silent for long enough is proposed as proven dead: no lease is asked for."""
+    honest = EvidenceBook.cause
+
+    def cause(self: EvidenceBook, member_id: str) -> Cause | None:
+        found = honest(self, member_id)
+        return Cause.PROOF if found is Cause.SILENCE else found
+
+    patch.setattr(EvidenceBook, "cause", cause)
+
+
+def hints_are_proof(patch: Patch) -> None:
+    """Whom the data plane blames is taken for dead, unchecked."""
+
+    def hint(self: Accusations, suspects: tuple[str, ...], now: float) -> None:
+        for member_id in suspects:
+            self.accuse(member_id, EvidenceKind.PROOF, "blamed", now)
+
+    patch.setattr(Accusations, "hint", hint)
+
+
+def no_answer_is_proof(patch: Patch) -> None:
+    """A check that finds nothing is taken for a refused connection."""
+    honest = Accusations.checked
+
+    def checked(self: Accusations, member_id: str, alive: bool | None, detail: str, now: float) -> None:
+        honest(self, member_id, bool(alive), detail, now)
+
+    patch.setattr(Accusations, "checked", checked)
+
+
+def convicts_early(patch: Patch) -> None:
+    """A suspicion with many accusers convicts before T_excl is over."""
+    honest = Detection._verdict_time
+
+    def verdict_time(self: Detection, peer: Peer) -> float:
+        time = honest(self, peer)
+        return time if peer.suspicion is None or time == inf else min(time, peer.suspicion.deadline)
+
+    patch.setattr(Detection, "_verdict_time", verdict_time)
+
+
+def believes_anybody(patch: Patch) -> None:
+    """Silence told by others counts though we have heard the accused since."""
+    patch.setattr(Detection, "believes", lambda self, accused, *_: self._core.table.get(accused) is not None)
+
+
+def silence_sticks(patch: Patch) -> None:
+    """Silence that others told of is not taken back when the accused answers us, unless we suspected it ourselves."""
+    honest = Detection._clear
+
+    def clear(self: Detection, peer: Peer) -> None:
+        if peer.suspicion is not None:
+            honest(self, peer)
+
+    patch.setattr(Detection, "_clear", clear)
+
+
+def old_evidence(patch: Patch) -> None:
+    """Evidence about another view counts in this one."""
+    honest = Accusations.on_evidence
+
+    def on_evidence(self: Accusations, sender: str, message: Evidence, now: float) -> None:
+        honest(self, sender, replace(message, view_id=self._core.view_id), now)
+
+    patch.setattr(Accusations, "on_evidence", on_evidence)
+
+
+BUGS = [
+    Bug(no_lease, mutes, 10, Ballots, "votes .* out .* after its last ack"),
+    Bug(acks_the_excluded, mutes, 40, Ballots, "acks .* whom it voted out"),
+    Bug(discounts_without_contact, partitions, 20, Activation, "without quorum"),
+    Bug(discounts_without_contact, partitions, 100, Choice, "activate", alone=True),
+    Bug(contact_at_receipt, delays, 100, Activation, "without quorum"),
+    Bug(relayed_acks_are_contact, bridges, 60, Activation, "without quorum"),
+    Bug(newer_views_ack, deaf, 10, Activation, "without quorum"),
+    Bug(newer_views_ack, deaf, 10, Choice, "activate", alone=True),
+    Bug(pings_from_one, ghosts, 20, Ballots, "votes .* out .* after its last ack"),
+    Bug(leavers_discount, farewells, 10, Succession, "is no ancestor"),
+    Bug(old_votes_help, stale_votes, 1, Choice, "activate"),
+    Bug(silence_is_proof, partitions, 40, Exclusion, "for proof, .* it lived"),
+    Bug(hints_are_proof, alarms, 10, Exclusion, "for proof, .* it lived"),
+    Bug(no_answer_is_proof, alarms, 10, Exclusion, "for proof, .* it lived"),
+    Bug(convicts_early, alarms, 100, Exclusion, "its ack had reached the proposer"),
+    Bug(believes_anybody, naps, 60, Exclusion, "its ack had reached the proposer"),
+    Bug(silence_sticks, partitions, 120, Exclusion, "its ack had reached the proposer"),
+    Bug(old_evidence, gossips, 100, Replays, "Evidence.* from an earlier view change"),
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_bug_in_leases_or_evidence_is_found(bug: Bug, monkeypatch: Patch) -> None:
+    bug.expect(monkeypatch)
