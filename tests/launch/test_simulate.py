@@ -96,7 +96,7 @@ def test_a_violation_is_told_with_the_command_that_repeats_it(monkeypatch: pytes
 
 @pytest.mark.parametrize("seed", [14, 83])
 def test_under_policy_any_sides_that_go_on_apart_break_no_promise(seed: int) -> None:
-    """14: two leave at once, and the value names one of them. 83: a vote for a joiner is decided after it met the other side."""
+    """14: two leave at once, and the value names one of them. 83: a joiner is voted in after it met the other side."""
     order = Order(5, seed, "all", 20.0, "any")
     run = play(order)
     assert (run.outcome, run.good) == ("agreed", True), run.detail

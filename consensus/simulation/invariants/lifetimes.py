@@ -41,8 +41,8 @@ LATEST = 2.5
 
 
 class Lifetimes(Invariant):
-    """* Nobody joins who has followed a view before, under ``any`` of the same side (an applicant whose first admission it never
-      heard of may join again), and no view contains a process that has not been started.
+    """* Nobody joins who has followed a view before, under ``any`` of the same side (an applicant whose first admission it
+      never heard of may join again), and no view contains a process that has not been started.
     * A value proposes nobody who has been dead for longer than ``ADMISSIBLE``: old requests to join admit nobody.
     * A lifetime that is over (told to stop) acks, votes, proposes, installs and activates nothing.
     * Nobody but a member itself raises its incarnation, and a rumour about an older one than the receiver knows makes nobody
