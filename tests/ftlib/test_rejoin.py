@@ -363,8 +363,9 @@ def test_twenty_lifetimes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.process
-def test_agents_as_processes_leave_nothing_behind_either() -> None:
+def test_agents_as_processes_leave_nothing_behind_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, as by a kernel without memory: a worker without its agent is excluded, and gets another one."""
+    monkeypatch.setattr(succession, "_REST", 0.0)
     with company(1, "gloo") as crew:
         staying = Trainee(crew.members[0])
         over = threading.Event()
@@ -373,7 +374,7 @@ def test_agents_as_processes_leave_nothing_behind_either() -> None:
         joiner = Trainee(ft)
         assert joiner.step()
         before = {}
-        for number in range(4):
+        for number in range(3):
             pid = ft._consensus._host.pid  # type: ignore[attr-defined]
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: ft._plane.phase.value == "stopped", "it knows")
