@@ -17,7 +17,7 @@ from .member_table import Peer, Sign
 from .probe import Probe, Prober
 from .quorum import is_quorum
 from .stall import Stall
-from .suspicion import ENOUGH, Suspicion
+from .suspicion import Suspicion
 from .watch import Watch, watchers
 
 __all__ = ["Detection"]
@@ -252,7 +252,8 @@ class Detection:
                 core.rumours.add(rumour)
         elif peer.suspicion.confirm(by):
             peer.learn(Sign.SUSPECTED)
-            if not core.crowded or len(peer.suspicion.accusers) == ENOUGH:  # in a large view the accusers tell it themselves
+            convicted = len(peer.suspicion.accusers) == peer.suspicion.enough
+            if not core.crowded or convicted:  # in a large view the accusers tell it themselves
                 core.rumours.add(rumour)
         else:
             return

@@ -20,6 +20,8 @@ class Suspicion:
     def __init__(self, accuser: str, needed: int, minimum: float, maximum: float, now: float) -> None:
         self.start = now
         self._needed = needed
+        self.enough = max(1, min(ENOUGH, needed))
+        """Accusers who convict in a large view; fewer than ENOUGH only where a quorum may have no more members to accuse."""
         self._minimum = minimum
         self._maximum = max(minimum, maximum)
         self._accusers = {accuser}
@@ -42,7 +44,7 @@ class Suspicion:
     @property
     def confirmed(self) -> bool:
         """Whether enough different members suspect."""
-        return len(self._accusers) >= ENOUGH
+        return len(self._accusers) >= self.enough
 
     @property
     def accusers(self) -> tuple[str, ...]:

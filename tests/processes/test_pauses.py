@@ -69,15 +69,15 @@ def test_sigterm_drains_one_then_all(cluster: Cluster) -> None:
 
 
 def test_a_healthy_step_causes_no_control_message(tmp_path: Path) -> None:
-    """As many messages while training as in the same time of rest, and only probes."""
+    """As many messages while training as in the same time of rest, and only probes and digests."""
     with Cluster(tmp_path, sizes=[300], idle=2.0) as cluster:
         cluster.found(3)
         cluster.until("all have counted", lambda: all(_counted(worker.events) for worker in cluster.workers))
         for worker in cluster.workers:
             idle, busy, steps = _counted(worker.events)
             assert steps > 100
-            assert set(busy) <= {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket"}
-            probes = 2 * (2.0 / 0.5 + 1) * 2  # pings and acks, to and from two peers
+            assert set(busy) <= {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket", "Digest"}
+            probes = 2 * (2.0 / 0.5 + 1) * 2 + 2  # pings and acks, to and from two peers; one digest in five seconds
             assert sum(idle.values()) <= probes
             assert sum(busy.values()) <= probes, f"{steps} steps: {busy}"
 
