@@ -69,7 +69,7 @@ class Succession:
         """Leave, after ``Turns.departed`` was set: no lifetime begins any more."""
         with self._changing:
             life, coming = self.life, self._coming
-        if coming is not None and coming is not life:  # else it has just taken over, and has to say goodbye itself
+        if coming is not None:
             coming.end()
         life.goodbye(timeout)
 
