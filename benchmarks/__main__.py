@@ -1,4 +1,4 @@
-"""Everything that is claimed, one after another (an hour and a half): ``make bench``. Close other programs first.
+"""Everything that is claimed, one after another (two hours and a half): ``make bench``. Close other programs first.
 
 python -m benchmarks                    # all
 python -m benchmarks --quick            # fewer repetitions, some minutes
@@ -31,6 +31,10 @@ FULL = (
     ("hostile",),
     ("hosts",),
     ("sixty_four",),
+    ("scale",),
+    ("simulator",),
+    ("soak", "--seeds", "5000", "--fresh", "--record", "out/bench.jsonl"),
+    ("soak", "--train", "--seeds", "1000", "--fresh", "--record", "out/bench.jsonl"),
 )
 QUICK = (
     ("recovery", "--repetitions", "5"),
@@ -48,6 +52,10 @@ QUICK = (
     ("holds", "--repeats", "1", "--seconds", "5", "--kills", "4"),
     ("hosts", "--repetitions", "2"),
     ("sixty_four", "--rounds", "1"),
+    ("scale", "--members", "100", "--seeds", "1", "--seconds", "20"),
+    ("simulator", "--quick", "--seeds", "50"),
+    ("soak", "--seeds", "200", "--fresh", "--record", "out/bench.jsonl"),
+    ("soak", "--train", "--seeds", "100", "--fresh", "--record", "out/bench.jsonl"),
 )
 
 

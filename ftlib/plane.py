@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from consensus import View
@@ -17,14 +17,14 @@ from consensus.transitions import Table
 
 from .bucket import Layout
 from .call import Call, Results
+from .counters import Counters
 from .frameworks.base import Group
 from .salvage import Report
 from .session import Session
-from .tally import CALLS, PAUSES, Tally
 from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
-__all__ = ["PLANE", "Counters", "Finish", "Order", "Phase", "Plane", "Switch"]
+__all__ = ["PLANE", "Finish", "Order", "Phase", "Plane", "Switch"]
 
 
 class Phase(Enum):
@@ -70,37 +70,6 @@ class Finish:
     frozen: bool
     order: Order | None
     """A freeze that waited for this call."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Plain counts for ``FTLib.metrics``; each is written by one thread."""
-
-    calls: int = 0
-    redone: int = 0
-    adopted: int = 0
-    donated: int = 0
-    views: int = 0
-    rebuild_failures: int = 0
-    vetoed: int = 0
-    """Averages that nobody applied because of inf or nan."""
-    bytes_averaged: int = 0
-    """Bytes of tensors in finished calls."""
-    pauses: Tally = field(default_factory=lambda: Tally(PAUSES))
-    """From a freeze to the activation that ended it."""
-    call_seconds: Tally = field(default_factory=lambda: Tally(CALLS))
-    """From entering a call to its result, view changes included."""
-    last_wait: float = 0.0
-    """Seconds that a call had been in progress here at the last activation, whatever led to it included; 0 for none."""
-    rejoins: int = 0
-    """Lifetimes after the first."""
-    state_loads: int = 0
-    state_bytes: int = 0
-
-    @property
-    def last_pause(self) -> float:
-        """Seconds from the last freeze to the activation that ended it."""
-        return self.pauses.last
 
 
 class Plane:

@@ -1,6 +1,6 @@
 """Clock, threads and what they meet in: the operating system's here, others' in a simulation of this very code.
 
-Nothing in the data plane asks the operating system for any of these by itself, so that a simulated process can run it in
+Whoever works on a call asks the operating system for none of these by itself, so that a simulated process can run it in
 virtual time, with every switch between its threads decided by a seed.
 """
 

@@ -76,10 +76,6 @@ class Ambushes(Observer):
         ]
         return cls(jobs, found, rng)
 
-    def disarm(self) -> None:
-        """No more of them."""
-        self.ambushes.clear()
-
     def _happens(self, host: Host, moment: str) -> None:
         for ambush in [a for a in self.ambushes if a.moment == moment and self.world.now >= a.since]:
             ambush.count -= 1

@@ -190,7 +190,6 @@ class _Room:
         self.letters: dict[tuple[int, int, int], _Work] = {}
         """Sends by (from, to, tag)."""
         self.awaited: dict[tuple[int, int, int], _Work] = {}
-        self._forsaken: set[int] = set()
 
     @property
     def forsaken(self) -> bool:

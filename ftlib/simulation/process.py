@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -137,6 +137,3 @@ class _Plane(Plane):
             self._process.jobs.promises.activated(self._process, session)
             self._process.jobs.tell(self._process.host, "activated")
         return acting
-
-
-MakeProcess = Callable[[Host], Process]

@@ -94,6 +94,15 @@ def test_a_violation_is_told_with_the_command_that_repeats_it(monkeypatch: pytes
     assert f"repeat it with: {told['replay']}" in text
 
 
+@pytest.mark.parametrize("seed", [14, 83])
+def test_under_policy_any_sides_that_go_on_apart_break_no_promise(seed: int) -> None:
+    """14: two leave at once, and the value names one of them. 83: a joiner is voted in after it met the other side."""
+    order = Order(5, seed, "all", 20.0, "any")
+    run = play(order)
+    assert run.good, run.detail
+    assert order.command.endswith(" --policy any")
+
+
 def test_many_seeds_tell_which_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     many = ["simulate", "--members", "4", "--faults", "halves,crash", "--seconds", "6", "--seeds", "1-6"]
     assert invoke(*many) == (0, "6 of 6 runs: 5 agreed, 1 nobody; no violations\n")

@@ -55,10 +55,10 @@ def start(fleet: Fleet, size: int = 4, **settings: Any) -> list[Worker]:
 
 
 def stopped_acting(workers: list[Worker], since: float) -> None:
-    """Whoever is cut off finishes at most the call whose last packets had come by then."""
+    """Whoever is cut off finishes at most the call whose last packets had come by then (to cut takes a moment, too)."""
     for worker in workers:
         worker.read()
-        late = [line for line in worker.calls if line["end"] > since + 0.2]
+        late = [line for line in worker.calls if line["end"] > since + T_EXCL / 2]
         assert not late, f"{worker.task.name} went on: {late}"
 
 
@@ -78,8 +78,8 @@ def return_all(fleet: Fleet, workers: list[Worker], size: int) -> None:
 def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
     """A junior one's, then the most senior one's: no connection is closed, no packet answered any more."""
     one, two, three, four = start(fleet)
-    assert fleet.went_on([one, two, four], fleet.vanish(three)) < T_EXCL + 1.5
-    assert fleet.went_on([two, four], fleet.vanish(one)) < T_EXCL + 1.5
+    assert fleet.went_on([one, two, four], fleet.vanish(three)) < T_EXCL + 2.5
+    assert fleet.went_on([two, four], fleet.vanish(one)) < T_EXCL + 2.5
     fleet.heal()
     fleet.join()
     fleet.join()
@@ -98,7 +98,7 @@ def test_a_host_is_cut_off_and_healed(fleet: Fleet) -> None:
     """The most senior one's, whose agent would coordinate: it blocks, and learns that it is out."""
     senior, *others = start(fleet)
     cut = fleet.lost(senior)
-    assert fleet.went_on(others, cut) < T_EXCL + 1.5
+    assert fleet.went_on(others, cut) < T_EXCL + 2.5
     stopped_acting([senior], cut)
     return_all(fleet, [senior], 4)
 
@@ -106,7 +106,7 @@ def test_a_host_is_cut_off_and_healed(fleet: Fleet) -> None:
 def test_of_two_halves_the_one_with_the_most_senior_goes_on(fleet: Fleet) -> None:
     one, two, three, four = start(fleet)
     cut = fleet.lost(two, four)
-    assert fleet.went_on([one, three], cut) < T_EXCL + 1.5
+    assert fleet.went_on([one, three], cut) < T_EXCL + 2.5
     time.sleep(0.5)
     stopped_acting([two, four], cut)
     assert two.code is None and four.code is None, "they block"
@@ -121,7 +121,7 @@ def test_a_host_that_nobody_hears(fleet: Fleet) -> None:
     cut = time.monotonic()
     fleet.network.gag(fleet.host_of(mute))
     mute.killed = cut
-    assert fleet.went_on(workers, cut) < T_EXCL + 1.5
+    assert fleet.went_on(workers, cut) < T_EXCL + 2.5
     stopped_acting([mute], cut)
     return_all(fleet, [mute], 4)
 
@@ -187,7 +187,7 @@ def test_one_host_vanishes_and_a_process_is_killed_at_the_same_time(fleet: Fleet
     workers = start(fleet, 5)
     vanished = fleet.vanish(workers.pop(1))
     workers.pop(1).kill()
-    assert fleet.went_on(workers, vanished) < T_EXCL + 1.5
+    assert fleet.went_on(workers, vanished) < T_EXCL + 2.5
 
 
 @pytest.mark.soak

@@ -28,12 +28,12 @@ def test_a_stopped_worker_joins_again_and_again(tmp_path: Path) -> None:
         victim = next(worker for worker in cluster.workers if worker.last["rank"] == 0)
         for lifetime in (1, 2):
             victim.killed = victim.signal(signal.SIGSTOP)  # so that nobody counts on it
-            cluster.training(2, 10.0)
+            cluster.training(2, 20.0)
             continued = victim.signal(signal.SIGCONT)
             victim.killed = 0.0
-            cluster.training(3, 10.0)
+            cluster.training(3, 20.0)
             first = next(line for line in victim.calls if line["lifetime"] == lifetime)
-            assert first["end"] - continued < 5.0
+            assert first["end"] - continued < 10.0  # on an idle machine one to two
             assert first["who"] >> victim.task.slot & 1 == 0, "what it had computed on old weights does not count"
         cluster.advanced()
         verdict = Verdict()

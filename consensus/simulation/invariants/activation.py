@@ -8,6 +8,7 @@ from ...config import Policy
 from ...messages import Ballot, EvidenceKind, Ready
 from ...protocol.effects import Note
 from ...view import NO_VIEW_ID, View
+from .inside import leaving
 from .invariant import Invariant
 from .record import NEVER
 from .witness import Sees, Thinks
@@ -27,7 +28,8 @@ class Activation(Invariant):
 
     The quorum of ``majority`` is (a) more than half of the parent, or half with its most senior member; or (b) everybody whom
     the owner may discount: dead, and in contact with the owner less than T_excl (less drift) before; or dead and admitted by
-    the parent itself. Under ``any`` whoever lives, is not removed by the value and is not accused has voted for it.
+    the parent itself. Under ``any`` whoever lives, is not removed by the value, is not accused and does not want to leave has
+    voted for it.
 
     Activated: every member, oneself included, installed the view and said READY.
     """
@@ -115,7 +117,7 @@ class Activation(Invariant):
         if self.world.config.policy is Policy.ANY:
             out = {removal.member_id for removal in record.values[parent.view_id, ballot].removed}
             excused = out.union(record.died, self._accused.get(ballot[1], ()))
-            return all(key in votes or key in excused for key in parent.ids)
+            return all(key in votes or key in excused or self._leaves(key) for key in parent.ids)
         inside = sum(1 for key in parent.ids if key in votes)
         if 2 * inside > len(parent) or (2 * inside == len(parent) and parent.members[0].id in votes):
             return True
@@ -124,6 +126,10 @@ class Activation(Invariant):
             self.fail(f"{self.jury.story.show(parent)} has more newcomers than members that stay")
         silent = [key for key in parent.ids if key not in votes]
         return all(self._discountable(ballot[1], key) or (key in new and key in record.died) for key in silent)
+
+    def _leaves(self, member_id: str) -> bool:
+        host = self.world.hosts[member_id]
+        return host.leaving or leaving(host.machine)
 
     def _discountable(self, owner: str, member_id: str) -> bool:
         record, config = self.jury.record, self.world.config

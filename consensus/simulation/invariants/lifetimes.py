@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...config import Policy
 from ...errors import StoppedError
 from ...messages import (
     Accept,
@@ -40,8 +41,8 @@ LATEST = 2.5
 
 
 class Lifetimes(Invariant):
-    """* Nobody joins who has followed a view before (an applicant whose first admission it never heard of may join again), and
-      no view contains a process that has not been started.
+    """* Nobody joins who has followed a view before, under ``any`` of the same side (an applicant whose first admission it
+      never heard of may join again), and no view contains a process that has not been started.
     * A value proposes nobody who has been dead for longer than ``ADMISSIBLE``: old requests to join admit nobody.
     * A lifetime that is over (told to stop) acks, votes, proposes, installs and activates nothing.
     * Nobody but a member itself raises its incarnation, and a rumour about an older one than the receiver knows makes nobody
@@ -100,9 +101,18 @@ class Lifetimes(Invariant):
             if member.id not in self.world.hosts:
                 self.fail(f"{story.show(view)} admits {member}, which nobody started")
             since, first = self._followed.get(member.id, (self.now, view))
-            if self.now - since > LATEST:
+            if self.now - since > LATEST and self._same_side(first, view):
                 text = f"which has followed {story.show(first)} since {since:.4f} s"
                 self.fail(f"{story.show(view)} admits {story.name(member.id)}, {text}")
+
+    def _same_side(self, before: View, view: View) -> bool:
+        """Under ``any`` both sides of a cut may let the same applicant in, who follows one of them: no old lifetime."""
+        if self.world.config.policy is not Policy.ANY:
+            return True
+        older: View | None = view
+        while older is not None and older.epoch > before.epoch:
+            older = self.jury.record.parent(older)
+        return older == before
 
     def _acts(self, host: Host, target: Host | None, message: Message) -> None:  # noqa: ARG002
         if self._over:

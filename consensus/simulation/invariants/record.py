@@ -63,8 +63,6 @@ class Record(Witness):
         self.heard: dict[tuple[str, str], float] = {}
         """The same, but only of acks that one still waited for when they came: what it goes by."""
         self.died: dict[str, float] = {}
-        self.stopped_at: dict[str, float] = {}
-        """When a lifetime ended though its process lived on."""
         self._pings: dict[str, dict[int, float]] = {}
 
     def meet(self, view: View) -> View:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from consensus.config import Config, Policy
 from consensus.simulation.invariants import Activation, Violation
 from consensus.view import Cause
 
@@ -79,3 +80,18 @@ def test_acting_without_being_a_member() -> None:
     view = stage.choose(a, stage.value(stage.view, c), [a, b])
     with pytest.raises(Violation, match="without being a member"):
         stage.activate(view, c)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_under_any_whoever_leaves_need_not_vote(leaves: bool) -> None:
+    """Though the value names another one who leaves."""
+    stage = Stage(Activation, 3, Config(policy=Policy.ANY))
+    a, b, c = stage.hosts
+    c.leave()
+    value = stage.value(stage.view, c, cause=Cause.LEFT)
+    if leaves:
+        b.leave()
+        stage.choose(a, value, [a])
+    else:
+        with pytest.raises(Violation, match="without quorum"):
+            stage.choose(a, value, [a])

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from consensus.config import Config, Policy
 from consensus.errors import LeftError
 from consensus.member import Member
 from consensus.messages import Accept, Gossip, Status, Update
 from consensus.protocol.effects import Installed, Stopped
 from consensus.protocol.member_table import MemberTable
 from consensus.simulation.invariants import Lifetimes, Violation
-from consensus.view import Proposal, View
+from consensus.view import Cause, Proposal, Removal, View
 
 from .stage import Stage
 
@@ -22,6 +23,26 @@ def test_who_was_in_a_view_does_not_join_another() -> None:
     again = Proposal(second.view_id, 3, (), (stage.view.member(d.id),)).apply(second)
     with pytest.raises(Violation, match=r"view 3 .* admits m.*, which has followed view 1"):
         stage.jury.follows(a, again)
+
+
+@pytest.mark.parametrize("policy", [Policy.MAJORITY, Policy.ANY])
+def test_under_any_two_sides_may_let_the_same_applicant_in(policy: Policy) -> None:
+    stage = Stage(Lifetimes, 2, Config(policy=policy))
+    a, b = stage.hosts
+    joiner = stage.world.start("j", introducers=("m0",), wants=False)
+    left, right = stage.after(stage.view, b), stage.after(stage.view, a)
+    for side, driver in ((left, a), (right, b)):
+        stage.jury.follows(driver, side)
+    with_it = [Proposal(side.view_id, 3, (), (joiner.machine.member,)).apply(side) for side in (left, right)]
+    stage.jury.follows(joiner, with_it[0])
+    stage.world.run(3.0)
+    if policy is Policy.ANY:
+        stage.jury.follows(b, with_it[1])
+        out = Proposal(with_it[0].view_id, 4, (Removal(joiner.id, Cause.LEFT),)).apply(with_it[0])
+        stage.jury.follows(a, out)
+        with_it[1] = Proposal(out.view_id, 5, (), (joiner.machine.member,)).apply(out)
+    with pytest.raises(Violation, match=r"admits j~.*, which has followed view 3"):
+        stage.jury.follows(b, with_it[1])
 
 
 def test_nobody_joins_who_was_never_started() -> None:

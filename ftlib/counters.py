@@ -1,0 +1,40 @@
+"""What ``FTLib.metrics`` counts; it goes on counting from one lifetime of a worker to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .tally import CALLS, PAUSES, Tally
+
+__all__ = ["Counters"]
+
+
+@dataclass(slots=True)
+class Counters:
+    """Plain counts; each is written by one thread."""
+
+    calls: int = 0
+    redone: int = 0
+    adopted: int = 0
+    donated: int = 0
+    views: int = 0
+    rebuild_failures: int = 0
+    vetoed: int = 0
+    """Averages that nobody applied because of inf or nan."""
+    bytes_averaged: int = 0
+    """Bytes of tensors in finished calls."""
+    pauses: Tally = field(default_factory=lambda: Tally(PAUSES))
+    """From a freeze to the activation that ended it."""
+    call_seconds: Tally = field(default_factory=lambda: Tally(CALLS))
+    """From entering a call to its result, view changes included."""
+    last_wait: float = 0.0
+    """Seconds that a call had been in progress here at the last activation, whatever led to it included; 0 for none."""
+    rejoins: int = 0
+    """Lifetimes after the first."""
+    state_loads: int = 0
+    state_bytes: int = 0
+
+    @property
+    def last_pause(self) -> float:
+        """Seconds from the last freeze to the activation that ended it."""
+        return self.pauses.last
