@@ -38,7 +38,7 @@ def cut_off(view: View, broken: Collection[Pair], dead: AbstractSet[str], discou
     The most senior member that reaches a quorum leads, and everybody that it does not reach goes; of the others whoever lacks
     most of them goes first, the most junior of several.
     """
-    left = set(broken)
+    left = {both for both in broken if both[0] in view and both[1] in view}  # a leaver may drive a view without itself
     for leader in view.ids:
         reached = [each for each in view.ids if each not in dead and pair(leader, each) not in left]
         if leader not in dead and is_quorum(view, frozenset(reached), discounted):
