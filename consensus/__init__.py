@@ -10,7 +10,7 @@ Usable by itself: knows nothing of tensors, and imports neither torch nor ftlib.
 """
 
 from .client import Answer, get
-from .config import Config, Home, Policy, check_secret
+from .config import Config, Home, Liveness, Policy, check_secret
 from .errors import (
     CodecError,
     ConfigError,
@@ -23,12 +23,15 @@ from .errors import (
     QuorumLostError,
     SecretError,
     StoppedError,
+    StoreWipedError,
 )
 from .gossip import Gossip
 from .interface import Bound, Consensus, DataPlane, Mode, Source
 from .keys import MOST_KEYS, Key, KeyRing, read_secrets
 from .member import Address, Member, format_address, parse_address
+from .membership import Membership
 from .null_plane import NullPlane
+from .shared_storage import SharedStorage
 from .view import Cause, Reason, View
 
 __all__ = [
@@ -51,7 +54,9 @@ __all__ = [
     "Key",
     "KeyRing",
     "LeftError",
+    "Liveness",
     "Member",
+    "Membership",
     "Mode",
     "NullPlane",
     "OvertakenError",
@@ -59,8 +64,10 @@ __all__ = [
     "QuorumLostError",
     "Reason",
     "SecretError",
+    "SharedStorage",
     "Source",
     "StoppedError",
+    "StoreWipedError",
     "View",
     "check_secret",
     "format_address",

@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -59,9 +60,7 @@ class Codec:
         self._header = _header(job)
         self._max_members = max(max_members, _MAX_META)
         self._packer = msgpack.Packer(use_bin_type=True, autoreset=True)
-        schema = _Schema(self._max_members)
-        self._encoders = {cls: (code, schema.fields_encoder(cls)) for code, cls in enumerate(MESSAGES)}
-        self._decoders = tuple(schema.fields_decoder(cls) for cls in MESSAGES)
+        self._encoders, self._decoders = _compiled(self._max_members)
 
     def encode(self, envelope: Envelope) -> bytes:
         """The packet for ``envelope``; CodecError where it could not be accepted by anybody (size, type, job)."""
@@ -158,6 +157,14 @@ def _check_reason(reason: Reason) -> None:
 
 _CHECKS: dict[type, Callable[[Any], None]] = {Member: _check_member, View: _check_view, Reason: _check_reason}
 """What a value must fulfil beyond the types of its fields."""
+
+
+@cache
+def _compiled(max_items: int) -> tuple[dict[type, tuple[int, _Encode]], tuple[_Decode, ...]]:
+    """How messages are encoded and decoded: the same for all codecs, and making it costs more than a thousand messages."""
+    schema = _Schema(max_items)
+    encoders = {cls: (code, schema.fields_encoder(cls)) for code, cls in enumerate(MESSAGES)}
+    return encoders, tuple(schema.fields_decoder(cls) for cls in MESSAGES)
 
 
 class _Schema:

@@ -14,7 +14,7 @@ from .errors import ConfigError
 from .interface import Mode
 from .member import parse_address
 
-__all__ = ["MAX_JOB", "MIN_SECRET", "PROTOCOL_VERSION", "Config", "Home", "Policy", "check_secret"]
+__all__ = ["MAX_JOB", "MIN_SECRET", "PROTOCOL_VERSION", "Config", "Home", "Liveness", "Policy", "check_secret"]
 
 MAX_JOB = 64
 """Characters of a job's name."""
@@ -22,7 +22,7 @@ MAX_JOB = 64
 MIN_SECRET = 16
 """Bytes that a secret has at least."""
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 
@@ -33,6 +33,13 @@ class Home(Enum):
 
     PROCESS = "process"
     THREAD = "thread"
+
+
+class Liveness(Enum):
+    """How members find out who is alive: by pinging each other, or by leases in a shared store."""
+
+    PINGS = "pings"
+    LEASES = "leases"
 
 
 class Policy(Enum):
@@ -70,7 +77,38 @@ class Config:
     """What others are told to use; derived from ``bind`` where None."""
 
     policy: Policy = Policy.MAJORITY
-    mode: Mode = Mode.ACTIVE
+    mode: Mode | None = None
+    """None: as the backend has it, active for gossip and passive for shared storage."""
+
+    liveness: Liveness = Liveness.PINGS
+    """``shared_storage`` takes leases. Pings are then a second opinion, asked where a lease was not renewed."""
+
+    storage: str = field(default="", repr=False)
+    """The store that all members share: ``file:///dir``, ``redis://host:port/0``, ``etcd://host:port``; empty: none.
+    There may be a password in it."""
+
+    lease: float = 2.0
+    """With leases this is T_excl, and ``exclude_after`` becomes it: who renewed its lease within so long is not excluded."""
+
+    storage_username: str = ""
+    """Who we are to Redis or etcd, instead of what the URL says; likewise the next four."""
+
+    storage_password: str = field(default="", repr=False)
+
+    storage_ca: str = ""
+    """A file with the authorities that the server's certificate is checked against (TLS); the system's where empty."""
+
+    storage_cert: str = ""
+    """A file with our own certificate, for a server that asks for one."""
+
+    storage_key: str = ""
+    """The file with its key."""
+
+    storage_timeout: float = 5.0
+    """An operation of the store that takes longer has failed (a write: it may have been done)."""
+
+    storage_poll: float = 4.0
+    """How often a member looks for a newer view in the store while nothing tells it to look."""
 
     agent: Home = Home.PROCESS
     """Where this member's agent runs."""
@@ -179,14 +217,22 @@ class Config:
 
     def __post_init__(self) -> None:  # noqa: C901, PLR0912 - one condition a setting, read as a table
         """Refuse what cannot work, naming the setting and the remedy."""
+        if self.liveness is Liveness.LEASES:
+            object.__setattr__(self, "exclude_after", self.lease)
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
                 raise ConfigError(f"{item.name}={value} is negative; give a value of at least 0")
         if not self.job or len(self.job) > MAX_JOB:
             raise ConfigError(f"job={self.job!r} must have 1 to {MAX_JOB} characters")
-        if self.policy is Policy.STORAGE:
-            raise ConfigError("policy=storage is not part of this release: choose majority, or any")
+        if self.policy is Policy.STORAGE and not self.storage:
+            raise ConfigError(
+                "policy=storage needs a store that all members reach: give storage=file:///dir, redis:// or etcd://"
+            )
+        if self.liveness is Liveness.LEASES and self.policy is not Policy.STORAGE:
+            raise ConfigError(f"leases in a store go with policy=storage, not with policy={self.policy.value}")
+        if self.lease < 0.05:
+            raise ConfigError(f"lease={self.lease} is below 0.05 s: scheduling noise would exclude members")
         if self.max_size is not None and self.max_size < 1:
             raise ConfigError(f"max_size={self.max_size} must be at least 1")
         if self.initial_size < 1:
@@ -210,6 +256,12 @@ class Config:
             check_secret("secret", secret)
         if self.secret and self.secret_file:
             raise ConfigError("secret and secret_file are both given: give one of them")
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """What a store at a server needs to know of us besides its URL, as far as it is given."""
+        names = ("username", "password", "ca", "cert", "key")
+        return {name: value for name in names if (value := getattr(self, f"storage_{name}"))}
 
     @property
     def room(self) -> int:
@@ -250,8 +302,9 @@ class Config:
 
     @property
     def terms(self) -> str:
-        """What all members of a job must agree on, as one comparable line."""
-        return f"exclude_after={self.exclude_after:g} policy={self.policy.value} {self.agreement}".strip()
+        """What all members of a job must agree on, as one comparable line. Those with leases and those without do not mix."""
+        silence = "lease" if self.liveness is Liveness.LEASES else "exclude_after"
+        return f"{silence}={self.exclude_after:g} policy={self.policy.value} {self.agreement}".strip()
 
 
 def check_secret(name: str, secret: str) -> None:

@@ -97,7 +97,8 @@ def diagnose(address: Address, *, job: str | None = None, timeout: float = 2.0, 
     Takes at most about ``3 * timeout`` and five seconds.
     """
     patient = _Patient(address, job, timeout, ring)
-    for check in (patient.check_route, patient.check_tcp, patient.check_identity, patient.check_secret, patient.check_udp):
+    member = (patient.check_identity, patient.check_secret, patient.check_udp, patient.check_store)
+    for check in (patient.check_route, patient.check_tcp, *member):
         if not check():
             break
     return patient.diagnosis
@@ -362,6 +363,13 @@ class _Patient:
         time.sleep(pings.wait)  # these are never answered: only the member's counter tells, some time after they arrived
         after = self._strangers()
         return None if before is None or after is None else after > before
+
+    def check_store(self) -> bool:
+        """Whether it reaches the store that members share, where they share one: what it says itself."""
+        store = self._status().get("store") or {}
+        if store.get("away_since") is not None:
+            self._add("store", Grade.NOTED, f"it does not reach the store {store['url']}", "bring that back, or its network")
+        return True
 
     def _strangers(self) -> int | None:
         try:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .view import View
 
 __all__ = [
+    "AmbiguousWriteError",
     "CodecError",
     "ConfigError",
     "ConsensusError",
@@ -27,6 +28,10 @@ __all__ = [
     "SealError",
     "SecretError",
     "StoppedError",
+    "StoreAwayError",
+    "StoreError",
+    "StoreRefusedError",
+    "StoreWipedError",
 ]
 
 
@@ -112,3 +117,23 @@ class LeftError(StoppedError):
 
 class QuorumLostError(StoppedError):
     """No quorum of the view answered within ``quorum_timeout``."""
+
+
+class StoreError(ConsensusError):
+    """The shared store could not do what was asked. The text names the store, never its password."""
+
+
+class StoreAwayError(StoreError):
+    """The store was not reached, or not in time; nothing was written."""
+
+
+class AmbiguousWriteError(StoreError):
+    """The answer to a write got lost: it may have been done, or may still be. Only reading tells."""
+
+
+class StoreRefusedError(StoreError):
+    """The store will not do: wrong password, no such directory, a file system without hard links. The text names the remedy."""
+
+
+class StoreWipedError(StoppedError):
+    """What this cluster had decided is gone from the store: nobody can tell any more who acts in the job."""

@@ -81,6 +81,7 @@ class _Page:
         yield from self._view_changes(status.get("view_changes") or {})
         yield from self._tick_delay(status.get("tick_delay") or {})
         yield from self._traffic(status.get("messages") or {})
+        yield from self._store(status.get("store") or {})
         yield from self._upper(upper)
 
     def _upper(self, upper: _Values) -> Iterator[Metric]:
@@ -164,3 +165,16 @@ class _Page:
         dropped = [((reason,), entry["messages"]) for reason, entry in sorted((messages.get("dropped") or {}).items())]
         text = "Messages that were refused or could not be sent"
         yield self._counter("ftlib_control_dropped", text, ("reason",), dropped)
+
+    def _store(self, store: _Values) -> Iterator[Metric]:
+        if "operations" in store:
+            answers = bool(store["open"]) and store["away_since"] is None
+            yield from self._gauge("ftlib_store_up", "1 while the shared store answers", answers)
+            yield self._counter(
+                "ftlib_store_operations", "Operations of it; a listing of n is n", (), [((), store["operations"])]
+            )
+            requests = [((kind,), count) for kind, count in sorted(store["requests"].items())]
+            yield self._counter("ftlib_store_requests", "Requests to the shared store", ("kind",), requests)
+            yield self._counter(
+                "ftlib_store_failures", "Of these, failed or not answered in time", (), [((), store["failures"])]
+            )

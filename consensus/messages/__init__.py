@@ -28,6 +28,7 @@ from .agreement import (
 )
 from .contact import Claim, Introduction, Overtaken
 from .detection import Ack, Beliefs, Digest, Evidence, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
+from .storage import Lease, ViewRecord
 
 __all__ = [
     "MESSAGES",
@@ -50,6 +51,7 @@ __all__ = [
     "Introduction",
     "JoinReply",
     "JoinRequest",
+    "Lease",
     "LeaveRequest",
     "Message",
     "Nack",
@@ -65,6 +67,7 @@ __all__ = [
     "Status",
     "Stranger",
     "Update",
+    "ViewRecord",
     "Vote",
 ]
 
@@ -96,6 +99,8 @@ Message = (
     | Beliefs
     | Introduction
     | Overtaken
+    | ViewRecord
+    | Lease
 )
 
 MESSAGES: tuple[type, ...] = (
@@ -126,6 +131,8 @@ MESSAGES: tuple[type, ...] = (
     Beliefs,
     Introduction,
     Overtaken,
+    ViewRecord,
+    Lease,
 )
 
 

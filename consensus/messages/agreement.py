@@ -113,6 +113,8 @@ class Install:
     reports: Reports
     removed: tuple[Reason, ...] = ()
     """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
+    trail: tuple[str, ...] = ()
+    """With ``view``: the ids of the views before it, newest first, as far as they are remembered."""
 
     @property
     def epoch(self) -> int:
@@ -155,6 +157,8 @@ class Chosen:
     view: View | None
     driver: str = ""
     delta: Delta | None = None
+    trail: tuple[str, ...] = ()
+    """With ``view``: the ids of the views before it, newest first, as far as they are remembered."""
 
     @property
     def epoch(self) -> int:

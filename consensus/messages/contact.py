@@ -25,11 +25,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """To somebody who may know another chain of views: the sender's newest view, its coordinator, and what its side claims."""
+    """To somebody who may know another chain of views: the sender's newest view, its coordinator, and what its side claims.
+
+    ``acts``: whether that view is active at the sender.
+    """
 
     view: View
     coordinator: Member
     claim: Claim
+    acts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

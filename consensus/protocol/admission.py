@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from ..config import Policy
+from ..errands import Answer, Errand
 from ..errors import JoinError, LeftError
 from ..member import Address, Member, format_address
 from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
@@ -17,12 +19,19 @@ from .effects import Check
 from .founding import Founding
 from .join import Applicant, Search
 from .life import Turn
+from .survey import Survey
 from .view_change import ViewChange
 
 __all__ = ["Admission"]
 
 BEACON_EVERY = 0.25
 """How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
+
+FOUND_AGAIN = 0.25
+"""Seconds between two tries to have a founding view recorded."""
+
+HURRIED = 0.05
+"""Seconds, at least, from one hurry of a joiner to the next: what it is told may come and go with each answer."""
 
 LEFT = 16
 """At the addresses of so many dead members the coordinator looks for new lifetimes."""
@@ -51,7 +60,11 @@ class Admission:
         self._contact = contact
         self.search = search
         self._founding = founding
+        self.survey = Survey(core, search, now) if core.config.policy is Policy.STORAGE else None
+        self._next_try = -inf
+        """When this member may try again to found, where it has to ask a store."""
         self._next_beacon = now + BEACON_EVERY
+        self._hurried = -inf
         self._leave_call: int | None = None
         self._next_leave = inf
 
@@ -77,7 +90,7 @@ class Admission:
         """When ``tick`` is needed next."""
         core = self._core
         if core.view is None:
-            return self.search.next_send
+            return self.search.next_send if self.survey is None else min(self.search.next_send, self.survey.deadline())
         beacon = self._next_beacon if self._beaconing() or core.applicants else inf
         return min(beacon, self._next_leave if core.leaving else inf)
 
@@ -87,13 +100,19 @@ class Admission:
         core = self._core
         if self._founding is not None:
             self._vote(self._founding, now)
+        if self.survey is not None:
+            self._look(self.survey, now)
         if len(core.applicants) + 1 >= core.config.initial_size:  # less of them are no use, and asked often
             supporters = self._supporters(now)
-            if self._entitled() and self.search.may_found(len(supporters), now):
-                self._change.found(View(1, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
-                return
+            if self._entitled() and self.search.may_found(len(supporters), now) and self._vacant(now):
+                epoch = 1 if self.survey is None else self.survey.next_epoch
+                self._found(View(epoch, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
+                if core.view is not None:
+                    return
         failure = self.search.failure(now)
         if failure is not None:
+            if self.survey is not None and not self.search.found:
+                failure = self.survey.failure(core.config.join_timeout, now) or failure
             core.stop(JoinError(failure))
             return
         if now >= self.search.next_send:
@@ -106,6 +125,41 @@ class Admission:
             request = JoinRequest(core.member, self.search.wants, core.config.terms, vote, known, waited)
             for address in self.search.targets(met):
                 core.outbox.send_to(address, request)
+
+    def _look(self, survey: Survey, now: float) -> None:
+        """What the store says comes first: members that told of a cluster may all have died since."""
+        survey.tick(now)
+        newest, search = survey.newest, self.search
+        if not search.found or newest is None or not survey.answered:
+            return
+        newer = search.cluster is not None and search.cluster.epoch > newest.view.epoch
+        others = search.beacon is not None and search.beacon.id not in newest.view
+        if not newer and not others and survey.orphaned(now):
+            search.lost(now)
+
+    def _vacant(self, now: float) -> bool:
+        """Whether the job has no cluster that anybody is left of, as far as the store knows, if there is one."""
+        return self.survey is None or (self.survey.answered and self.survey.orphaned(now) and now >= self._next_try)
+
+    def _found(self, view: View, now: float) -> None:
+        self._next_try = now + FOUND_AGAIN
+        self._change.found(view, now)
+
+    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
+        """What came of a question to the store."""
+        if self.survey is not None and self._core.view is None and self._core.stopped is None:
+            self.survey.told(errand, answer, now)
+            self._search(now)
+
+    def stirred(self, now: float) -> None:
+        """Something in the store may have changed."""
+        if self.survey is not None:
+            self.survey.stirred(now)
+
+    def heard(self, sender: str, now: float) -> None:
+        """Whoever that is answers us: it lives."""
+        if self.survey is not None and self._core.view is None:
+            self.survey.heard(sender, now)
 
     def _vote(self, founding: Founding, now: float) -> None:
         core, search = self._core, self.search
@@ -126,8 +180,10 @@ class Admission:
             return self._founding.supporters(self._core.applicants, now)
         return [applicant.member for applicant in self._core.applicants.fresh(now, wanting=False)]
 
-    def checked(self, member_id: str, alive: bool | None, now: float) -> None:
-        """The result of a check."""
+    def checked(self, member_id: str, alive: bool | None, now: float, *, listens: bool = False) -> None:
+        """The result of a check. ``listens``: a connection was accepted there."""
+        if self.survey is not None and self._core.view is None:
+            self.survey.checked(member_id, alive, now, listens=listens)
         if alive is False and self._founding is not None and self._core.view is None:
             self._founding.died(member_id, now)
 
@@ -137,9 +193,12 @@ class Admission:
             search = self.search
             if reply.view is not None and search.rivals(reply.view):
                 self._contact.bring_together(JoinReply(search.cluster, search.coordinator), reply, now)
+            if self._of_the_dead(reply, now):
+                reply = JoinReply(None, None)  # whoever tells of that cluster has not found out yet
             known, asked = search.found, (search.coordinator, search.beacon)
             search.replied(address, reply, now)
-            if search.found and not known:
+            if search.found and not known and now >= self._hurried + HURRIED:
+                self._hurried = now
                 search.hurry(now)
             elif (search.coordinator, search.beacon) != asked:
                 search.impatient()  # not at once: two that differ about the coordinator would keep us asking
@@ -148,6 +207,14 @@ class Admission:
             self._contact.pointed(reply.view, reply.coordinator, now)
         elif reply.coordinator is not None:
             self._contact.compare(reply.coordinator.id, address, reply.epoch, reply.view_id, now)
+
+    def _of_the_dead(self, reply: JoinReply, now: float) -> bool:
+        """Whether a reply tells of the newest cluster in the store, of which nobody is left."""
+        survey = self.survey
+        if survey is None or survey.newest is None or not survey.orphaned(now):
+            return False
+        told = reply.view_id if reply.view is None else reply.view.view_id
+        return told == survey.newest.view.view_id
 
     def on_refused(self, message: Refused) -> None:
         """The cluster will never take us."""
@@ -187,6 +254,8 @@ class Admission:
             core.outbox.send_to(address, Refused(text))
             return
         if core.view is None:
+            if self.survey is not None:
+                self.survey.met(request.member, now)
             if self.search.founder or self._founding is not None:
                 core.applicants.heard(request.member, request.wants, now, request.vote)
             known = self.search.cluster

@@ -20,7 +20,10 @@ __all__ = ["ATTEMPT", "Attempt", "Outcome", "Phase", "promising"]
 
 
 class Phase(Enum):
-    """How far an attempt has come; the last three end it (outbid, the proposer starts over, higher)."""
+    """How far an attempt has come; the last three end it (outbid, the proposer starts over, higher).
+
+    Under ``storage`` ACCEPT is the creation of its record, and it is outbid where that may have failed.
+    """
 
     PREPARE = "prepare"
     ACCEPT = "accept"
@@ -112,7 +115,11 @@ class Attempt:
         return self.promises.keys() if self.phase is Phase.PREPARE else self.reports.keys()
 
     def decided(self, discounted: frozenset[str]) -> bool:
-        """Whether the answers so far are a quorum. Under ``any`` those that the value removes are not asked either."""
+        """Whether the answers so far are a quorum. Under ``any`` those that the value removes are not asked either; under
+        ``storage`` nobody is.
+        """
+        if self._policy is Policy.STORAGE:
+            return False
         if self._policy is Policy.ANY:
             removed = () if self.proposal is None else self.proposal.removed
             return is_everybody(self.parent, self.responders, discounted.union(item.member_id for item in removed))
@@ -124,4 +131,6 @@ class Attempt:
 
     def waiting_for(self, discounted: frozenset[str]) -> tuple[str, ...]:
         """Whose answers are missing."""
+        if self._policy is Policy.STORAGE:
+            return ()
         return missing(self.parent, self.responders, discounted)

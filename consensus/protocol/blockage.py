@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from math import inf
 
+from ..config import Liveness
 from ..errors import LeftError, QuorumLostError
 from ..member import Member
 from .core import Core
@@ -17,25 +18,44 @@ __all__ = ["BLOCKED_EVERY", "Blockage"]
 BLOCKED_EVERY = 5.0
 """Seconds between two lines that say who is waited for."""
 
+DOUBT_EVERY = 1.0
+"""Seconds between two looks at those that are waited for, where not everybody pings everybody."""
+
+DOUBTED = 16
+"""So many of them at a time."""
+
 
 class Blockage:
-    """How long this member has waited for the next view. ``frozen()``: whether its data plane stands still for it."""
+    """How long this member has waited for the next view. ``frozen()``: whether its data plane stands still for it.
 
-    def __init__(self, core: Core, proposer: Proposer, installer: Installer, frozen: Callable[[], bool]) -> None:
+    ``doubt(member_id, now)``: looks after a member that nobody may watch any more. Where each is watched by some, they may all
+    die with it; whoever is left then waits for one that it has no reason to suspect.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        proposer: Proposer,
+        installer: Installer,
+        frozen: Callable[[], bool],
+        doubt: Callable[[str, float], None],
+    ) -> None:
         self._core = core
         self._proposer = proposer
         self._installer = installer
         self._frozen = frozen
+        self._doubt = doubt
+        self._next_doubt = inf
         self._since: float | None = None
         self._next_note = inf
 
     def adopt(self) -> None:
         """Follow a new view: that was a move."""
-        self._since, self._next_note = None, inf
+        self._since, self._next_note, self._next_doubt = None, inf, inf
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
-        return self._next_note
+        return min(self._next_note, self._next_doubt)
 
     def tick(self, now: float) -> None:
         """Say who is waited for; give up after ``quorum_timeout``."""
@@ -49,7 +69,12 @@ class Blockage:
         if self._since is None:
             self._since = now
             self._next_note = now + BLOCKED_EVERY
+            self._next_doubt = now + DOUBT_EVERY
         blocked = now - self._since
+        if now >= self._next_doubt:
+            self._next_doubt = now + DOUBT_EVERY
+            if core.crowded or core.config.liveness is Liveness.LEASES:
+                self._look_after(now)
         if now >= self._next_note:
             self._next_note = now + BLOCKED_EVERY
             core.outbox.note(logging.WARNING, "blocked", f"{self.text()} ({blocked:.0f} s so far)")
@@ -58,6 +83,14 @@ class Blockage:
             core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
         elif blocked >= core.config.quorum_timeout:
             core.stop(QuorumLostError(f"{self.text()} (quorum_timeout={core.config.quorum_timeout:g} s is over)"))
+
+    def _look_after(self, now: float) -> None:
+        core = self._core
+        coordinator = core.coordinator()
+        waited_for = self.waits_for() or (() if coordinator is None else (coordinator.id,))
+        for member_id in waited_for[:DOUBTED]:
+            if member_id != core.member.id and member_id not in core.evidence.proofs:
+                self._doubt(member_id, now)
 
     def _ask_around(self) -> None:
         """Perhaps the others went on without us, and those we know died since: later lifetimes at their addresses can tell."""
@@ -75,6 +108,8 @@ class Blockage:
     def text(self) -> str:
         """Who is waited for, and the remedy."""
         core, attempt = self._core, self._proposer.attempt
+        if core.store_away:
+            return f"the next view waits for the store: {core.store_away}; bring it back"
         if attempt is not None:
             known, waits = attempt.parent.members, attempt.waiting_for(self._proposer.discounted)
         else:

@@ -79,6 +79,7 @@ class Contact:
         self._detection = detection
         self._accuse = change.accusations.accuse
         self._installer = change.installer
+        self._look = change.register.look
         self._told: dict[Address, float] = {}
         self._lost: dict[str, _Lost] = {}
         self._claimed: Claim | None = None
@@ -138,7 +139,8 @@ class Contact:
         if core.view is None or coordinator is None or not self._installer.may_tell or self._giving_in is not None:
             return
         if self._due(address, now):
-            core.outbox.send_to(address, Introduction(core.view, coordinator, self._claim(core.view)))
+            acts = core.active is core.view
+            core.outbox.send_to(address, Introduction(core.view, coordinator, self._claim(core.view), acts))
 
     def _due(self, address: Address, now: float) -> bool:
         if now - self._told.get(address, -inf) < INTRODUCE_EVERY:
@@ -168,7 +170,7 @@ class Contact:
             core.outbox.send_to(address, core.pull())
         elif sender not in view:
             self.introduce(address, now)
-        elif core.trail.get(epoch, view_id) != view_id:  # a member of ours holds a view that we never had
+        elif self._astray(epoch, view_id):  # a member of ours holds a view that we never had
             self.introduce(address, now)
             if core.config.policy is Policy.ANY:
                 self._accuse(sender, EvidenceKind.UNREADY, _ASTRAY, now)
@@ -205,12 +207,33 @@ class Contact:
         relation = related(core.config.policy, core.member.id, core.view, view)
         if relation is Relation.AHEAD:
             self._left_behind(view, met.claim, now)
+        elif relation is Relation.RIVAL and core.config.policy is Policy.STORAGE:
+            self._look()  # which of them goes on the store says
         elif relation is Relation.RIVAL:
             self._contest(met, core.view, now)
-        elif relation is Relation.TWIN and core.config.policy is not Policy.ANY:
-            core.outbox.note(logging.CRITICAL, "fork", f"two views of epoch {view.epoch}: {view} against {core.view}")
-        elif relation is not Relation.TWIN:
+        elif core.config.policy is not Policy.ANY and met.acts and self._astray(view.epoch, view.view_id):
+            self._acts_elsewhere(view)
+        elif relation is Relation.TWIN:
+            if core.config.policy is not Policy.ANY:
+                self.introduce(met.coordinator.address, now)
+        else:
             self.pointed(view, met.coordinator, now)
+
+    def _astray(self, epoch: int, view_id: str) -> bool:
+        """Whether the chain that this member follows is known to have had another view in that epoch."""
+        return self._core.trail.get(epoch, view_id) != view_id
+
+    def _acts_elsewhere(self, view: View) -> None:
+        """``view`` is active, though our chain has another one of that epoch: all who voted for both lists are dead.
+
+        Whoever acts there follows no view of our chain. So ours can never be active if any of them is in it.
+        """
+        core, mine = self._core, self._core.view
+        assert mine is not None
+        if core.active is not None and core.active.epoch >= view.epoch:
+            core.outbox.note(logging.CRITICAL, "fork", f"two views act in epoch {view.epoch}: {view} against {core.active}")
+        elif core.member.id not in view and any(member_id in view for member_id in mine.ids):
+            core.out(view)
 
     def bring_together(self, one: JoinReply, other: JoinReply, now: float) -> None:
         """A joiner has found two sides: tell each coordinator of the other."""

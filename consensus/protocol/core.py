@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ..config import Config
+from ..config import Config, Liveness
+from ..errands import Withdraw
 from ..errors import ExcludedError, LeftError, StoppedError
 from ..member import Address, Member
 from ..messages import Chosen, Message, Pull, Status
@@ -13,7 +14,7 @@ from ..progress import NOWHERE
 from ..view import NO_VIEW_ID, Delta, Reason, View
 from .awareness import Awareness
 from .dissemination import Dissemination
-from .effects import Stopped
+from .effects import Ask, Stopped
 from .evidence import EvidenceBook
 from .history import History
 from .join import Applicants
@@ -33,6 +34,9 @@ SENIORS = 3
 
 TRAIL = 64
 """So many view ids are remembered."""
+
+TOLD_TRAIL = 16
+"""So many of them go with a whole view."""
 
 
 class Core:
@@ -62,7 +66,10 @@ class Core:
         self.installed: View | None = None
         self.active: View | None = None
         self.trail: dict[int, str] = {}
-        """The ids of the newest views that this member followed, by epoch."""
+        """The ids of the newest views of this member's chain, by epoch: those that it followed, and before them those that it
+        was told of when it joined."""
+        self._since = 0
+        """The epoch of the first view that it followed."""
         self.reasons: dict[str, Reason] = {}
         """Why members of older views are not in the installed one (replaced, never changed: other threads read it)."""
         self.driver = ""
@@ -78,6 +85,8 @@ class Core:
         self.life = LIFE.start
         self.standing = STANDING.start
         """Of ``view``."""
+        self.store_away = ""
+        """Why the shared store does not answer, empty while it does."""
         self.stopped: StoppedError | None = None
 
     @property
@@ -90,12 +99,37 @@ class Core:
         """Of the newest chosen view."""
         return NO_VIEW_ID if self.view is None else self.view.view_id
 
-    def follow(self, view: View) -> None:
-        """``view`` is the newest chosen one."""
+    def follow(self, view: View, trail: tuple[str, ...] = ()) -> None:
+        """``view`` is the newest chosen one; ``trail``: the views before it, as whoever told of it knows them."""
+        if self.view is None:
+            self._since = view.epoch
         self.view = view
-        self.trail[view.epoch] = view.view_id
-        while len(self.trail) > TRAIL:
-            del self.trail[next(iter(self.trail))]
+        told = zip(range(view.epoch - 1, 0, -1), trail, strict=False)
+        self.trail = dict(sorted({**dict(told), **self.trail, view.epoch: view.view_id}.items())[-TRAIL:])
+
+    def followed(self, epoch: int, view_id: str) -> bool:
+        """Whether this member is or was in that view: whoever holds it may still vote on what becomes of this member."""
+        return epoch >= self._since and self.trail.get(epoch) == view_id
+
+    @property
+    def ancestors(self) -> tuple[str, ...]:
+        """The ids of the views before the newest one, newest first, without a gap."""
+        found: list[str] = []
+        while len(found) < TOLD_TRAIL and (view_id := self.trail.get(self.epoch - 1 - len(found))) is not None:
+            found.append(view_id)
+        return tuple(found)
+
+    def descends(self, view: View, trail: tuple[str, ...]) -> bool:
+        """Whether a newer ``view`` of this cluster comes from the active one, as far as can be told.
+
+        Where two lists were chosen for one epoch, and all who voted for both are dead, a member can act in one of them, and be
+        told later of what those dead had chosen after the other: that can never be active without it.
+        """
+        if self.active is None or view.view_id == self.active.view_id:
+            return True
+        back = view.epoch - self.active.epoch - 1
+        before = (view.parent_id, *trail[1:])
+        return back < 0 or back >= len(before) or before[back] == self.active.view_id
 
     @property
     def leaving(self) -> bool:
@@ -184,6 +218,8 @@ class Core:
         if self.stopped is None:
             self.turn(turn_of(error) if turn is None else turn)
             self.stopped = error
+            if self.config.liveness is Liveness.LEASES:
+                self.outbox.emit(Ask(Withdraw((self.member.id,))))
             self.outbox.emit(Stopped(error))
 
     def out(self, view: View) -> None:
@@ -216,4 +252,4 @@ class Core:
         """The newest view, for a member whose view is ``known`` (None: the parent)."""
         if self.delta is not None and known in (None, self.delta.parent_id):
             return Chosen(None, self.driver, self.delta)
-        return Chosen(self.view, self.driver)
+        return Chosen(self.view, self.driver, None, self.ancestors)

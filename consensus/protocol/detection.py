@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from math import inf
 
+from ..config import Liveness
+from ..errands import Answer, Errand
 from ..member import Address, Member
 from ..messages import Ack, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
 from ..progress import Progress
@@ -13,19 +14,18 @@ from ..view import View
 from .change import Kind
 from .core import Core
 from .effects import Check, PeerProgress
-from .fences import Fences
+from .leases import Leases
 from .member_table import Peer, Sign
 from .probe import Probe, Prober
 from .stall import Stall
 from .suspicion import Suspicion
-from .watch import Watch, watchers
+from .verdict import Accuse, Verdicts
+from .watch import Watch
 
 __all__ = ["Detection"]
 
 PIGGYBACK = 6
 """Rumours a message."""
-
-Accuse = Callable[[str, EvidenceKind, str, float], None]
 
 
 class Detection:
@@ -36,9 +36,10 @@ class Detection:
         self._accuse = accuse
         self._prober = Prober(core.config, core.rng, core.awareness, next_round=now)
         self._next_gossip = now
-        self._fences = Fences(core)
         self._watch = Watch(core.member.id)
         self.stall = Stall(core)
+        self.leases = Leases(core, self.stall, now) if core.config.liveness is Liveness.LEASES else None
+        self._verdicts = Verdicts(core, self.leases, accuse)
 
     # Time
 
@@ -53,14 +54,25 @@ class Detection:
             self._core.outbox.send_to(relay.asker, Nack(relay.asker_seq))
         if now >= self._prober.next_round:
             self._begin_round(now)
-        for member_id in self._watch.missed(self._interval, now):
-            self._probe(member_id, now)
+        late = self._watch.missed(self._interval, now) if self.leases is None else self.leases.overdue(now)
+        for member_id in late:
+            self.probe(member_id, now)
         suspected = self._core.table.suspected()
         for peer in suspected:
-            self._expire(peer, len(suspected), now)
+            self._verdicts.expire(peer, len(suspected), now)
         if now >= self._next_gossip:
             self._next_gossip = now + self._core.config.gossip_interval
             self._gossip()
+
+    def renew(self, now: float) -> None:
+        """Renew the own lease, and look at others'; without a view, too."""
+        if self.leases is not None and self._core.stopped is None:
+            self.leases.tick(now)
+
+    @property
+    def renewal(self) -> float:
+        """When ``renew`` is needed next."""
+        return inf if self.leases is None else self.leases.deadline()
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
@@ -69,7 +81,7 @@ class Detection:
             times.append(self._next_gossip)
         suspected = self._core.table.suspected()
         for peer in suspected:
-            times += self._verdict_time(peer), self._fence_time(peer, len(suspected))
+            times += self._verdicts.time(peer), self._verdicts.fence_time(peer, len(suspected))
         return min(times, default=inf)
 
     def overslept(self, late: float, now: float) -> None:
@@ -83,6 +95,8 @@ class Detection:
         self.stall.awake = now
         self._prober.postpone(late)
         self._watch.postpone(late)
+        if self.leases is not None:
+            self.leases.overslept(late)
         for peer in core.table:
             peer.since = peer.last_sign + late
             if peer.suspicion is not None:
@@ -94,14 +108,22 @@ class Detection:
         core.rumours.forget(view)
         core.links.adopt(view, crowded=core.crowded)
         self._prober.forget(view)
-        self._fences.adopt(view)
+        self._verdicts.adopt(view)
         watched = bool(self._watch.slots)
-        self._watch.adopt(view if core.crowded else None, self._interval, now)
+        self._watch.adopt(view if core.crowded and self.leases is None else None, self._interval, now)
+        if self.leases is not None:
+            self.leases.adopt(view, now)
         if not self._watch.slots:
             self._prober.next_round = now
         elif not watched:  # a thousand members should not ping in step
             self._prober.next_round = now + self._interval * core.rng.random()
         self.stall.forget()
+
+    def hinted(self, now: float) -> None:
+        """The data plane failed here: perhaps because of a broken link."""
+        if self.leases is not None:
+            self.leases.hinted(now)
+            self._prober.next_round = now
 
     def ping_applicant(self, member: Member, now: float) -> None:
         """Ping somebody outside the view; the ack becomes its contact."""
@@ -113,18 +135,25 @@ class Detection:
     # Probing
 
     def _begin_round(self, now: float) -> None:
-        core, interval = self._core, self._interval
+        core, interval, all_round = self._core, self._interval, False
         if self._watch.slots:
             peer = core.table.get(self._watch.turn())
             targets = [] if peer is None or peer.status is Status.DEAD else [peer.member]
+            if self._verdicts.alone(now):
+                targets += [member for member in core.some(3) if member not in targets]
             interval = core.awareness.stretch(interval)
         else:
-            targets = [peer.member for peer in core.table if peer.status is not Status.DEAD]
+            all_round = self.leases is None or self.leases.all_round(now)
+            pinged = core.table if all_round else core.table.suspected()
+            targets = [peer.member for peer in pinged if peer.status is not Status.DEAD]
+            if self.leases is not None and all_round:
+                core.links.asked([member.id for member in targets], now)
         for probe in self._prober.begin_round(targets, interval, now):
             self._send_ping(probe, now)
-        for peer in () if core.crowded else core.table:
+        for peer in core.table if all_round and not core.crowded else ():
             waited = core.links.silent_for(peer.member.id, now)
-            if waited and peer.suspicion is None and peer.status is Status.ALIVE:
+            # With leases a suspicion comes and goes with the looks into the store: whoever is silent there goes before this.
+            if waited and (self.leases is not None or (peer.suspicion is None and peer.status is Status.ALIVE)):
                 detail = f"no direct answer to {core.member.id[:6]} for {waited:.2f} s, though others reach it"
                 self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
 
@@ -133,7 +162,7 @@ class Detection:
         config = self._core.config
         return config.watch_interval if self._core.crowded else config.contact_interval
 
-    def _probe(self, member_id: str, now: float) -> None:
+    def probe(self, member_id: str, now: float) -> None:
         """Ping somebody out of turn, unless that is being done or was not answered already."""
         peer = self._core.table.get(member_id)
         if peer is None or peer.status is Status.DEAD or self._prober.probing(member_id):
@@ -172,20 +201,10 @@ class Detection:
                 self._tell(Update(peer.member.id, Status.SUSPECT, peer.incarnation, self._core.member.id))
 
     def _tell(self, update: Update) -> None:
-        """Say at once to those that a suspicion or its refutation concerns: the accused, its watchers, and the seniors."""
-        core = self._core
-        assert core.view is not None
-        keys = (update.member_id, *watchers(update.member_id, core.view), update.by)
-        concerned = {key: core.view.member(key) for key in keys if key in core.view}
-        concerned |= {member.id: member for member in core.seniors(update.member_id)}
+        """Say at once to those that a suspicion or its refutation concerns."""
         message = Gossip((update,), direct=True)
-        for member in concerned.values():
-            if member.id != core.member.id:
-                core.outbox.send(member, message)
-
-    def _concerned(self, member_id: str) -> bool:
-        """Whether this member is one of those who find out at once."""
-        return member_id in self._watch or any(each.id == self._core.member.id for each in self._core.seniors(member_id))
+        for member in self._verdicts.concerned(update):
+            self._core.outbox.send(member, message)
 
     def answered_check(self, member_id: str, now: float) -> None:
         """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
@@ -194,6 +213,16 @@ class Detection:
         if peer is not None:
             self._core.links.heard(member_id, now)
             self._clear(peer)
+
+    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
+        """What came of a question to the store: whose lease was renewed lives, though that is no contact."""
+        for lease, lives in () if self.leases is None else self.leases.answered(errand, answer, now):
+            peer = self._core.table.get(lease.member.id)
+            if lives and peer is not None:
+                self._prober.answered_otherwise(lease.member.id)
+                peer.renewed = now
+                self._clear(peer)
+            self._heard(lease.member.id, lease.progress, now)
 
     # Suspicion
 
@@ -205,10 +234,11 @@ class Detection:
         peer = core.table.get(accused)
         if peer is None or now - peer.last_sign < core.config.exclude_after:
             return False
-        if not core.crowded:
-            return True
-        self._suspect(accused, source, now)
-        return peer.suspicion is not None and peer.suspicion.confirmed
+        if core.crowded or self.leases is not None:
+            self._suspect(accused, source, now)
+        if self.leases is not None:
+            return self._verdicts.judges(peer)
+        return not core.crowded or (peer.suspicion is not None and peer.suspicion.confirmed)
 
     def _suspect(self, member_id: str, by: str, now: float, incarnation: int | None = None, *, direct: bool = True) -> None:
         """``direct``: from ``by`` itself; else it is a rumour."""
@@ -222,7 +252,7 @@ class Detection:
             return  # what somebody said who is not in this view says nothing about it
         rumour = Update(member_id, Status.SUSPECT, max(peer.incarnation, incarnation or 0), by)
         if peer.suspicion is None:
-            minimum = core.config.exclude_after / 2
+            minimum = self._verdicts.shortest()
             maximum = minimum * core.config.suspicion_max_mult
             needed = min(core.config.indirect_probes, len(core.table) - 1)
             core.table.suspect(peer, Suspicion(by, needed, minimum, maximum, now))
@@ -238,8 +268,12 @@ class Detection:
                 core.rumours.add(rumour)
         else:
             return
-        if core.crowded and by != core.member.id and self._concerned(member_id):
-            self._probe(member_id, now)
+        if (
+            by != core.member.id
+            and (core.crowded or self.leases is not None)
+            and self._verdicts.concerns(member_id, self._watch)
+        ):
+            self.probe(member_id, now)
 
     def _clear(self, peer: Peer) -> None:
         self._core.evidence.retract_silence(peer.member.id)  # on another's word it may be held without a suspicion here
@@ -247,37 +281,6 @@ class Detection:
             peer.learn(Sign.ANSWERED)
             self._core.history.cleared(peer.member.id)
             self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
-
-    def _verdict_time(self, peer: Peer) -> float:
-        suspicion = peer.suspicion
-        if suspicion is None or not self._judges(suspicion) or peer.member.id in self._core.evidence.silent:
-            return inf
-        # Never before T_excl: voters whose acks are younger would have to refuse anyway.
-        return max(suspicion.deadline, self._silent_since(peer) + self._core.config.exclude_after)
-
-    def _silent_since(self, peer: Peer) -> float:
-        """Since its last sign of life; in a large view that may be old, so since the first ping that it did not answer."""
-        unanswered = None if peer.suspicion is None or not self._core.crowded else peer.suspicion.unanswered
-        return peer.last_sign if unanswered is None else max(peer.last_sign, unanswered)
-
-    def _judges(self, suspicion: Suspicion) -> bool:
-        """Whether this member may draw conclusions: in a large view those whose own pings failed, once they are enough."""
-        return not self._core.crowded or (suspicion.unanswered is not None and suspicion.confirmed)
-
-    def _fence_time(self, peer: Peer, suspects: int) -> float:
-        """When to have a suspect killed (see ``fences``)."""
-        if peer.suspicion is None or not self._judges(peer.suspicion):
-            return inf
-        return self._fences.due(peer, self._silent_since(peer), suspects)
-
-    def _expire(self, peer: Peer, suspects: int, now: float) -> None:
-        if peer.suspicion is None:
-            return
-        if now >= self._fence_time(peer, suspects):
-            self._fences.fence(peer, self._silent_since(peer), now)
-        if now >= self._verdict_time(peer):
-            detail = f"no answer for {now - self._silent_since(peer):.2f} s, suspected by {len(peer.suspicion.accusers)}"
-            self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
 
     # Rumours
 
@@ -368,7 +371,7 @@ class Detection:
             applicant = core.applicants.get(sender)
             if applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
-            if core.trail.get(ack.epoch) == ack.view_id:
+            if core.followed(ack.epoch, ack.view_id):
                 core.table.answered(sender, probe.sent)
             else:  # in no view yet, or in one that we never followed: it lives, but does not vote on our successor
                 core.table.met(sender, probe.sent, ack.epoch)

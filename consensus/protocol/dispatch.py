@@ -120,6 +120,7 @@ class Dispatch:
             case JoinRequest():
                 admission.on_join_request(sender, address, message, now)
             case JoinReply():
+                admission.heard(sender, now)
                 admission.on_join_reply(address, message, now)
             case Refused():
                 admission.on_refused(message)

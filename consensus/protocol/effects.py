@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errands import Errand
 from ..errors import StoppedError
 from ..member import Address, Member
 from ..messages import Message
@@ -11,6 +12,7 @@ from ..view import View
 
 __all__ = [
     "Activated",
+    "Ask",
     "Check",
     "Effect",
     "Fence",
@@ -18,6 +20,7 @@ __all__ = [
     "Installed",
     "Note",
     "PeerProgress",
+    "Plane",
     "Quit",
     "Send",
     "Stalled",
@@ -33,6 +36,13 @@ class Send:
 
     address: Address
     message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the shared store; report with ``Machine.answered``, whatever comes of it. Several may be under way at once."""
+
+    errand: Errand
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +143,7 @@ class Note:
     about: str = ""
 
 
-Effect = Send | Check | Tether | Fence | Freeze | Installed | Activated | Wish | PeerProgress | Stalled | Stopped | Quit | Note
+Plane = Freeze | Installed | Activated | Wish | PeerProgress | Stalled
+"""What is the data plane's."""
+
+Effect = Send | Ask | Check | Tether | Fence | Plane | Stopped | Quit | Note

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import Config
+from ..config import Config, Liveness
 from ..view import Cause, Removal, View
 from .member_table import NEVER
 
@@ -143,8 +143,10 @@ class EvidenceBook:
         config = self._config
         reasons = [(proof.time, config.settle_proof) for proof in self.proofs.values()]
         reasons += [(time, config.silence_settle) for time in (*self.silent.values(), *self.unready.values())]
-        # Both ends of a broken link find out within one round: by then it shows who lacks several.
-        reasons += [(time, config.contact_interval) for time in self.cut_off.values()]
+        # Both ends of a broken link find out within one round: by then it shows who lacks several. With leases that takes
+        # longer, as suspicions are lifted in between.
+        rounds = 1 if config.liveness is Liveness.PINGS else 3
+        reasons += [(time, rounds * config.contact_interval) for time in self.cut_off.values()]
         reasons += [(time, 0.0) for time in self.leaving.values()]
         if self.frozen_since is not None:
             reasons.append((self.frozen_since, 0.0))

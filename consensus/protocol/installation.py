@@ -67,6 +67,8 @@ class Installation:
         """Whom to tell that they are out, once INSTALL is sent."""
         self.removed: tuple[Reason, ...] = ()
         """Who of the parent is not in it, and why."""
+        self.trail: tuple[str, ...] = ()
+        """The ids of the views before it, newest first, for who joins."""
 
     def reported(self, member_id: str, report: bytes) -> None:
         """A report came; the first one counts."""
@@ -123,4 +125,6 @@ class Installation:
         """INSTALL, with exactly the reports of the continuing members. ``whole``: for who does not hold the parent."""
         reports = Reports.of([self.reports[member_id] for member_id in self.continuing])
         delta = None if whole else self.delta
-        return Install(self.view if delta is None else None, delta, self.ballot, reports, self.removed)
+        if delta is not None:
+            return Install(None, delta, self.ballot, reports, self.removed)
+        return Install(self.view, None, self.ballot, reports, self.removed, self.trail)

@@ -31,9 +31,9 @@ class Installer:
         self._installation: Installation | None = None
 
     def begin(self, installation: Installation, now: float) -> None:
-        """Drive a view that was just chosen. ACCEPT has asked for the reports: late ones get a moment to come by themselves."""
+        """Drive a view that was just chosen. Where ACCEPT has asked for reports the late get a moment to come by themselves."""
         self._installation = installation
-        installation.next_send = now + self._core.config.settle_proof
+        installation.next_send = now + (self._core.config.settle_proof if installation.reports else 0.0)
         self._push(now)
 
     def adopt(self, view: View) -> None:
@@ -170,6 +170,7 @@ class Installer:
         """The installation of what ``attempt`` had chosen."""
         installation = Installation(view, attempt.parent, attempt.ballot, dict(attempt.reports), now)
         installation.after_call = attempt.after_call
+        installation.trail = self._core.ancestors
         installation.leavers = leavers
         installation.removed = () if attempt.proposal is None else self._core.history.reasons(attempt.proposal.removed)
         return installation

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..config import Config
+from ..config import Config, Liveness
 from ..member import Address, Member, format_address
 from ..messages import JoinReply, Vote
 from ..view import View
@@ -221,6 +221,11 @@ class Search:
         """Whether a cluster is known."""
         return self.cluster is not None or self.beacon is not None
 
+    def lost(self, now: float) -> None:
+        """Nobody is left of the cluster that was found: the search begins anew."""
+        self.cluster = self.coordinator = self.beacon = None
+        self.started = now
+
     def hurry(self, now: float) -> None:
         """Ask at once, and often for a while."""
         self.next_send = now
@@ -255,7 +260,8 @@ class Search:
     def _unmet(self, patience: float) -> str:
         if self.founder:
             wanted = f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
-            return f"{wanted}: start the others, or lower initial_size"
+            where = " with the same storage and job" if self._config.liveness is Liveness.LEASES else ""
+            return f"{wanted}: start the others{where}, or lower initial_size"
         silent = [format_address(address) for address in self.introducers if address not in self._lonely]
         if silent:
             return f"not let in by introducers {', '.join(silent)} within join_timeout={patience:g} s"

@@ -61,12 +61,21 @@ class Links:
         self._own_id = own_id
         self._patience = patience
         self._heard: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        """When members were pinged in the last round that went to all."""
         self._missed: dict[str, float] = {}
         """Whose direct answers are missing, and since when."""
         self._own: dict[str, float] = {}
         """To whom the link is broken, and since when that is known."""
         self._told: dict[Pair, tuple[float, float]] = {}
         """Others' words: when they came first and last."""
+
+    def asked(self, member_ids: Collection[str], now: float) -> None:
+        """They are pinged, as in every round. That shows what leases hide: whoever renews its own needs to ack nothing."""
+        for member_id in member_ids:
+            if (before := self._asked.get(member_id)) is not None:
+                self.missed(member_id, before)
+            self._asked[member_id] = now
 
     def missed(self, member_id: str, sent: float) -> None:
         """A ping sent at ``sent`` is not answered yet (one sent later may be)."""
@@ -78,6 +87,11 @@ class Links:
         self._heard[member_id] = now
         self._missed.pop(member_id, None)
         self._own.pop(member_id, None)
+
+    def begin(self) -> None:
+        """From now on everybody is pinged, after a while in which hardly anybody was: what was missed then says nothing."""
+        self._missed.clear()
+        self._asked.clear()
 
     def overslept(self, late: float) -> None:
         """Nothing could be heard for ``late`` seconds."""
@@ -107,6 +121,7 @@ class Links:
         """Follow a new view: each pair in it has to be told anew. ``crowded``: no link is judged there."""
         self._heard = {} if crowded else {member_id: time for member_id, time in self._heard.items() if member_id in view}
         self._missed = {} if crowded else {key: since for key, since in self._missed.items() if key in view}
+        self._asked = {key: time for key, time in self._asked.items() if key in view}
         self._own.clear()
         self._told.clear()
 

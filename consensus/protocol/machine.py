@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
+from ..errands import Answer, Errand
 from ..errors import ExcludedError, StoppedError
 from ..member import Address, Member, format_address
 from ..messages import Evidence, EvidenceKind, Message, Status
@@ -101,6 +102,7 @@ class Machine:
             self._notice_lateness(now)
             self._awaited = None
             self._admission.tick(now)
+            self._detection.renew(now)
             if self._core.view is not None:
                 self._judge_stall(now)
                 self._detection.tick(now)
@@ -114,18 +116,36 @@ class Machine:
         self._change.accusations.accuse(accused, kind, detail, now)
         self._settle(now)
 
-    def checked(self, member_id: str, alive: bool | None, detail: str, now: float) -> None:
-        """The result of a ``Check`` or of a closed tether: False proves death, None is undecided."""
+    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
+        """What came of ``Ask``."""
+        if self._core.stopped is None:
+            self._change.register.answered(errand, answer, now)
+            self._detection.answered(errand, answer, now)
+            self._admission.answered(errand, answer, now)
+            self._settle(now)
+
+    def stirred(self, now: float) -> None:
+        """Something in the store may have changed: look soon."""
+        self._change.register.stirred(now)
+        self._admission.stirred(now)
+        self._settle(now)
+
+    def checked(self, member_id: str, alive: bool | None, detail: str, now: float, *, listens: bool = False) -> None:
+        """The result of a ``Check`` or of a closed tether: False proves death, None is undecided.
+
+        ``listens``: a connection was accepted there, as a stopped process does, too.
+        """
         if alive:
             self._detection.answered_check(member_id, now)
         self._change.accusations.checked(member_id, alive, detail, now)
-        self._admission.checked(member_id, alive, now)
+        self._admission.checked(member_id, alive, now, listens=listens)
         self._settle(now)
 
     def hint(self, suspects: tuple[str, ...], now: float) -> None:
         """The data plane failed here and froze itself; ``suspects`` are checked at once (empty: everybody)."""
         self._change.frozen(now)
         self._change.accusations.hint(suspects, now)
+        self._detection.hinted(now)
         self._settle(now)
 
     def flushed(self, epoch: int, report: bytes, now: float) -> None:
@@ -204,7 +224,7 @@ class Machine:
         """When ``tick`` is needed at the latest; None once stopped."""
         if self._core.stopped is not None:
             return None
-        deadline = self._admission.deadline()
+        deadline = min(self._admission.deadline(), self._detection.renewal)
         if self._core.view is not None:
             parts = (self._detection, self._reconciliation, self._change, self._contact)
             deadline = min(deadline, *(part.deadline() for part in parts))

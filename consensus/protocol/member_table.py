@@ -65,6 +65,8 @@ class Peer:
     met: float = NEVER
     """The same of acks that say that the peer was still on its way to our view: a sign of life."""
     met_epoch: int = 0
+    renewed: float = NEVER
+    """When its lease in a shared store was last seen to have been renewed: a sign of life, and no contact."""
     heard: float = NEVER
     """When any message of it arrived last. Proves that it can send, not that it can hear."""
     suspicion: Suspicion | None = None
@@ -72,7 +74,7 @@ class Peer:
     @property
     def last_sign(self) -> float:
         """When it was last known to live, with the benefit of ``since``."""
-        return max(self.contact, self.met, self.since)
+        return max(self.contact, self.met, self.renewed, self.since)
 
     def learn(self, sign: Sign) -> None:
         """Change the belief; only a suspect has a suspicion."""

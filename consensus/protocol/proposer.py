@@ -11,7 +11,7 @@ from math import inf
 
 from ..config import Policy
 from ..errors import LeftError
-from ..messages import Accepted, Ballot, Promise, Promised
+from ..messages import Accepted, Ballot, Promise, Promised, ViewRecord
 from ..progress import NOWHERE
 from ..view import Proposal, View
 from .acceptor import NO_BALLOT
@@ -19,18 +19,31 @@ from .attempt import Attempt, Outcome, Phase, promising
 from .change import Moment
 from .core import Core
 from .effects import Wish
+from .quorum import is_quorum
 from .voter import Voter
 
 __all__ = ["Proposer"]
+
+SMALLER_WAITS = 0.5
+"""Seconds for which less than a majority leaves the decision to the others, where a store decides."""
+
+STANDS_IN = 5.0
+"""Seconds for which a coordinator may leave a due view unrecorded before the next in seniority tries, and then the one after
+it: the coordinator alone may have lost its way to the store. The store takes one record, whoever is first.
+"""
 
 
 class Proposer:
     """``chosen(attempt, now)`` is called with each attempt that a quorum accepted."""
 
-    def __init__(self, core: Core, voter: Voter, chosen: Callable[[Attempt, float], None]) -> None:
+    def __init__(
+        self, core: Core, voter: Voter, chosen: Callable[[Attempt, float], None], record: Callable[[ViewRecord], None]
+    ) -> None:
+        """``record``: has a view recorded (policy ``storage``); the answer comes by ``recorded`` or ``refused``."""
         self._core = core
         self._voter = voter
         self._chosen = chosen
+        self._record = record
         self.attempt: Attempt | None = None
         self._round = -1
         self._retry_at = -inf
@@ -38,6 +51,10 @@ class Proposer:
         """From when on there are enough members to decide; inf: there are not."""
         self.missing: tuple[str, ...] = ()
         """Who has to come back, or to be proven dead in time, before this member proposes anything."""
+        self._minor_since: float | None = None
+        """Under ``storage``: since when fewer than a majority are there."""
+        self._stands_in_at = inf
+        """Under ``storage``: when this member proposes in the coordinator's place."""
         self._wish_since: float | None = None
         self._boundary: int | None = None
 
@@ -50,6 +67,8 @@ class Proposer:
         self._retry_at = -inf
         self._ripe_at = -inf
         self.missing = ()
+        self._minor_since = None
+        self._stands_in_at = inf
         self._boundary = None
         self._drop_wish()
 
@@ -68,7 +87,8 @@ class Proposer:
         """When ``tick`` or ``consider`` is needed next."""
         if self.attempt is not None:
             return self.attempt.next_send
-        return max(self._wanted_at(), self._retry_at) if self._core.coordinates() else inf
+        wanted_at = self._wanted_at() if self._core.coordinates() else max(self._stands_in_at, self._ripe_at)
+        return max(wanted_at, self._retry_at)
 
     def _wanted_at(self) -> float:
         """When the coordinator wants to propose next, as ``consider`` decides it."""
@@ -97,6 +117,7 @@ class Proposer:
             return
         if core.member.id not in core.view or not core.coordinates():
             self._drop_wish()
+            self._stand_in(now)
             return
         if self._last_to_leave:  # not before the view without the others is active: until then they were not told
             if core.active is core.view or core.evidence.frozen_since is not None:  # or its driver is gone
@@ -111,6 +132,18 @@ class Proposer:
         elif core.active is core.view:
             self._consider_joins(now)
 
+    def _stand_in(self, now: float) -> None:
+        """Propose in the place of a coordinator that does not, where the store answers this member."""
+        core = self._core
+        wanted = core.config.policy is Policy.STORAGE and core.evidence.due() is not None and not core.store_away
+        ids = [member.id for member in core.seniors()] if wanted else []
+        if core.member.id not in ids:
+            self._stands_in_at = inf
+        elif self._stands_in_at == inf:
+            self._stands_in_at = now + STANDS_IN * ids.index(core.member.id)
+        elif now >= self._stands_in_at and self._ripe(now):
+            self._begin(now)
+
     @property
     def _last_to_leave(self) -> bool:
         """Whether this member leaves and nobody is left to ask."""
@@ -123,12 +156,22 @@ class Proposer:
         core = self._core
         assert core.view is not None
         present = core.present(now)
+        if core.config.policy is Policy.STORAGE:
+            return self._first_come(core.view, present, now)
         if not promising(core.view, core.config.policy, present, self.discounted):
             self._ripe_at = inf
             self.missing = tuple(key for key in core.view.ids if key not in present and key not in self.discounted)
         elif self._ripe_at == inf:
             self._ripe_at = now + core.config.contact_interval + core.config.silence_settle
             self.missing = ()
+        return now >= self._ripe_at
+
+    def _first_come(self, view: View, present: frozenset[str], now: float) -> bool:
+        """Of two sides of a partition either may record the next view: the smaller waits, so that the larger is first."""
+        if is_quorum(view, present, frozenset(self._core.evidence.proofs)):
+            self._minor_since, self._ripe_at = None, -inf
+        elif self._minor_since is None:
+            self._minor_since, self._ripe_at = now, now + SMALLER_WAITS
         return now >= self._ripe_at
 
     def _consider_joins(self, now: float) -> None:
@@ -162,6 +205,9 @@ class Proposer:
     def _begin(self, now: float) -> None:
         core = self._core
         assert core.view is not None
+        if core.config.policy is Policy.STORAGE:
+            self._begin_record(core.view, now)
+            return
         promised = self._voter.promised
         senior = core.view.members[0].id == core.member.id
         if senior and self._round < 0 and promised == NO_BALLOT:
@@ -174,6 +220,36 @@ class Proposer:
         if self._round == 0:
             attempt.propose(self._proposal(attempt.parent, now))
         self._send(attempt, now)
+
+    def _begin_record(self, parent: View, now: float) -> None:
+        """Have the next view recorded. There are no ballots: the store takes one record an epoch."""
+        core, own_id = self._core, self._core.member.id
+        attempt = self.attempt = Attempt(parent, (0, own_id), self._after_call, now, core.config.policy)
+        attempt.next_send = inf
+        core.history.proposed(attempt.ballot, now)
+        proposal = self._proposal(parent, now)
+        attempt.propose(proposal)
+        trail = (core.view_id, *core.ancestors)
+        self._record(ViewRecord(proposal.apply(parent), own_id, proposal, attempt.after_call, trail))
+
+    def recorded(self, record: ViewRecord, now: float) -> None:
+        """A record of this member's own stands: the newest proposal, or one that it had given up."""
+        assert record.proposal is not None and self._core.view is not None
+        attempt = self.attempt
+        if attempt is None or attempt.proposal != record.proposal:
+            attempt = Attempt(self._core.view, (0, self._core.member.id), record.after_call, now, self._core.config.policy)
+            attempt.propose(record.proposal)
+        attempt.advance(Outcome.ACCEPTED)
+        self._core.history.decided((), ())
+        self._chosen(attempt, now)
+
+    def refused(self, now: float, until: float) -> None:
+        """The record may not stand: propose again at ``until``, what is needed then."""
+        if self.attempt is not None:
+            self.attempt.advance(Outcome.REFUSED)
+            self.attempt = None
+        self._retry_at = until
+        self.consider(now)
 
     def _proposal(self, parent: View, now: float) -> Proposal:
         core = self._core

@@ -1,7 +1,7 @@
 """A training thread that hangs while its agent lives: the others wait in a call that this member does not enter.
 
-Judged by the hung member's own agent, from what its peers' pings say: it knows best that its own data plane has not entered
-the call, and its word about itself is proof (see ``Machine.die``). At least half of the view must have waited for
+Judged by the hung member's own agent, from what its peers' pings or leases say: it knows best that its own data plane has not
+entered the call, and its word about itself is proof (see ``Machine.die``). At least half of the view must have waited for
 ``stall_timeout``: so a single fast member never declares all others hung, and of two members one suffices.
 """
 
@@ -35,6 +35,12 @@ class Stall:
     def forget(self) -> None:
         """A new view: who waits has to say so again."""
         self._waiting.clear()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody is known to wait in a call that this member's data plane has not entered."""
+        own = self._core.progress
+        return any(call > max(own.finished, own.current) for call, _ in self._waiting.values())
 
     def since(self) -> float | None:
         """Since when at least half of the view has waited for this member; None where it has not."""

@@ -1,20 +1,20 @@
 """Which list we all act on: evidence in, one Paxos instance an epoch, freeze, install, activate.
 
 Put together from ``accusations`` (evidence), ``proposer``, ``voter`` and ``installer``; here a member follows what was
-decided: it adopts chosen views and installs them; ``blockage`` notices when nothing moves any more.
+decided: it adopts chosen views and installs them; ``blockage`` and ``abandonment`` notice when nothing moves any more.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from math import inf
 from typing import Any
 
 from ..config import Policy
 from ..member import Address, Member
-from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Install, Ready
+from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Install, Ready, ViewRecord
 from ..view import Cause, Delta, View
+from .abandonment import Abandonment
 from .accusations import Accusations
 from .attempt import Attempt
 from .blockage import Blockage
@@ -27,13 +27,11 @@ from .installation import Installation
 from .installer import Installer
 from .life import Turn
 from .proposer import Proposer
+from .register import Register
 from .standing import STANDING, News
 from .voter import Voter
 
 __all__ = ["ViewChange"]
-
-ORPHANED_AFTER = 1.0
-"""How long a chosen view may stay inactive whose driver is not in it."""
 
 
 class ViewChange:
@@ -44,16 +42,24 @@ class ViewChange:
         self.detection: Detection  # set by the machine: they know each other
         self.contact: Contact
         self.voter = Voter(core)
-        self.proposer = Proposer(core, self.voter, self._chosen)
+        self.register = Register(core, self._recorded, self._not_recorded, lambda: self._needs_view)
+        self.proposer = Proposer(core, self.voter, self._chosen, self.register.create)
         self.accusations = Accusations(core, self.proposer.consider, self._believes)
         self.installer = Installer(core, self.accusations.accuse)
         self._frozen_at: float | None = None
-        self._blockage = Blockage(core, self.proposer, self.installer, lambda: self._frozen_at is not None or self.voter.voted)
+        self._blockage = Blockage(core, self.proposer, self.installer, lambda: self._stands_still, self._look_after)
         self._ready_to: tuple[str, Address] | None = None
         self._ready_again = inf
         self._is_ready = False
-        self._adopted_at = -inf
-        self._orphan_told = False
+        self._abandonment = Abandonment(core, self.proposer)
+
+    @property
+    def _stands_still(self) -> bool:
+        return self._frozen_at is not None or self.voter.voted
+
+    def _look_after(self, member_id: str, now: float) -> None:
+        self.accusations.accuse(member_id, EvidenceKind.HINT, "", now)
+        self.detection.probe(member_id, now)
 
     def _believes(self, accused: str, source: str, now: float) -> bool:
         return self.detection.believes(accused, source, now)
@@ -120,25 +126,23 @@ class ViewChange:
             self.accusations.accuse(core.member.id, EvidenceKind.FROZEN, "frozen without a view change", now)
         if self._is_ready and core.active is not core.installed and now >= self._ready_again:
             self._send_ready(now)
-        if self._orphaned and now >= self._adopted_at + ORPHANED_AFTER:
-            self._orphan_told = True
+        if self._abandonment.due(now):
             self.accusations.accuse(core.member.id, EvidenceKind.FROZEN, "the driver of its view is not in it", now)
         self.proposer.tick(now)
         self.installer.tick(now)
         self.proposer.consider(now)
         self._blockage.tick(now)
+        self.register.tick(now)
 
     def deadline(self) -> float:
         """When ``tick`` is needed next."""
         core = self._core
         times = [self.accusations.deadline(), self.voter.deadline(), self.proposer.deadline()]
-        times += [self.installer.deadline(), self._blockage.deadline()]
+        times += [self.installer.deadline(), self._blockage.deadline(), self._abandonment.deadline(), self.register.deadline()]
         if self._is_ready and core.active is not core.installed:
             times.append(self._ready_again)
         if self._waits_frozen and self._frozen_at is not None:
             times.append(self._frozen_at + core.config.frozen_wait)
-        if self._orphaned:
-            times.append(self._adopted_at + ORPHANED_AFTER)
         return min(times)
 
     @property
@@ -147,18 +151,16 @@ class ViewChange:
         idle = self.proposer.attempt is None and not self.voter.voted
         return self._frozen_at is not None and idle and self._core.evidence.frozen_since is None
 
-    @property
-    def _orphaned(self) -> bool:
-        """A driver that left with this very view cannot be missed as a member."""
-        core = self._core
-        if core.view is None or core.active is core.view or self._orphan_told or self.proposer.attempt is not None:
-            return False
-        return core.driver not in core.view and core.member.id in core.view
-
     # Drivers
 
     def found(self, view: View, now: float) -> None:
-        """Make the first view: nobody else could, so nobody is asked."""
+        """Make the first view: nobody else could, so nobody is asked; where there is a store it takes the first founder."""
+        if self.register.used:
+            self.register.create(ViewRecord(view, self._core.member.id))
+        else:
+            self._found(view, now)
+
+    def _found(self, view: View, now: float) -> None:
         own_id = self._core.member.id
         self.adopt(view, own_id, now)
         self.installer.begin(Installation(view, None, (0, own_id), {}, now), now)
@@ -175,6 +177,35 @@ class ViewChange:
         self.adopt(view, self._core.member.id, now)
         self.installer.begin(self.installer.after(attempt, view, told, now), now)
 
+    # The store
+
+    @property
+    def _needs_view(self) -> bool:
+        """Whether this member waits for a newer view than it has, or for this one to come to life."""
+        core = self._core
+        idle = self._frozen_at is None and self.proposer.attempt is None and core.evidence.due() is None
+        return core.active is not core.view or not idle
+
+    def _recorded(self, record: ViewRecord, now: float) -> None:
+        """A newer record stands: ours, which we install, or somebody else's."""
+        core, view = self._core, record.view
+        own = record.driver == core.member.id
+        if core.view is None:
+            if own and record.proposal is None:
+                self._found(view, now)
+            elif core.member.id in view:  # whoever founded with us, or let us in, may be gone
+                self.adopt(view, record.driver, now, record.trail)
+        elif own and record.proposal is not None and view.parent_id == core.view.view_id:
+            self.proposer.recorded(record, now)
+        elif not self._follows(view, record.trail):
+            core.out(view)
+        else:
+            self.adopt(view, record.driver, now, record.trail)
+
+    def _not_recorded(self, now: float, until: float) -> None:
+        if self._core.view is not None:
+            self.proposer.refused(now, until)
+
     def on_accepted(self, sender: str, message: Accepted, now: float) -> None:
         """A vote: for the attempt under way, or late for the one that was chosen."""
         if self.proposer.attempt is not None:
@@ -187,28 +218,28 @@ class ViewChange:
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
         """The driver of a chosen view, which we may not know yet, needs our report."""
         core = self._core
-        self._chosen_is(None, request.delta, sender, sender, address, now)
+        self._chosen_is(Chosen(None, sender, request.delta), sender, address, now)
         if core.view_id == request.delta.view_id and core.installed is not core.view:
             core.history.mark(Moment.ASKED, core.epoch, now)
             self.voter.on_flush_request(sender, address, request)
 
     def on_chosen(self, sender: str, address: Address, message: Chosen, now: float) -> None:
         """A view was chosen, which this member may not have known."""
-        self._chosen_is(message.view, message.delta, message.driver, sender, address, now)
+        self._chosen_is(message, sender, address, now)
 
-    def _chosen_is(
-        self, whole: View | None, delta: Delta | None, driver: str, sender: str, address: Address, now: float
-    ) -> None:
+    def _chosen_is(self, message: Chosen, sender: str, address: Address, now: float) -> None:
         core = self._core
-        view = core.resolve(whole, delta)
+        view = core.resolve(message.view, message.delta)
         if view is None:
-            self._pull_for(delta, sender, address)
+            self._pull_for(message.delta, sender, address)
         elif view.epoch <= core.epoch:
             return
-        elif core.member.id not in view or not self._follows(view):
-            self._left_out(view, now)
+        elif self.register.used and message.driver == core.member.id:
+            self.register.told(view, now)  # our own record stands, as others have read first: we are to install what it says
+        elif not self._follows(view, message.trail):
+            self._left_out(view, sender, address, now)
         elif not self._voted_out(view):
-            self.adopt(view, driver, now)
+            self.adopt(view, message.driver, now, message.trail)
 
     def _pull_for(self, delta: Delta | None, sender: str, address: Address) -> None:
         """Somebody means a view whose parent is not held here: ask him for the whole of it."""
@@ -216,19 +247,27 @@ class ViewChange:
         if delta is not None and delta.epoch > core.epoch and delta.parent_id != core.view_id:
             core.reply(sender, address, core.pull())
 
-    def _follows(self, view: View) -> bool:
-        """Whether a newer ``view`` is of this member's chain. Under ``any`` only the next one certainly is."""
-        mine = self._core.view
-        if mine is None:
-            return True
-        if self._core.config.policy is Policy.ANY:
-            return view.parent_id == mine.view_id
-        return view.cluster == mine.cluster
-
-    def _left_out(self, view: View, now: float) -> None:
+    def _follows(self, view: View, trail: tuple[str, ...]) -> bool:
+        """Whether a newer ``view`` is of this member's chain, and it is in it. Under ``any`` only the next one certainly is."""
         core = self._core
-        if core.leaving or core.member.id in core.evidence.leaving:
-            if core.view is not None and core.view.cluster == view.cluster:
+        if core.member.id not in view:
+            return False
+        if core.view is None:
+            return True
+        if core.config.policy is Policy.ANY:
+            return view.parent_id == core.view.view_id
+        return view.cluster == core.view.cluster and core.descends(view, trail)
+
+    def _left_out(self, view: View, sender: str, address: Address, now: float) -> None:
+        core = self._core
+        related = core.view is not None and core.view.cluster == view.cluster
+        if self.register.used and not related:
+            self.register.look()  # which of two clusters goes on the store says
+        elif related and core.member.id in view and core.config.policy is not Policy.ANY:
+            if sender not in core.gone:
+                self.contact.introduce(address, now)  # what the sender follows can never be active
+        elif core.leaving or core.member.id in core.evidence.leaving:
+            if related:
                 core.out(view)
         else:
             self.contact.left_out(view, now)
@@ -243,8 +282,8 @@ class ViewChange:
         reports = message.reports.by_id(view)
         if reports is None or view.epoch < core.epoch:
             return
-        if core.member.id not in view or (view.epoch > core.epoch and not self._follows(view)):
-            self._left_out(view, now)
+        if core.member.id not in view or (view.epoch > core.epoch and not self._follows(view, message.trail)):
+            self._left_out(view, sender, address, now)
             return
         if core.installed is not None and core.installed.view_id == view.view_id:
             self._ready_to = (sender, address)
@@ -254,12 +293,11 @@ class ViewChange:
         if not self._installable(view, message.ballot, dict(reports)):
             return
         if view.epoch > core.epoch:
-            self.adopt(view, sender, now)
+            self.adopt(view, sender, now, message.trail)
         elif view.view_id != core.view_id:
             related = core.view is not None and core.view.cluster == view.cluster
-            # What the dead had chosen is no fork: it dies with them.
             if related and core.config.policy is not Policy.ANY and sender not in core.gone:
-                core.outbox.note(logging.CRITICAL, "fork", f"{sender} installs {view} against {core.view}")
+                self.contact.introduce(address, now)  # only one of the two can ever be active: who acts in it says so
             return
         core.advance(News.INSTALL)
         core.installed = core.view
@@ -304,14 +342,16 @@ class ViewChange:
             core.table.all_in(core.installed.epoch)
             core.history.activated(now)
             core.outbox.emit(Activated(core.installed))
+            if core.driver == core.member.id:
+                self.register.clean(core.installed)
             self.proposer.consider(now)
 
-    def adopt(self, view: View, driver: str, now: float) -> None:
+    def adopt(self, view: View, driver: str, now: float, trail: tuple[str, ...] = ()) -> None:
         """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
         core = self._core
         parent = core.view
         self.contact.adopt(view, parent, now)
-        core.follow(view)
+        core.follow(view, trail)
         core.delta = Delta.between(parent, view)
         if parent is None:
             core.turn(Turn.FOUNDED if driver == core.member.id and not view.parent_id else Turn.ADMITTED)
@@ -320,8 +360,7 @@ class ViewChange:
         core.standing = STANDING.start
         core.driver = driver
         core.history.adopt(view, driver, now)
-        self._adopted_at = now
-        self._orphan_told = False
+        self._abandonment.adopt(now)
         core.table.adopt(view, core.applicants.contacts, now)
         core.crowded = len(core.table) >= core.config.mesh_limit
         core.gone = frozenset(key for key in core.evidence.proofs if key not in view)
@@ -337,6 +376,7 @@ class ViewChange:
         self.installer.adopt(view)
         self.detection.adopt(view, now)
         core.outbox.emit(Tether(self._successors(view)))
+        self.register.adopt(now)
         self.accusations.adopt(view, now)
 
     def _successors(self, view: View) -> tuple[Member, ...]:

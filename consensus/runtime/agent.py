@@ -14,6 +14,7 @@ from typing import Any
 from ..codec import MAX_BYTES, MAX_DATAGRAM, Codec
 from ..config import PROTOCOL_VERSION, Config
 from ..envelope import Open, Sealed, Sealer
+from ..errands import Errand
 from ..errors import CodecError, ForeignJobError, ForeignVersionError, JoinError, SealError
 from ..interface import DataPlane
 from ..keys import KeyRing
@@ -29,6 +30,7 @@ from .ports import Core
 from .scout import Scout
 from .snapshot import Snapshot
 from .sockets import SocketPair
+from .storekeeper import storekeeper_for
 from .tether import Tethers
 from .traffic import Direction, Traffic
 from .udp import Udp, fits
@@ -95,6 +97,7 @@ class Agent:
         self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held, labels)
         self.scout = Scout(config, member, introducers, self.driver, self._ring, outside.held)
         self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
+        self._store = storekeeper_for(config, member, self._ring, self.driver, self._spawn)
         self._tethers = Tethers(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._client = HttpClient()
@@ -117,6 +120,8 @@ class Agent:
         self._started = True
         if self._ring is not None:
             self._spawn(self._follow_keys(self._ring))
+        if self._store is not None:
+            self._spawn(self._store.attend())
         self.driver.perform(self.driver.core.start)
         if self._met:
             self.scout.add(self._met)
@@ -138,6 +143,8 @@ class Agent:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            if self._store is not None:
+                await self._store.close()
             await self._client.close()
             self._sockets.close()
             await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
@@ -146,6 +153,7 @@ class Agent:
 
     def status(self) -> dict[str, Any]:
         """What this member believes and has sent, as plain values."""
+        store = {} if self._store is None else {"store": self._store.status()}
         return {
             "job": self._config.job,
             "member": self._member.id,
@@ -153,6 +161,7 @@ class Agent:
             "meta": self._member.shown(),
             "protocol_version": PROTOCOL_VERSION,
             "messages": self.traffic.as_dict(),
+            **store,
             **self.driver.status(),
         }
 
@@ -176,6 +185,11 @@ class Agent:
             self._waiting.add(address, message, asyncio.get_running_loop().time())
         else:
             self._put(address, type(message).__name__, sealed)
+
+    def ask(self, errand: Errand) -> None:
+        """``Ask``."""
+        assert self._store is not None, "a policy without a store asked for one"
+        self._store.ask(errand)
 
     def check(self, member: Member) -> None:
         """``Check``."""
@@ -247,8 +261,8 @@ class Agent:
             mine = f"job {self._config.job!r}, protocol version {PROTOCOL_VERSION}"
             self.driver.note(logging.WARNING, "foreign", f"ignored messages from {source}: {error}; this is {mine}")
 
-    def _checked(self, member_id: str, alive: bool | None, detail: str) -> None:
-        self.driver.perform(lambda now: self.driver.core.checked(member_id, alive, detail, now))
+    def _checked(self, member_id: str, alive: bool | None, detail: str, listens: bool) -> None:
+        self.driver.perform(lambda now: self.driver.core.checked(member_id, alive, detail, now, listens=listens))
 
     def _send_failed(self, _error: OSError | None) -> None:
         self.traffic.count(Direction.DROPPED, "unsendable", 0)

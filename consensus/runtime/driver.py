@@ -21,6 +21,7 @@ from ..messages import Envelope
 from ..progress import Progress
 from ..protocol.effects import (
     Activated,
+    Ask,
     Check,
     Effect,
     Fence,
@@ -28,6 +29,7 @@ from ..protocol.effects import (
     Installed,
     Note,
     PeerProgress,
+    Plane,
     Quit,
     Send,
     Stalled,
@@ -127,6 +129,15 @@ class Driver:
             self._core.receive(envelope.sender, envelope.address, envelope.message, now)
 
         self.perform(deliver)
+
+    def end(self, error: StoppedError) -> None:
+        """This lifetime is over, for a reason that the core does not know: it is told, and tells the others."""
+
+        def end(_now: float) -> None:
+            self._stop(error)
+            self._core.die(str(error), error)
+
+        self.perform(end)
 
     def note(self, level: int, kind: str, text: str) -> None:
         """One line for the log and for ``explain``."""
@@ -232,6 +243,8 @@ class Driver:
         match effect:
             case Send(address, message):
                 carrier.send(address, message)
+            case Ask(errand):
+                carrier.ask(errand)
             case Check(member):
                 carrier.check(member)
             case Tether(members):
@@ -251,7 +264,7 @@ class Driver:
             case _:
                 self._tell(effect)
 
-    def _tell(self, effect: Freeze | Installed | Activated | Wish | PeerProgress | Stalled) -> None:
+    def _tell(self, effect: Plane) -> None:
         """One callback of the data plane."""
         plane = self._plane
         match effect:

@@ -41,7 +41,9 @@ class Fencing:
         self._note = note
         self._asked: set[str] = set()
         self._ordered: dict[str, float] = {}
-        self._told: set[str] = set()
+        """By member, while its command runs or has just ended: the time before which there is no other try."""
+        self._told: dict[str, None] = {}
+        """Members whose failing command was mentioned; who failed last comes last. As many as a view may have."""
 
     async def ask(self, member: Member, reason: str) -> None:
         """Have its supervisor kill ``member``, if it has one."""
@@ -67,6 +69,7 @@ class Fencing:
         now = asyncio.get_running_loop().time()
         if not self._config.fence_command or now < self._ordered.get(member.id, 0.0):
             return
+        self._ordered = {each: until for each, until in self._ordered.items() if now < until}
         self._ordered[member.id] = float("inf")
         try:
             failure = await self._run(member, reason)
@@ -74,10 +77,18 @@ class Fencing:
             self._ordered[member.id] = asyncio.get_running_loop().time() + _PAUSE
         if failure is None:
             self._proven(member.id, "fence_command says that it is gone")
-        elif member.id not in self._told:
-            self._told.add(member.id)
+        elif self._first(member.id):
             text = f"fence_command {failure} for {member}: not taken for dead; further tries are not mentioned"
             self._note(logging.WARNING, "fence", text)
+
+    def _first(self, member_id: str) -> bool:
+        """Whether this failure is worth a word: the first one, as far as is remembered."""
+        first = member_id not in self._told
+        self._told.pop(member_id, None)
+        self._told[member_id] = None
+        while len(self._told) > self._config.max_members:
+            del self._told[next(iter(self._told))]
+        return first
 
     async def _run(self, member: Member, reason: str) -> str | None:
         """What went wrong; None for exit code 0 in time."""

@@ -1,5 +1,5 @@
 """Where an agent runs, seen from the training process: on a thread of it (``thread_host``), or in a process of its own
-(``process_host``). ``Gossip`` cannot tell the difference.
+(``process_host``). ``Membership`` cannot tell the difference.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from ..errands import Answer, Errand
 from ..errors import JoinError, StoppedError
 from ..member import Address, Member
 from ..messages import EvidenceKind, Message
@@ -63,11 +64,17 @@ class Core(Protocol):
         """Effects to carry out, in order."""
         ...
 
+    def answered(self, errand: Errand, answer: Answer, now: float, /) -> None:
+        """What came of ``Ask``."""
+
+    def stirred(self, now: float, /) -> None:
+        """Something under the store's ``views/`` may have changed."""
+
     def evidence(self, accused: str, kind: EvidenceKind, detail: str, now: float, /) -> None:
         """Local evidence."""
 
-    def checked(self, member_id: str, alive: bool | None, detail: str, now: float, /) -> None:
-        """The result of a check."""
+    def checked(self, member_id: str, alive: bool | None, detail: str, now: float, /, *, listens: bool = False) -> None:
+        """The result of a check. ``listens``: whether a connection was accepted there."""
 
     def flushed(self, epoch: int, report: bytes, now: float, /) -> None:
         """The data plane is frozen."""
@@ -112,6 +119,9 @@ class Carrier(Protocol):
 
     def send(self, address: Address, message: Message) -> None:
         """``Send``."""
+
+    def ask(self, errand: Errand) -> None:
+        """``Ask``."""
 
     def check(self, member: Member) -> None:
         """``Check``."""

@@ -41,8 +41,8 @@ _VERSION_DIGITS = 9
 _RETRY_FIRST = 0.1
 _RETRY_LAST = 2.0
 
-Report = Callable[[str, bool | None, str], None]
-"""(member id, alive or undecided, detail): ``Machine.checked`` without its clock."""
+Report = Callable[[str, bool | None, str, bool], None]
+"""(member id, alive or undecided, detail, whether somebody listens): ``Machine.checked`` without its clock."""
 
 
 class Doubt(Enum):
@@ -69,25 +69,33 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check found: alive, gone (False), or undecided (None), with a line for the log."""
+    """What a check found: alive, gone (False), or undecided (None), with a line for the log.
+
+    ``listens``: whether a connection was accepted there. A stopped process does that, too; a host that vanished does not.
+    """
 
     alive: bool | None
     detail: str
+    listens: bool = False
 
 
 class _TornError(OSError):
     """The connection closed before an answer came."""
 
 
-async def ask(address: Address, path: str = "/identity", ring: KeyRing | None = None) -> tuple[Answer | None, socket.socket]:
+async def ask(
+    address: Address, path: str = "/identity", ring: KeyRing | None = None, connected: Callable[[], None] = lambda: None
+) -> tuple[Answer | None, socket.socket]:
     """Connect to ``address`` and ask who is there; the answer (None: no agent of ours) and the open connection.
 
-    With a ``ring`` only a proven answer is free of doubt. Raises OSError; has no timeout of its own.
+    With a ``ring`` only a proven answer is free of doubt. ``connected`` is called when the connection stands.
+    Raises OSError; has no timeout of its own.
     """
     endpoint = await resolve(address)
     sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
     try:
         await _connect(sock, endpoint)
+        connected()
         if ring is None:
             return _answer(await _request(sock, address, path)), sock
         return await _prove(sock, address, path, ring), sock
@@ -200,7 +208,7 @@ class Tethers:
                 sock.close()
         finally:
             self._checks.pop(member.id, None)
-        self._report(member.id, verdict.alive, verdict.detail)
+        self._report(member.id, verdict.alive, verdict.detail, verdict.listens)
 
     async def _hold(self, member: Member) -> None:
         """Keep one tether: ask, hold the connection until it closes, ask again; until the member is proven gone."""
@@ -214,7 +222,7 @@ class Tethers:
                 self._asking.discard(member.id)
             since = loop.time()
             try:
-                self._report(member.id, verdict.alive, verdict.detail)
+                self._report(member.id, verdict.alive, verdict.detail, verdict.listens)
                 if verdict.alive is False:
                     return
                 if sock is not None:
@@ -236,17 +244,23 @@ class Tethers:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CHECK_TIMEOUT
         pause = 0.0
+        connections = 0
+
+        def connected() -> None:
+            nonlocal connections
+            connections += 1
+
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
-                    answer, sock = await ask(member.address, path, self._ring)
+                    answer, sock = await ask(member.address, path, self._ring, connected)
             except (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, _TornError) as error:
                 if loop.time() + pause >= deadline:
-                    return self._judge_error(member, error), None
+                    return self._judge_error(member, error, listens=connections > 0), None
                 await asyncio.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LAST_PAUSE)
             except OSError as error:  # TimeoutError is one of them
-                return self._judge_error(member, error), None
+                return self._judge_error(member, error, listens=connections > 0), None
             else:
                 verdict = _judge_answer(member, answer, proven=self._ring is not None)
                 if verdict.alive:
@@ -254,15 +268,15 @@ class Tethers:
                 sock.close()
                 return verdict, None
 
-    def _judge_error(self, member: Member, error: OSError) -> Verdict:
+    def _judge_error(self, member: Member, error: OSError, *, listens: bool) -> Verdict:
         where = format_address(member.address)
         match error:
             case ConnectionRefusedError():
                 return Verdict(False if self._trust_refused else None, f"connection refused at {where}")
             case TimeoutError():
-                return Verdict(None, f"no answer from {where} within {CHECK_TIMEOUT:g} s")
+                return Verdict(None, f"no answer from {where} within {CHECK_TIMEOUT:g} s", listens)
             case ConnectionError() | _TornError():
-                return Verdict(None, f"{where} accepts connections and closes them")
+                return Verdict(None, f"{where} accepts connections and closes them", listens)
             case _:
                 return Verdict(None, f"{where} unreachable: {error.strerror or error}")
 

@@ -14,11 +14,13 @@ from .observer import Observer
 from .plane import MakePlane, SimulatedPlane, StubPlane
 from .play import Result, play, prepare
 from .scenario import Event, Scenario, ScriptError
+from .store import Character, SimulatedStore
 from .trap import Trap
 from .verbs import perform
 from .world import World
 
 __all__ = [
+    "Character",
     "Clock",
     "Event",
     "Faults",
@@ -31,6 +33,7 @@ __all__ = [
     "Scenario",
     "ScriptError",
     "SimulatedPlane",
+    "SimulatedStore",
     "Spread",
     "StubPlane",
     "Trap",

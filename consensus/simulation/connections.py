@@ -61,7 +61,10 @@ class Connections:
 
     def _tell(self, host: Host, member: Member, alive: bool | None, detail: str) -> None:
         host.checks.discard(member.id)
-        self._world.inside(host, lambda: host.machine.checked(member.id, alive, detail, host.now))
+        # The host of a process that is stopped, or held up, accepts connections for it.
+        there = self._world.at_address.get(member.address)
+        listens = there is not None and self._world.network.reachable(host.id, there.id)
+        self._world.inside(host, lambda: host.machine.checked(member.id, alive, detail, host.now, listens=listens))
 
     def _find(self, asker: Host, member: Member) -> tuple[bool | None, str]:
         """What ``asker`` finds at ``member``'s address: it (True), proof that it is gone (False), or nothing (None)."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 
-__all__ = ["Faults", "Link", "Spread"]
+__all__ = ["Faults", "Link", "Spread", "StoreFaults"]
 
 Link = tuple[str, str]
 """(from, to): member ids. Links have a direction."""
@@ -33,6 +33,45 @@ class Spread(Enum):
         if self is Spread.EXPONENTIAL:
             return low + rng.expovariate(1.0) * (high - low)
         return low + (high - low) * min(1000.0, rng.paretovariate(1.5) - 1.0)
+
+
+@dataclass
+class StoreFaults:
+    """What is wrong with the store that all processes share, and with the ways to it. Probabilities are per step at it."""
+
+    latency: tuple[float, float] = (0.0002, 0.001)
+    """Bounds of the way there, and of the way back."""
+
+    slow: float = 0.0
+    """Each way takes up to so many seconds more."""
+
+    away: bool = False
+    """For everybody."""
+
+    cut: set[str] = field(default_factory=set)
+    """Those (ids) that do not reach it."""
+
+    refuses: float = 0.5
+    """How often whoever does not reach it learns that at once. Else it hears nothing, and what it asked for may come late."""
+
+    lost: float = 0.0
+    """No answer comes: what was asked for was done, or will be, perhaps later than anybody waits."""
+
+    fails: float = 0.0
+    """Nothing is done, and it says so."""
+
+    deaf: float = 0.0
+    """A change is not told of."""
+
+    def reaches(self, member_id: str) -> bool:
+        """Whether that process and the store hear each other."""
+        return not self.away and member_id not in self.cut
+
+    def heal(self) -> None:
+        """Nothing is wrong any more. What was under way late is still to come."""
+        self.slow = self.lost = self.fails = self.deaf = 0.0
+        self.away = False
+        self.cut.clear()
 
 
 @dataclass
@@ -70,6 +109,8 @@ class Faults:
     refused: set[Link] = field(default_factory=set)
     """(asker, target): a firewall refuses the asker's connections, though the target may live."""
 
+    store: StoreFaults = field(default_factory=StoreFaults)
+
     skew: float = 0.0
     """Clocks of processes that start now are apart by up to so much."""
 
@@ -98,6 +139,7 @@ class Faults:
         self.slow.clear()
         self.clogged.clear()
         self.refused.clear()
+        self.store.heal()
 
     def loss_on(self, sender: str, receiver: str) -> float:
         """Probability that a message from one to the other is lost."""
@@ -119,3 +161,5 @@ class Faults:
         for table in (self.lossy, self.slow):
             if old in table:
                 table[new] = table[old]
+        if old in self.store.cut:
+            self.store.cut.add(new)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from ..config import Config
+from ..config import Config, Policy
 from .clock import allowance
 from .menu import ALL, Menu
 from .scenario import Event, Scenario
@@ -45,22 +45,33 @@ TALL = 12
 
 
 def draw(
-    seed: int, menu: Menu = ALL, size: int | None = None, faults: int | None = None, seconds: float | None = None
+    seed: int,
+    menu: Menu = ALL,
+    size: int | None = None,
+    faults: int | None = None,
+    seconds: float | None = None,
+    *,
+    policy: str = "",
 ) -> Scenario:
     """A history. ``size``: founders (None: drawn from ``SIZES``); ``faults``: how many to draw (None: 3 to 12).
 
     ``seconds``: the safety phase takes so long, with a fault every ``PACE`` seconds or so (None: faults soon after each other).
+    ``policy``: "storage" for a history with a shared store, its kind drawn, too.
     """
-    return History(seed, menu, size).tell(faults) if seconds is None else History(seed, menu, size).fill(seconds)
+    history = History(seed, menu, size, store=policy == Policy.STORAGE.value)
+    return history.tell(faults) if seconds is None else history.fill(seconds)
 
 
 class History:
     """Draws one history; keeps count of who should be alive."""
 
-    def __init__(self, seed: int, menu: Menu, size: int | None) -> None:
+    def __init__(self, seed: int, menu: Menu, size: int | None, *, store: bool = False) -> None:
         self._seed = seed
+        self._store = store
         self._rng = Random(f"history {seed}")
         self._weights = {name: weight for name, weight in menu.weights().items() if hasattr(self, f"_{name}")}
+        if not store:
+            self._weights = {name: weight for name, weight in self._weights.items() if not name.startswith("store_")}
         self._clock = menu.clock
         self._refuses = bool(menu.membership.refuse) and self._rng.random() < 0.2
         if not self._refuses:
@@ -96,7 +107,7 @@ class History:
             gaps = GAPS[: 6 if self._size >= TALL else 7]
             self._now += rng.choice(gaps) if self._pace is None else rng.expovariate(1.0 / self._pace)
         self._events.sort(key=lambda event: event.at)  # stable: those of one moment stay in their order
-        return Scenario(
+        told = Scenario(
             self._seed,
             self._size,
             fences,
@@ -105,9 +116,14 @@ class History:
             1e5 if self._clock.skew else 0.0,
             rng.choice([0.0, 0.5, 0.9]) if self._clock.drift else 0.0,
             early,
-            rng.choice([0.0, 0.02, 0.5]),
-            tuple(self._events),
+            rest=rng.choice([0.0, 0.02, 0.5]),
+            events=tuple(self._events),
         )
+        if not self._store:
+            return told
+        leases, files, notices = (rng.random() < chance for chance in (0.5, 0.5, 0.7))
+        alone = leases and rng.random() < 0.5  # only leases tell who else is there
+        return replace(told, policy=Policy.STORAGE.value, leases=leases, files=files, notices=notices, alone=alone)
 
     # Helpers
 
@@ -282,3 +298,43 @@ class History:
         if len(self._alive) > 1:
             for _ in range(self._rng.randint(1, 3)):
                 self._add("refuse", *self._rng.sample(self._alive, 2))
+
+    # Store
+
+    def _store_away(self) -> None:
+        rng = self._rng
+        who = () if rng.random() < 0.5 else tuple(self._some(2))
+        self._add("store_away", *who)
+        if rng.random() < 0.8:
+            self._add("store_back", *who, after=rng.choice([0.005, 0.05, 0.5, 2.0, 4.0]))
+
+    def _store_slow(self) -> None:
+        self._add("store_slow", slow := self._rng.choice([0.01, 0.1, 0.4, 1.0]))
+        if slow > 0.2 and self._rng.random() < 0.7:
+            self._add("store_slow", 0.0, after=self._rng.choice([0.5, 2.0, 4.0]))
+
+    def _store_lost(self) -> None:
+        self._doubt("store_lost", self._rng.choice([0.05, 0.2, 0.5]))
+
+    def _store_fails(self) -> None:
+        self._doubt("store_fails", self._rng.choice([0.05, 0.3, 0.8]))
+
+    def _store_deaf(self) -> None:
+        self._add("store_deaf", self._rng.choice([0.3, 1.0]))
+
+    def _doubt(self, verb: str, chance: float) -> None:
+        self._add(verb, chance)
+        if self._rng.random() < 0.6:
+            self._add(verb, 0.0, after=self._rng.choice([0.1, 1.0, 3.0]))
+
+    def _store_race(self) -> None:
+        """A death is a reason to create a record; those who may do so sleep on the way, one after the other."""
+        rng = self._rng
+        if len(self._alive) < 3:
+            return
+        self._add("store_slow", rng.choice([0.005, 0.02, 0.1]))
+        self._add("kill", victim := self._one())
+        self._gone([victim])
+        for name in self._some(2):
+            self._add("pause", name, after=(wait := rng.choice([0.006, 0.01, 0.02, 0.05, 0.15])))
+            self._add("resume", name, after=wait + rng.choice([0.3, 1.0, 2.2, 3.0, 5.0]))

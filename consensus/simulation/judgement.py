@@ -70,9 +70,11 @@ def living(world: World) -> list[Host]:
 def _in_touch(world: World) -> list[Host]:
     """The living that can still hear of the newest view: whoever knows an address of theirs, or whose address they know.
 
-    Others may have lost everybody that they ever knew; nobody can tell them anything.
+    Where a store decides these are all. Others may have lost everybody that they ever knew; nobody can tell them anything.
     """
     hosts = living(world)
+    if world.errands is not None:
+        return hosts  # they all reach the store
     newest = max((host.machine.view for host in hosts if host.machine.view is not None), key=lambda v: v.epoch, default=None)
     if newest is None:
         return hosts
@@ -111,10 +113,12 @@ def settled(world: World) -> bool:
 
 
 def reason_to_block(world: World) -> str:
-    """Why the living may never act again, "" where they must.
+    """Why the living may never act again, "" where they must: where a store decides they always must.
 
     The newest view has no quorum left by (a), and by (b) the most senior of them may not discount some dead member.
     """
+    if world.errands is not None:
+        return ""  # whoever is left may record the next view
     hosts = living(world)
     views = [host.machine.view for host in hosts if host.machine.view is not None]
     if not views:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["ALL", "NONE", "ClockMenu", "MembershipMenu", "Menu", "NetworkMenu", "ProcessMenu"]
+__all__ = ["ALL", "NONE", "ClockMenu", "MembershipMenu", "Menu", "NetworkMenu", "ProcessMenu", "StoreMenu"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,32 @@ class MembershipMenu:
     """A firewall refuses the connections of living members; ``trust_refused`` is off in histories that contain it."""
 
 
-_PARTS = (("process", ProcessMenu), ("network", NetworkMenu), ("clock", ClockMenu), ("membership", MembershipMenu))
+@dataclass(frozen=True)
+class StoreMenu:
+    """What happens to the store that all share, in histories that have one; wiped it is by scripts alone."""
+
+    store_away: float = 2.0
+    """Nobody reaches it for a while, or one does not."""
+
+    store_slow: float = 1.0
+    store_lost: float = 1.5
+    """Answers are lost: what was asked for is done at once, late, or never."""
+
+    store_fails: float = 1.0
+    store_deaf: float = 0.5
+    """Nobody is told of changes."""
+
+    store_race: float = 1.5
+    """Somebody sleeps in the middle of what it asks of the store, while others go on."""
+
+
+_PARTS = (
+    ("process", ProcessMenu),
+    ("network", NetworkMenu),
+    ("clock", ClockMenu),
+    ("membership", MembershipMenu),
+    ("store", StoreMenu),
+)
 
 
 @dataclass(frozen=True)
@@ -112,6 +137,7 @@ class Menu:
     network: NetworkMenu = field(default_factory=NetworkMenu)
     clock: ClockMenu = field(default_factory=ClockMenu)
     membership: MembershipMenu = field(default_factory=MembershipMenu)
+    store: StoreMenu = field(default_factory=StoreMenu)
 
     def weights(self) -> dict[str, float]:
         """Every fault by name, in a fixed order."""

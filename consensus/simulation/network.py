@@ -94,7 +94,7 @@ class Network:
         if faults.duplication and world.rng.random() < faults.duplication:
             self._schedule(faults, link, address, sender, packet)
         if faults.replay and world.rng.random() < faults.replay:
-            world.at(world.rng.uniform(0.0, faults.replay_late), world.arrive, address, sender, packet)
+            world.at(world.rng.uniform(0.0, faults.replay_late), world.driver.arrive, address, sender, packet)
 
     def _schedule(self, faults: Faults, link: Link, address: Address, sender: Host, packet: Packet) -> float:
         world = self._world
@@ -103,7 +103,7 @@ class Network:
             delay += world.rng.uniform(0.0, faults.late)
         if faults.slow:
             delay += faults.slow.get(link[0], 0.0) + faults.slow.get(link[1], 0.0)
-        world.at(delay, world.arrive, address, sender, packet)
+        world.at(delay, world.driver.arrive, address, sender, packet)
         return delay
 
     def _packet(self, sender: Host, message: Message) -> Packet:
@@ -128,7 +128,7 @@ class Network:
                 self._held.append((link, address, sender, packet))
             else:
                 delay += BURST
-                self._world.at(delay, self._world.arrive, address, sender, packet)
+                self._world.at(delay, self._world.driver.arrive, address, sender, packet)
 
     # Connections
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errands import Answer, Errand
 from ..messages import Message
 from ..protocol.effects import Effect
 
 if TYPE_CHECKING:
     from .host import Host
+    from .shelf import Deed
     from .world import World
 
 __all__ = ["Observer"]
@@ -52,6 +54,18 @@ class Observer:
 
     def late(self, host: Host, target: Host, message: Message) -> None:
         """The network delivers what ``host`` just sent to ``target`` later than a healthy one would."""
+
+    def asked(self, host: Host, errand: Errand) -> None:
+        """``host`` wants something of the store that all share."""
+
+    def answered(self, host: Host, errand: Errand, answer: Answer) -> None:
+        """``host`` is told what came of that, and handles it next."""
+
+    def stored(self, host: Host | None, deed: Deed) -> None:
+        """The store is changed for ``host``, which may be dead by now (None: by the script)."""
+
+    def withheld(self, host: Host | None) -> None:
+        """The store, or the way to it, fails ``host`` (None: somebody)."""
 
     def delivered(self, host: Host, sender: Host, message: Message) -> None:
         """A message arrives at ``host``, which handles it next."""

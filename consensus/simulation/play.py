@@ -11,6 +11,7 @@ from .judgement import Verdict, judge
 from .observer import Observer
 from .plane import MakePlane, StubPlane
 from .scenario import Scenario, ScriptError
+from .store import Character
 from .verbs import perform
 from .world import World
 
@@ -55,7 +56,14 @@ def prepare(
     observers: Iterable[Observer] = (),
 ) -> World:
     """The world of a history before anything has happened in it; observers see its first process start."""
-    world = World(scenario.seed, scenario.config(config), fences=scenario.fences, plane=plane)
+    world = World(
+        scenario.seed,
+        scenario.config(config),
+        fences=scenario.fences,
+        plane=plane,
+        store=Character.FILES if scenario.files else Character.ATOMIC,
+        notices=scenario.notices,
+    )
     world.faults.skew, world.faults.drift = scenario.skew, scenario.drift
     for observer in observers:
         world.observe(observer)
@@ -87,7 +95,7 @@ def play(
 
 def safety(world: World, scenario: Scenario, tell: Callable[[World], None] | None = None) -> None:
     """Found the job and let the events happen; AssertionError where an invariant breaks."""
-    hosts = world.founders(scenario.size)
+    hosts = world.founders(scenario.size, alone=scenario.alone)
     if not scenario.early:
         world.run_until(lambda: all(host.activated for host in hosts), FOUNDING)
     start = world.now

@@ -15,9 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..config import Config
+from ..config import Config, Liveness, Policy
 
 __all__ = ["Event", "Scenario", "ScriptError"]
+
+
+URL = "simulated://store"
+
+TIMEOUT = 1.0
+"""Seconds that an operation of the simulated store may take: histories are short."""
 
 
 class ScriptError(ValueError):
@@ -66,6 +72,21 @@ class Scenario:
     early: bool = False
     """Whether events happen from the start of the processes on, and not only once all are in one view."""
 
+    policy: str = ""
+    """"storage": a store that all share decides; "": whatever is played (see ``config``)."""
+
+    leases: bool = False
+    """With a store: whether members find out who is alive by leases in it."""
+
+    files: bool = False
+    """With a store: whether that is a directory of files, or transactional (see ``store``)."""
+
+    notices: bool = True
+    """With a store: whether it tells of changes."""
+
+    alone: bool = False
+    """With leases: whether nobody is given an introducer: all meet in the store."""
+
     rest: float = 0.5
     """Seconds from the last event to the end of the safety phase."""
 
@@ -74,6 +95,12 @@ class Scenario:
     def config(self, base: Config | None = None) -> Config:
         """``base`` with what this history asks for."""
         known = base or Config()
+        if self.policy == Policy.STORAGE.value:
+            liveness = Liveness.LEASES if self.leases else Liveness.PINGS
+            timeout = min(known.storage_timeout, TIMEOUT)
+            known = replace(
+                known, policy=Policy.STORAGE, liveness=liveness, storage=URL, storage_timeout=timeout, storage_poll=timeout
+            )
         return replace(known, initial_size=self.size, trust_refused=self.trust_refused, mesh_limit=self.mesh_limit)
 
     def __str__(self) -> str:
@@ -85,8 +112,8 @@ class Scenario:
         words = []
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name != "events":
-                words.append(f"{item.name}={int(value) if isinstance(value, bool) else format(value, 'g')}")
+            if item.name != "events" and (item.name not in _STORES or self.policy):
+                words.append(f"{item.name}={int(value) if isinstance(value, bool) else _shown(value)}")
         return " ".join(words)
 
     @classmethod
@@ -103,11 +130,20 @@ class Scenario:
                 raise ScriptError(f"{word!r} in the first line is unknown: choose from {', '.join(kinds)}")
             try:
                 values[name] = bool(int(value)) if kinds[name] is bool else kinds[name](value)
+                if name == "policy" and value not in ("", Policy.STORAGE.value):
+                    raise ValueError(value)
             except ValueError:
-                raise ScriptError(f"{word!r}: {name} takes a number") from None
+                what = "storage" if name == "policy" else "a number"
+                raise ScriptError(f"{word!r}: {name} takes {what}") from None
         if "seed" not in values or "size" not in values:
             raise ScriptError(f"{lines[0]!r} lacks seed= or size=")
         return cls(**values, events=tuple(Event.parse(line) for line in lines[1:]))
 
 
-_KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else format(value, "g")
+
+
+_KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_STORES = ("policy", "leases", "files", "notices", "alone")
+"""What makes a difference only where there is a store."""

@@ -11,6 +11,9 @@ duplication 0.1        reordering 0.1 0.5: late by up to 0.5               repla
 clog m1, unclog m1     everything held back, released in a burst           slow m1 0.3     everything later
 latency heavy 0.001 0.01    how long messages take (see ``Spread``)        jump m1 0.02    its clock steps forward
 hint m1 m2 m3          m1's data plane fails and blames m2 and m3          refuse m0 m1    m0's connections to m1
+store_away, store_back  the shared store, for everybody or (store_away m1) for some     store_wiped    all in it is gone
+store_slow 0.5         each way to it takes up to so much longer           store_deaf 0.5    changes of which nobody is told
+store_lost 0.1         its answers, and what was asked may be done late    store_fails 0.1   it says so, and does nothing
 """
 
 from __future__ import annotations
@@ -209,6 +212,40 @@ def _hint(world: World, words: Words) -> None:
         world.inside(host, partial(host.fail, suspects))
 
 
+def _store_away(world: World, words: Words) -> None:
+    if not words:
+        world.faults.store.away = True
+    world.faults.store.cut |= {host.id for host in _there(world, *words)}
+
+
+def _store_back(world: World, words: Words) -> None:
+    if not words:
+        world.faults.store.away = False
+        world.faults.store.cut.clear()
+    world.faults.store.cut -= {host.id for host in _there(world, *words)}
+
+
+def _store_slow(world: World, words: Words) -> None:
+    world.faults.store.slow = float(words[0])
+
+
+def _store_lost(world: World, words: Words) -> None:
+    world.faults.store.lost = float(words[0])
+
+
+def _store_fails(world: World, words: Words) -> None:
+    world.faults.store.fails = float(words[0])
+
+
+def _store_deaf(world: World, words: Words) -> None:
+    world.faults.store.deaf = float(words[0])
+
+
+def _store_wiped(world: World, words: Words) -> None:  # noqa: ARG001 - all verbs look alike
+    if world.errands is not None:
+        world.errands.wipe()
+
+
 def _refuse(world: World, words: Words) -> None:
     ends = _there(world, words[0], words[1])
     if len(ends) == 2:
@@ -242,5 +279,12 @@ VERBS: dict[str, tuple[Callable[[World, Words], None], str]] = {
     "jump": (_jump, "name number"),
     "hint": (_hint, "name names*"),
     "refuse": (_refuse, "name name"),
+    "store_away": (_store_away, "names*"),
+    "store_back": (_store_back, "names*"),
+    "store_slow": (_store_slow, "number"),
+    "store_lost": (_store_lost, "number"),
+    "store_fails": (_store_fails, "number"),
+    "store_deaf": (_store_deaf, "number"),
+    "store_wiped": (_store_wiped, ""),
 }
 """What each does, and the shape of its words (``names``: one or more; ``names*``: or none)."""

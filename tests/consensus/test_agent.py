@@ -193,7 +193,7 @@ def test_the_start_has_the_time_of_a_join(monkeypatch: pytest.MonkeyPatch, join_
 
         def stop(self, timeout: float) -> None: ...
 
-    monkeypatch.setattr("consensus.gossip._host_for", lambda config: Nowhere())
+    monkeypatch.setattr("consensus.membership._host_for", lambda config: Nowhere())
     gossip = Gossip(Config(join_timeout=join_timeout, agent=Home.THREAD))
     gossip.start()
     gossip.stop()

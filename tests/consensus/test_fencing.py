@@ -37,10 +37,10 @@ class Seen:
     async def ask(self, supervisor: str, _request: Mapping[str, Any]) -> Mapping[str, Any]:
         raise OSError(f"{supervisor} is no supervisor")
 
-    def order(self) -> float:
+    def order(self, victim: Member = VICTIM) -> float:
         """Run the command to its end; seconds that took."""
         began = time.monotonic()
-        asyncio.run(self.fencing.order(VICTIM, "silent for 1.5 s"))
+        asyncio.run(self.fencing.order(victim, "silent for 1.5 s"))
         return time.monotonic() - began
 
 
@@ -103,6 +103,20 @@ def test_not_again_before_a_pause(tmp_path: Path) -> None:
 
     asyncio.run(twice())
     assert count.read_text() == "x\n"
+
+
+def test_what_is_remembered_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a job of months, in which many come and go; whoever is still accused is not told of again."""
+    monkeypatch.setattr(fencing, "_PAUSE", 0.0)
+    seen = Seen(fence_command="false", max_members=3)
+    victims = [Member(f"{number:016}", "10.1.2.3", 7007) for number in range(8)]
+    for victim in victims:
+        seen.order(VICTIM)
+        seen.order(victim)
+    assert [str(VICTIM) in note for note in seen.notes].count(True) == 1
+    assert len(seen.notes) == 1 + len(victims)
+    assert len(seen.fencing._told) == 3
+    assert len(seen.fencing._ordered) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import aiohttp
+import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from consensus.member import format_address
@@ -33,6 +34,7 @@ STATUS: dict[str, Any] = {
         "received": {"Ack": {"messages": 6, "bytes": 600}},
         "dropped": {"malformed": {"messages": 3, "bytes": 9}},
     },
+    "store": {"open": True, "away_since": None, "operations": 30, "requests": {"list": 4, "write": 20}, "failures": 2},
     "history": [{"epoch": 4}],
     "ftlib": {
         "phase": "active",
@@ -73,6 +75,9 @@ def test_every_number_arrives() -> None:
     found = samples(STATUS)
     plain = {name: value for (name, labels), value in found.items() if not labels}
     assert plain == {
+        "ftlib_store_up": 1,
+        "ftlib_store_operations_total": 30,
+        "ftlib_store_failures_total": 2,
         "ftlib_view_epoch": 4,
         "ftlib_view_changing": 1,
         "ftlib_awareness": 2,
@@ -112,6 +117,8 @@ def test_every_number_arrives() -> None:
         ("ftlib_control_bytes_total", (("direction", "sent"), ("type", "Ping"))): 700,
         ("ftlib_control_bytes_total", (("direction", "received"), ("type", "Ack"))): 600,
         ("ftlib_control_dropped_total", (("reason", "malformed"),)): 3,
+        ("ftlib_store_requests_total", (("kind", "list"),)): 4,
+        ("ftlib_store_requests_total", (("kind", "write"),)): 20,
         ("ftlib_recovery_seconds_bucket", (("le", "0.02"),)): 1,
         ("ftlib_recovery_seconds_bucket", (("le", "0.05"),)): 3,
         ("ftlib_recovery_seconds_bucket", (("le", "+Inf"),)): 3,
@@ -127,6 +134,11 @@ def test_what_is_not_there_is_left_out() -> None:
 
 def test_an_ended_member_says_so() -> None:
     assert samples({**STATUS, "stopped": "ExcludedError: ..."})["ftlib_stopped", ()] == 1
+
+
+@pytest.mark.parametrize("change", [{"open": False}, {"away_since": 1e9}])
+def test_a_store_that_is_away(change: dict[str, Any]) -> None:
+    assert samples({**STATUS, "store": {**STATUS["store"], **change}})["ftlib_store_up", ()] == 0
 
 
 def test_an_agent_serves_it() -> None:

@@ -28,9 +28,12 @@ class Watch:
     tethers: Tethers = field(init=False)
     verdicts: list[Verdict] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    listening: list[bool] = field(default_factory=list)
+    """For each verdict: whether somebody accepted a connection, though nothing came of it."""
 
-    def report(self, *verdict: Any) -> None:
-        self.verdicts.append(verdict)  # type: ignore[arg-type]
+    def report(self, member_id: str, alive: bool | None, detail: str, listens: bool) -> None:
+        self.verdicts.append((member_id, alive, detail))
+        self.listening.append(listens)
         self.times.append(time.perf_counter())
 
     async def verdict(self, number: int = 1) -> Verdict:
@@ -125,6 +128,7 @@ def test_a_stopped_process_is_undecided() -> None:
             seen.tethers.check(peer.member)
             assert (await seen.verdict())[1] is None
             assert CHECK_TIMEOUT * 0.9 < time.perf_counter() - began < CHECK_TIMEOUT + 1
+            assert seen.listening == [True], "its host accepts connections for it"
         peer.close()
 
     run(main)

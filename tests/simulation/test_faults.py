@@ -193,10 +193,10 @@ def alive(world: World, asker: Host, target: Host) -> list[bool | None]:
     found: list[bool | None] = []
     honest = asker.machine.checked
 
-    def checked(member_id: str, answer: bool | None, detail: str, now: float) -> None:
+    def checked(member_id: str, answer: bool | None, detail: str, now: float, *, listens: bool = False) -> None:
         if member_id == target.id:
             found.append(answer)
-        honest(member_id, answer, detail, now)
+        honest(member_id, answer, detail, now, listens=listens)
 
     asker.machine.checked = checked  # type: ignore[method-assign]
     world.connections.check(asker, target.member)

@@ -22,6 +22,12 @@ for size in range(1, 17):
     print(size, play(draw(size, size=size, faults=6)).world.digest)
 """
 
+STORE = """
+from consensus.simulation import draw, play
+for seed in range(12):
+    print(seed, play(draw(seed, size=1 + seed % 6, faults=6, policy="storage")).world.digest)
+"""
+
 CROWD = """
 from consensus.simulation import World
 world = World(3)
@@ -48,7 +54,7 @@ def printed(script: str, *hash_seeds: str) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("script", [HISTORIES, CROWD], ids=["histories", "crowd"])
+@pytest.mark.parametrize("script", [HISTORIES, STORE, CROWD], ids=["histories", "store", "crowd"])
 def test_the_hash_seed_does_not_matter(script: str) -> None:
     first, second = printed(script, "1", "2")
     assert first == second != ""

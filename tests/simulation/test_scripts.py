@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from random import Random
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from consensus.config import Config
 from consensus.simulation import Clock, Event, Menu, Outcome, Result, Scenario, ScriptError, World, draw, perform, play
 from consensus.simulation.clock import allowance
-from consensus.simulation.menu import ALL, NAMES
+from consensus.simulation.menu import ALL, NAMES, StoreMenu
 from consensus.simulation.shrink import shrink
+
+STORE = [item.name for item in fields(StoreMenu)]
 
 # Menus
 
@@ -36,7 +39,7 @@ def test_a_wrong_menu_says_what_there_is(text: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("skew", "drift", "refuse")])
 def test_every_fault_alone_makes_a_history(name: str) -> None:
     """And the job survives three of a kind."""
-    scenario = draw(3, Menu.parse(name), size=5, faults=3)
+    scenario = draw(3, Menu.parse(name), size=5, faults=3, policy="storage" if name in STORE else "")
     assert scenario.events
     assert play(scenario).good
 

@@ -209,7 +209,7 @@ def test_any_history_means_every_fault() -> None:
             played.update(event.verb for event in self.diary.scenario.events)
 
     run_state_machine_as_test(Spy, settings=settings(SEARCH, max_examples=40))
-    assert played == set(VERBS)
+    assert played == {verb for verb in VERBS if not verb.startswith("store_")}  # of a store see test_random_storage
 
 
 @pytest.mark.timeout(600)

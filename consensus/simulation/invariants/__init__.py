@@ -1,7 +1,8 @@
 """The thirteen invariants of membership, checked after every simulated event.
 
 ``Jury`` is the observer that every world has; ``STANDARD`` lists whom it asks. Each invariant has a file of its own. What
-several of them need to know is kept once: ``record`` (views, ballots, votes, contacts, deaths), ``ground`` (who was well, and
+several of them need to know is kept once: ``record`` (views, ballots, votes, contacts, deaths), ``ledger`` (what a store has
+decided), ``ground`` (who was well, and
 since when) and ``story`` (what happened lately, for the text of a violation). ``inside`` reads what a machine shows nowhere
 else.
 """
@@ -17,9 +18,11 @@ from .ground import Ground
 from .invariant import Invariant
 from .jury import Jury
 from .laggards import Laggards
+from .ledger import Ledger
 from .lifetimes import Lifetimes
 from .liveness import Liveness
 from .record import Record
+from .records import Records
 from .replays import Replays
 from .standard import STANDARD
 from .story import Story
@@ -42,9 +45,11 @@ __all__ = [
     "Invariant",
     "Jury",
     "Laggards",
+    "Ledger",
     "Lifetimes",
     "Liveness",
     "Record",
+    "Records",
     "Replays",
     "Story",
     "Succession",

@@ -29,7 +29,7 @@ class Activation(Invariant):
     The quorum of ``majority`` is (a) more than half of the parent, or half with its most senior member; or (b) everybody whom
     the owner may discount: dead, and in contact with the owner less than T_excl (less drift) before; or dead and admitted by
     the parent itself. Under ``any`` whoever lives, is not removed by the value, is not accused and does not want to leave has
-    voted for it.
+    voted for it. Where a store decides ``Records`` looks.
 
     Activated: every member, oneself included, installed the view and said READY.
     """
@@ -73,6 +73,8 @@ class Activation(Invariant):
         self._chosen.add(view.view_id)
         if view.parent_id == NO_VIEW_ID:
             return
+        if self.world.config.policy is Policy.STORAGE:
+            return  # its record says so: see ``Records``
         record, story = self.jury.record, self.jury.story
         parent = record.parent(view)
         if parent is None:

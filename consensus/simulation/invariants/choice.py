@@ -66,8 +66,8 @@ class Choice(Invariant):
         if view.view_id in self._met:
             return
         self._met.add(view.view_id)
-        if self.world.config.policy is Policy.ANY:
-            return
+        if self.world.config.policy is not Policy.MAJORITY:
+            return  # both may live on, or the store has one: see ``Records``
         chosen = _Chosen(view, host.id, self._voters(host, view))
         others = self._chosen.setdefault((cluster_of(view), view.epoch), [])
         for other in others:

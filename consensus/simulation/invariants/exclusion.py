@@ -88,6 +88,8 @@ class Exclusion(Invariant):
 
     def _value(self, host: Host, parent: View, view: View) -> Proposal | None:
         record = self.jury.record
+        if (entry := self.jury.ledger.decided.get(view.view_id)) is not None:
+            return entry.record.proposal if entry.record.proposal in record.proposed else None
         for ballot in sorted(record.ballots.get(parent.view_id, ()), reverse=True):
             value = record.values[parent.view_id, ballot]
             if ballot[1] == host.id and value.apply(parent).view_id == view.view_id:

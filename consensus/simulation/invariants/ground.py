@@ -81,6 +81,10 @@ class Ground(Witness):
         """See ``Witness``."""
         self.touch(host.id)
 
+    def withheld(self, host: Host | None) -> None:  # noqa: ARG002 - no member is unwell for that
+        """See ``Witness``."""
+        self.touch()
+
     def lost(self, host: Host, target: Host, message: Message) -> None:  # noqa: ARG002
         """See ``Witness``."""
         self._blame(host.id, target.id)

@@ -6,19 +6,22 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...errands import Answer, Errand
 from ...messages import Message
-from ...protocol.effects import Activated, Effect, Installed, Note, Stopped, Tether
+from ...protocol.effects import Activated, Effect, Freeze, Installed, Note, Stopped, Tether
 from ...view import View
 from ..observer import Observer
 from . import standard
 from .ground import Ground
 from .invariant import Invariant
+from .ledger import Ledger
 from .record import Record
 from .story import Story
 from .witness import Witness
 
 if TYPE_CHECKING:
     from ..host import Host
+    from ..shelf import Deed
 
 __all__ = ["Jury"]
 
@@ -33,11 +36,12 @@ class Jury(Observer):
         self.story = Story(self)
         self.ground = Ground(self)
         self.record = Record(self)
+        self.ledger = Ledger(self)
         self.invariants = [kind(self) for kind in (standard.STANDARD if kinds is None else kinds)]
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._asked = 0
         self._views: dict[str, View] = {}
-        everybody: list[Witness] = [self.ground, self.record, self.story, *self.invariants]
+        everybody: list[Witness] = [self.ground, self.record, self.ledger, self.story, *self.invariants]
         self._sent = _by_type(witness.sees() for witness in everybody)
         self._heard = _by_type(witness.hears() for witness in everybody)
         self._thought = _by_type(witness.thinks() for witness in everybody)
@@ -83,6 +87,22 @@ class Jury(Observer):
         """See ``Observer``."""
         self._call("refused", host, target)
 
+    def asked(self, host: Host, errand: Errand) -> None:
+        """See ``Observer``."""
+        self._call("asked", host, errand)
+
+    def answered(self, host: Host, errand: Errand, answer: Answer) -> None:
+        """See ``Observer``."""
+        self._call("answered", host, errand, answer)
+
+    def stored(self, host: Host | None, deed: Deed) -> None:
+        """See ``Observer``."""
+        self._call("stored", host, deed)
+
+    def withheld(self, host: Host | None) -> None:
+        """See ``Observer``."""
+        self._call("withheld", host)
+
     def lost(self, host: Host, target: Host, message: Message) -> None:
         """See ``Observer``."""
         self._call("lost", host, target, message)
@@ -111,6 +131,8 @@ class Jury(Observer):
         match effect:
             case Tether():  # a machine asks for new connections whenever it follows a new view
                 self._look(host)
+            case Freeze(epoch, _):
+                self._call("froze", host, epoch)
             case Installed(view, reports):
                 self._look(host)
                 self._call("installed", host, view, reports)
@@ -156,9 +178,14 @@ _NAMES = (
     "resumed",
     "jumped",
     "refused",
+    "asked",
+    "answered",
+    "stored",
+    "withheld",
     "lost",
     "late",
     "adopted",
+    "froze",
     "installed",
     "activated",
     "stopped",

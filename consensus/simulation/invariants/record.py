@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...errands import CreateView, Errand
 from ...messages import Accept, Accepted, Ack, Ballot, Ping
 from ...view import Proposal, View
 from .inside import awaits
@@ -117,6 +118,11 @@ class Record(Witness):
         """See ``Witness``."""
         self.meet(view)
 
+    def asked(self, host: Host, errand: Errand) -> None:
+        """See ``Witness``."""
+        if isinstance(errand, CreateView) and errand.record.proposal is not None:
+            self._first(host, errand.record.proposal)
+
     def _ping(self, host: Host, target: Host | None, message: Ping) -> None:
         if target is not None:
             pings = self._pings.get(host.id)
@@ -148,12 +154,15 @@ class Record(Witness):
         key, value = (message.parent_id, message.ballot), message.proposal
         if key not in self.values:
             self.values[key] = value
-            if value not in self.proposed:
-                ground = self.jury.ground
-                out = [removal.member_id for removal in value.removed]
-                heard = {key: self.heard.get((host.id, key), NEVER) for key in out}
-                self.proposed[value] = Proposed(self.now, host.id, heard, {key: ground.well_for(key, host.id) for key in out})
+            self._first(host, value)
             self.ballots.setdefault(message.parent_id, []).append(message.ballot)
+
+    def _first(self, host: Host, value: Proposal) -> None:
+        if value not in self.proposed:
+            ground = self.jury.ground
+            out = [removal.member_id for removal in value.removed]
+            heard = {key: self.heard.get((host.id, key), NEVER) for key in out}
+            self.proposed[value] = Proposed(self.now, host.id, heard, {key: ground.well_for(key, host.id) for key in out})
 
     def _cast(self, host: Host, message: Accepted) -> None:
         self.cast.setdefault((message.parent_id, message.ballot), set()).add(host.id)

@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...messages import (
     MESSAGES,
-    Accept,
-    Accepted,
-    Activate,
-    Chosen,
-    Evidence,
-    FlushReply,
-    FlushRequest,
-    Install,
-    LeaveRequest,
+    Ack,
+    Beliefs,
+    Digest,
+    Gossip,
+    Introduction,
+    JoinReply,
+    JoinRequest,
+    Lease,
     Message,
-    Prepare,
-    Promise,
-    Promised,
-    Ready,
+    Nack,
+    Overtaken,
+    Ping,
+    PingRequest,
+    Pull,
+    Refused,
+    Stranger,
+    ViewRecord,
 )
 from ...protocol.effects import Activated, Fence, Freeze, Installed, Quit, Stopped, Tether
 from ...view import View
@@ -33,22 +36,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Replays"]
 
-CHANGES = (
-    Prepare,
-    Promise,
-    Accept,
-    Accepted,
-    Promised,
-    FlushRequest,
-    FlushReply,
-    Install,
-    Ready,
-    Activate,
-    Chosen,
-    Evidence,
-    LeaveRequest,
+TIMELESS = (
+    # Detection: who asks knows by a number which answer it waits for. Rumours, on their own or riding along, are as good later
+    # as now (SWIM): an old one about a member's current incarnation is refuted like a new one.
+    Ping,
+    PingRequest,
+    Ack,
+    Nack,
+    Stranger,
+    Gossip,
+    Digest,
+    Beliefs,
+    # From and to those who are in no view yet.
+    JoinRequest,
+    JoinReply,
+    Refused,
+    # A question about views: all that comes of it is an answer.
+    Pull,
+    # Between chains of views, whose epochs do not compare.
+    Introduction,
+    Overtaken,
+    # Never sent: they lie in a store.
+    ViewRecord,
+    Lease,
 )
-"""Messages of one view change: of one that is over, they are worth nothing."""
+"""Messages that are of no view change."""
+
+CHANGES = tuple(kind for kind in MESSAGES if kind not in TIMELESS)
+"""Messages of one view change: of one that is over, they are worth nothing. A new kind of message is taken for such."""
 
 DEEDS = (Freeze, Installed, Activated, Stopped, Quit, Fence, Tether)
 """Effects that a message must not have twice."""
@@ -130,10 +145,10 @@ class Replays(Invariant):
         view, message = host.machine.view, letter.message
         if view is None:
             return False
-        if isinstance(message, (Evidence, LeaveRequest)):
-            return message.view_id != view.view_id
         epoch = epoch_of(message)
-        return epoch is not None and epoch < view.epoch
+        if epoch is None:
+            return bool(getattr(message, "view_id", view.view_id) != view.view_id)
+        return epoch < view.epoch
 
     def _replay(self, host: Host, letter: _Letter, when: str) -> None:
         machine = twin(host.machine)

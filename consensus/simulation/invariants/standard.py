@@ -13,6 +13,7 @@ from .invariant import Invariant
 from .laggards import Laggards
 from .lifetimes import Lifetimes
 from .liveness import Liveness
+from .records import Records
 from .replays import Replays
 from .succession import Succession
 from .trust import Trust
@@ -22,6 +23,7 @@ __all__ = ["STANDARD"]
 
 STANDARD: tuple[type[Invariant], ...] = (
     Ballots,
+    Records,
     Uniqueness,
     Succession,
     Activation,

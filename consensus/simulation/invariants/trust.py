@@ -57,9 +57,12 @@ class Trust(Invariant):
         if note.kind == "suspect" and note.about:
             self._suspects.setdefault(host.id, set()).add(note.about)
             self._since[host.id, note.about] = self.now
-            view = host.machine.view
-            wait = self.bound(1 if view is None else len(view))
+            wait = self._wait(host)
             self.jury.at(self.now + wait, lambda: self._look(host, note.about, wait, self.now))
+
+    def _wait(self, host: Host) -> float:
+        view = host.machine.view
+        return self.bound(1 if view is None else len(view))
 
     def adopted(self, host: Host, view: View) -> None:
         """See ``Witness``."""
@@ -117,7 +120,7 @@ class Trust(Invariant):
             return
         if shuns(suspect.machine, host.id) or not self._mutual(host, suspect):
             return
-        well = self.jury.ground.well_for(host.id, member_id)
+        well, wait = self.jury.ground.well_for(host.id, member_id), max(wait, self._wait(host))  # the view may have grown
         if well > wait:
             story = self.jury.story
             since = self.now - self._since[host.id, member_id]

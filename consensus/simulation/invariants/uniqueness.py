@@ -19,9 +19,9 @@ __all__ = ["Uniqueness"]
 class Uniqueness(Invariant):
     """One ``view_id`` an activated epoch of a cluster, whoever activates it; clusters founded apart are two.
 
-    Clusters that were founded apart have epochs of their own. Under policy ``any`` the sides of a partition may go on apart:
-    then two active views of one epoch share no member, and nobody acts in a view that does not descend from its last one (see
-    ``Succession``).
+    Clusters that were founded apart have epochs of their own; where a store decides it has one, as long as nobody wipes it.
+    Under policy ``any`` the sides of a partition may go on apart: then two active views of one epoch share no member, and
+    nobody acts in a view that does not descend from its last one (see ``Succession``).
     """
 
     number = 1
@@ -33,7 +33,7 @@ class Uniqueness(Invariant):
 
     def activated(self, host: Host, view: View) -> None:
         """See ``Witness``."""
-        sides = self._active.setdefault((cluster_of(view), view.epoch), [])
+        sides = self._active.setdefault((self._job_of(view), view.epoch), [])
         if any(first.view_id == view.view_id for first, _, _ in sides):
             return
         apart = self.world.config.policy is Policy.ANY
@@ -46,3 +46,9 @@ class Uniqueness(Invariant):
                 f"{story.name(host.id)} in {story.show(view)}"
             )
         sides.append((view, host.id, self.now))
+
+    def _job_of(self, view: View) -> str:
+        if self.world.config.policy is not Policy.STORAGE:
+            return cluster_of(view)
+        entry = self.jury.ledger.decided.get(view.view_id)
+        return "" if entry is None else f"after {entry.wipes} wipes"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...errands import Answer, Errand
 from ...errors import StoppedError
 from ...messages import Message
 from ...protocol.effects import Note
@@ -16,6 +17,7 @@ from ...view import View
 
 if TYPE_CHECKING:
     from ..host import Host
+    from ..shelf import Deed
     from ..world import World
     from .jury import Jury
 
@@ -76,6 +78,21 @@ class Witness:
 
     def refused(self, host: Host, target: Host) -> None:
         """A firewall refuses ``host``'s connection to ``target``, which lives."""
+
+    def asked(self, host: Host, errand: Errand) -> None:
+        """A process wants something of the shared store."""
+
+    def answered(self, host: Host, errand: Errand, answer: Answer) -> None:
+        """It learns what came of that."""
+
+    def stored(self, host: Host | None, deed: Deed) -> None:
+        """The store is changed for a process, dead or alive (None: by the script)."""
+
+    def froze(self, host: Host, epoch: int) -> None:
+        """Its data plane is to freeze, for that epoch."""
+
+    def withheld(self, host: Host | None) -> None:
+        """The store, or the way to it, fails a process (None: somebody's)."""
 
     def lost(self, host: Host, target: Host, message: Message) -> None:
         """The network swallows what ``host`` sends to ``target``."""

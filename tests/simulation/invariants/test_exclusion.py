@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.protocol.detection import Detection
 from consensus.protocol.evidence import EvidenceBook
 from consensus.protocol.installer import Installer
 from consensus.protocol.links import Links
+from consensus.protocol.verdict import Verdicts
 from consensus.simulation.invariants import Exclusion, Violation
 from consensus.view import Cause
 
@@ -73,14 +73,14 @@ def test_true_evidence_is_fine() -> None:
 
 def test_an_impatient_detector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: silence is held against a member a quarter of T_excl after its last sign."""
-    monkeypatch.setattr(Detection, "_expire", impatient)
+    monkeypatch.setattr(Verdicts, "expire", impatient)
     stage = Stage(Exclusion)
     stage.world.pause(stage.hosts[2])
     with pytest.raises(Violation, match="its ack had reached the proposer"):
         stage.world.run(5.0)
 
 
-def impatient(self: Detection, peer: object, suspects: int, now: float) -> None:
+def impatient(self: Verdicts, peer: object, suspects: int, now: float) -> None:
     if now >= peer.last_sign + 0.5 and peer.member.id not in self._core.evidence.silent:  # type: ignore[attr-defined]
         self._core.evidence.silent[peer.member.id] = now  # type: ignore[attr-defined]
 

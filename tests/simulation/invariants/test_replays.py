@@ -10,6 +10,7 @@ from consensus.protocol.view_change import ViewChange
 from consensus.simulation import World, draw, play
 from consensus.simulation.invariants import Replays, Violation
 from consensus.simulation.invariants.inside import standing, twin
+from consensus.simulation.invariants.replays import CHANGES
 
 from .stage import Stage, alone
 
@@ -93,6 +94,12 @@ def test_a_rumour_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_bugs_nothing_changes(seed: int) -> None:
     result = play(draw(seed, size=4, faults=6))
     assert result.good, str(result)
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_messages_of_view_changes_say_of_which(kind: type) -> None:
+    """Else none is ever old, and none replayed: what is of no view change belongs to ``TIMELESS``."""
+    assert hasattr(kind, "epoch") or hasattr(kind, "view_id")
 
 
 def test_a_twin_is_equal_and_apart() -> None:

@@ -23,9 +23,9 @@ ones, and 60 random ones with every fault (``draw``).
 
 from __future__ import annotations
 
-from . import test_ballots, test_installs, test_leases, test_members
+from . import test_ballots, test_installs, test_leases, test_members, test_records
 from .bug import Bug
 
 __all__ = ["BUGS"]
 
-BUGS: list[Bug] = [*test_ballots.BUGS, *test_leases.BUGS, *test_installs.BUGS, *test_members.BUGS]
+BUGS: list[Bug] = [*test_ballots.BUGS, *test_leases.BUGS, *test_installs.BUGS, *test_members.BUGS, *test_records.BUGS]

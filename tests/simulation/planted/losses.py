@@ -8,9 +8,11 @@ import pytest
 
 from consensus.config import Config
 from consensus.messages import Ack, Chosen, Gossip, Introduction, JoinReply
-from consensus.simulation import World
+from consensus.simulation import Scenario, World
+from consensus.simulation.play import prepare, safety
 
 from ...transcripts import test_stale_votes
+from .. import test_found
 from ..judgement import living
 
 NEWS = (Chosen, Introduction, JoinReply)
@@ -292,6 +294,16 @@ def late_news(seed: int) -> World:
     """See ``tests/transcripts/test_stale_votes.py``."""
     with pytest.MonkeyPatch.context() as patch:
         return test_stale_votes.late_news(patch)[0]
+
+
+def strays(seed: int) -> World:
+    """See ``ASTRAY`` in ``tests/simulation/test_found.py``."""
+    scenario = Scenario.parse(test_found.ASTRAY)
+    world = prepare(scenario)
+    safety(world, scenario)
+    world.heal()
+    world.run(2.0)
+    return world
 
 
 def widows(seed: int) -> World:

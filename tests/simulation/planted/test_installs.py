@@ -7,6 +7,7 @@ import pytest
 from consensus.member import Address
 from consensus.messages import Ballot, Chosen, Install, Message
 from consensus.protocol.contact import Contact
+from consensus.protocol.core import Core
 from consensus.protocol.flush import Answer, FlushReports
 from consensus.protocol.installation import Installation
 from consensus.protocol.view_change import ViewChange
@@ -15,7 +16,7 @@ from consensus.view import View
 
 from .bug import Bug, Patch
 from .contests import counts, duels, echoes
-from .losses import absences, late_news
+from .losses import absences, late_news, strays
 
 
 def reports_of_a_quorum(patch: Patch) -> None:
@@ -56,6 +57,13 @@ def follows_after_its_own_exclusion(patch: Patch) -> None:
     patch.setattr(ViewChange, "_voted_out", lambda *_: False)
 
 
+def follows_any_newer_view(patch: Patch) -> None:
+    """Who acts in a view follows every newer one of its cluster: nobody tells, or asks, where that comes from."""
+    patch.setattr(Core, "descends", lambda *_: True)
+    patch.setattr(Core, "ancestors", ())
+    patch.setattr(Contact, "_acts_elsewhere", lambda *_: None)
+
+
 def old_views_are_followed(patch: Patch) -> None:
     """CHOSEN and INSTALL of an older epoch are taken for news."""
     chosen, install = ViewChange.on_chosen, ViewChange.on_install
@@ -89,6 +97,7 @@ BUGS = [
     Bug(new_report_each_time, counts, 10, Flush, "reports .* after"),
     Bug(ready_of_a_majority, duels, 10, Activation, "is active at .* before"),
     Bug(follows_after_its_own_exclusion, late_news, 1, Succession, "is no ancestor"),
+    Bug(follows_any_newer_view, strays, 1, Succession, "is no ancestor"),
     Bug(old_views_are_followed, echoes, 10, Replays, "from an earlier view change, and it had an effect"),
     Bug(old_views_are_followed, echoes, 10, Succession, "follows .* after", alone=True),
     Bug(views_are_not_compared, absences, 10, Liveness, "nothing has been wrong"),

@@ -15,6 +15,7 @@ from consensus.protocol.evidence import EvidenceBook
 from consensus.protocol.member_table import Peer
 from consensus.protocol.probe import Prober
 from consensus.protocol.proposer import Proposer
+from consensus.protocol.verdict import Verdicts
 from consensus.simulation.invariants import Activation, Ballots, Choice, Exclusion, Replays, Succession
 from consensus.view import Cause
 
@@ -132,13 +133,13 @@ def no_answer_is_proof(patch: Patch) -> None:
 
 def convicts_early(patch: Patch) -> None:
     """A suspicion with many accusers convicts before T_excl is over."""
-    honest = Detection._verdict_time
+    honest = Verdicts.time
 
-    def verdict_time(self: Detection, peer: Peer) -> float:
+    def verdict_time(self: Verdicts, peer: Peer) -> float:
         time = honest(self, peer)
         return time if peer.suspicion is None or time == inf else min(time, peer.suspicion.deadline)
 
-    patch.setattr(Detection, "_verdict_time", verdict_time)
+    patch.setattr(Verdicts, "time", verdict_time)
 
 
 def believes_anybody(patch: Patch) -> None:

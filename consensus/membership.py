@@ -1,0 +1,317 @@
+"""One member of a cluster, from ``start`` to ``stop``: what all backends of ``Consensus`` have in common.
+
+The protocol runs in an agent (``runtime``), in a process of its own or on a thread. Reading methods look at an immutable
+snapshot which the agent publishes: they neither wait nor send. Writing methods hand their call over and return.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from .config import Config, Home, Policy
+from .errors import ConfigError, ConsensusError, StoppedError
+from .interface import Bound, Consensus, DataPlane, Mode, Source
+from .keys import KeyRing
+from .member import Address, Member
+from .null_plane import NullPlane
+from .progress import Progress
+from .runtime.clock import now
+from .runtime.fork import release_in_children
+from .runtime.host import Ears, Host, Setup
+from .runtime.names import Introducers, lookup, parsed
+from .runtime.snapshot import Snapshot
+from .runtime.sockets import SocketPair, open_pair, require_secret
+from .storage.locate import store_at
+from .view import Reason, View
+
+__all__ = ["Membership"]
+
+_LOG = logging.getLogger("ftlib.consensus")
+_START_TIMEOUT = 10.0
+"""Seconds for the agent to start, or ``join_timeout`` where that is longer: a loaded machine may import slowly."""
+_STOP_TIMEOUT = 5.0
+_STATUS_TIMEOUT = 1.0
+_FIND_TIMEOUT = 1.5
+_MET = 16
+"""Of so many members of a view the next lifetime asks to be let in: one that lives suffices, and tells who the others are."""
+_OWN_PATHS = ("/message", "/tether", "/identity", "/status", "/metrics")
+
+
+class Membership(Consensus):
+    """One member for one lifetime: ``start`` once, ``stop`` at the end. ``member`` exists from ``start`` on.
+
+    The subclass says how members find out who is alive and who decides; all of that is in the settings.
+    """
+
+    usual_mode = Mode.ACTIVE
+    """Where ``mode`` was not configured."""
+
+    def __init__(self, config: Config | None = None, *, met: Sequence[Address] | None = None) -> None:
+        """Nothing is bound or sent before ``start``. ``met``: see ``anew``, which gives it."""
+        self._config = self.settled(config or Config())
+        self._met = None if met is None else tuple(met)
+        self._changed = threading.Condition()
+        self._snapshot = Snapshot()
+        self._latest_view: View | None = None
+        """The newest known, kept where the agent ended without another word."""
+        self._host: Host | None = None
+        self._sources: dict[str, Source] = {}
+        self._plane: DataPlane | None = None
+        self._latest_call: int | None = None
+        self._latest_status: dict[str, Any] = {}
+        self._stopping = False
+        self._introducers = Introducers()
+        self._pair: SocketPair | None = None
+
+    @classmethod
+    def settled(cls, config: Config) -> Config:
+        """``config`` as this backend takes it. ConfigError where it cannot."""
+        return config if config.mode is not None else replace(config, mode=cls.usual_mode)
+
+    @property
+    def config(self) -> Config:
+        """The settings."""
+        return self._config
+
+    # Life
+
+    def bind(self) -> Bound:
+        """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host."""
+        if self._pair is None:
+            KeyRing.of(self._config)  # what is wrong with the file is said here, to the caller
+            _require_command(self._config.fence_command)
+            _require_store(self._config)
+            self._introducers = replace(lookup(self._config.introducers), met=self._met)
+            pair = open_pair(self._config, self._introducers.addresses)
+            require_secret(self._config, pair)
+            self._pair = pair
+            release_in_children(self, lambda: (pair.udp.fileno(), pair.tcp.fileno()))  # until the agent has them
+        return Bound(self._pair.advertised, self._pair.interface)
+
+    def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
+        """Bind, start the agent, and look for the cluster; ConfigError where the settings cannot work on this host.
+
+        Without a ``data_plane`` views are installed at once (``NullPlane``). This process's ``pid`` joins ``meta``.
+        """
+        if self._host is not None or self._stopping:
+            raise ConsensusError("start was called before; a new lifetime needs a new " + type(self).__name__)
+        self.bind()
+        sockets, introducers = self._pair, self._introducers
+        assert sockets is not None  # bound above
+        host, port = sockets.advertised
+        facts = {"pid": str(os.getpid()), **(meta or {})}
+        self.member = Member(secrets.token_hex(8), host, port, tuple(sorted(facts.items())))
+        self._plane = data_plane if data_plane is not None else NullPlane(self)
+        self._host = _host_for(self._config)
+        for path, source in self._sources.items():
+            self._host.serve(path, source)
+        setup = Setup(self._config, self.member, introducers)
+        try:
+            timeout = max(_START_TIMEOUT, self._config.join_timeout)
+            self._host.start(setup, sockets, Ears(self._plane, self._publish, self._failed), timeout)
+        except BaseException:
+            self._stopping = True
+            raise
+
+    def stop(self) -> None:
+        """End the agent without a goodbye: to the others this member is then dead. Idempotent."""
+        self._stopping = True
+        if self._host is not None:
+            self._host.stop(_STOP_TIMEOUT)
+        elif self._pair is not None:
+            self._pair.close()
+        with self._changed:
+            self._changed.notify_all()
+
+    def anew(self) -> Self:
+        """A member for this process's next lifetime, at the same port where ``bind`` names one."""
+        # Those who went on without this one, where it learned who they are: of its own view some may have lost their way, too.
+        view: View | None = getattr(self._snapshot.stopped, "view", None) or self._latest_view
+        members = () if view is None else view.members[:_MET]
+        met = tuple(member.address for member in members if member.id != self.member.id)
+        return type(self)(replace(self._config, socket_fds=()), met=met or self._met or ())
+
+    def leave(self) -> None:
+        """Say goodbye after the last call that ``average_success`` reported; no call may be entered after it."""
+        self._perform("leave", self._latest_call)
+
+    # What is known here and now
+
+    @property
+    def view(self) -> View | None:
+        """The active view, None before the first."""
+        return self._snapshot.active
+
+    @property
+    def stopped(self) -> StoppedError | None:
+        """Why this lifetime is over, or None."""
+        return self._snapshot.stopped
+
+    def why(self, member_id: str) -> Reason | None:
+        """Why a member of the view before is not in the newest installed one."""
+        return self._snapshot.reasons.get(member_id)
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that drove the change to the newest view."""
+        return self._snapshot.driver
+
+    def confirm(self) -> bool:
+        """Whether the active view is the newest known and no change is under way. Sends nothing."""
+        return self._snapshot.confirmed
+
+    def get_member_list(self) -> tuple[Member, ...]:
+        """The members of the newest installed view in seniority order (empty before the first)."""
+        installed = self._snapshot.installed
+        return () if installed is None else installed.members
+
+    def passive_or_active(self) -> Mode:
+        """The mode that was configured."""
+        return self._config.mode or self.usual_mode
+
+    def new_member_join(self) -> bool:
+        """Whether a joiner waits to be admitted at the next boundary."""
+        return self._snapshot.applicants_waiting
+
+    def wait_view(self, timeout: float) -> View | None:
+        """Block until a view is active; None after ``timeout`` seconds, or where this lifetime has ended."""
+        return self._wait(lambda snapshot: snapshot.active, timeout)
+
+    def wait_known(self, timeout: float) -> View | None:
+        """Block until this member knows a cluster; its newest view, or None as for ``wait_view``."""
+        return self._wait(lambda snapshot: snapshot.known, timeout)
+
+    def status(self) -> dict[str, Any]:
+        """What this member believes, as plain values; after its end what it believed last."""
+        if self._host is None:
+            return {}
+        try:
+            self._latest_status = self._host.ask("status", timeout=_STATUS_TIMEOUT)
+        except (TimeoutError, ConsensusError):
+            stopped = self._snapshot.stopped
+            said = {} if stopped is None else {"stopped": f"{type(stopped).__name__}: {stopped}"}
+            return {"job": self._config.job, "member": self.member.id, **self._latest_status, **said, "stale": True}
+        return self._latest_status
+
+    # What the layer above says
+
+    def report_join(self, addresses: Sequence[str]) -> bool:
+        """Join through ``addresses`` too; False where no member of this job answered there within about a second."""
+        wanted = tuple(parsed("addresses", text) for text in addresses)
+        try:
+            return bool(self._running().ask("find", wanted, timeout=_FIND_TIMEOUT))
+        except TimeoutError:
+            return False
+
+    def seek_admission(self) -> None:
+        """This member is ready to take part."""
+        self._perform("seek_admission")
+
+    def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
+        """Where the data plane is."""
+        if self._host is not None:
+            self._host.progress(Progress(finished, current, now(), busy))
+
+    def average_success(self, call: int) -> None:
+        """Remember that ``call`` is finished. Sends nothing."""
+        self._latest_call = call
+
+    def average_failure(self, call: int, suspects: Sequence[str]) -> None:
+        """``call`` failed here: ``suspects`` are checked at once, and this member is owed a new epoch."""
+        accused = tuple(suspects)
+        names = [str(member) for member in self.get_member_list() if member.id in accused]
+        text = ", ".join(names) or "nobody in particular"
+        fields = {"ftlib_event": "failure", "job": self._config.job, "member": self.member.id, "call": call}
+        # For those who debug: after one death healthy neighbours are suspected too, and what counts is what a check finds.
+        _LOG.debug("call %d failed; suspected: %s", call, text, extra={**fields, "suspects": list(accused)})
+        self._perform("hint", accused)
+
+    def flushed(self, epoch: int, report: bytes) -> None:
+        """Answer to ``DataPlane.freeze``."""
+        self._perform("flushed", epoch, report)
+
+    def ready(self, view_id: str) -> None:
+        """Answer to ``DataPlane.install``."""
+        self._perform("ready", view_id)
+
+    def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
+        """The data plane froze itself after ``call``, because its trailer asked for it."""
+        self._perform("boundary", call, tuple(leavers))
+
+    def serve(self, path: str, source: Source) -> None:
+        """Answer GET ``path`` with what ``source`` yields, from this process; also before ``start``."""
+        if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
+            raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
+        self._sources[path] = source
+        if self._host is not None:
+            self._host.serve(path, source)
+
+    # Inside
+
+    def _running(self) -> Host:
+        if self._host is None or not self._host.running:
+            raise ConsensusError("the agent does not run: call start first" if self._host is None else "the agent has stopped")
+        return self._host
+
+    def _perform(self, action: str, *arguments: Any) -> None:
+        """Have the core's method called; after the end it is dropped, as a dead member's words are."""
+        if self._host is None:
+            raise ConsensusError("the agent does not run: call start first")
+        if not self._stopping:
+            self._host.perform(action, *arguments)
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        with self._changed:
+            self._snapshot = snapshot
+            self._latest_view = snapshot.known or self._latest_view
+            self._changed.notify_all()
+
+    def _wait(self, get: Callable[[Snapshot], View | None], timeout: float) -> View | None:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                found = get(self._snapshot)
+                rest = deadline - time.monotonic()
+                if found is not None or self._snapshot.stopped is not None or self._stopping or rest <= 0:
+                    return found
+                self._changed.wait(rest)
+
+    def _failed(self, stopped: StoppedError) -> None:
+        """The agent ended by itself: nothing more will be decided here."""
+        if self._snapshot.stopped is not None:
+            return
+        self._publish(Snapshot(stopped=stopped))
+        if self._plane is not None:
+            self._plane.stopped(stopped)
+
+
+def _require_command(line: str) -> None:
+    """ConfigError where ``fence_command`` could never be run: better now than when it is needed."""
+    if line and shutil.which(program := shlex.split(line)[0]) is None:
+        raise ConfigError(f"fence_command: there is no program {program!r} on this host; give the path of one")
+
+
+def _require_store(config: Config) -> None:
+    """ConfigError where ``storage`` names no store that this process could use. Whether it is there is seen later."""
+    if config.policy is Policy.STORAGE:
+        store_at(config.storage, config.job, timeout=config.storage_timeout, **config.storage_options)
+
+
+def _host_for(config: Config) -> Host:
+    """A place for the agent; what it needs is imported only now, since it takes longer than all of ``consensus``."""
+    if config.agent is Home.PROCESS:
+        from .runtime.process_host import ProcessHost  # noqa: PLC0415
+
+        return ProcessHost()
+    from .runtime.thread_host import ThreadHost  # noqa: PLC0415
+
+    return ThreadHost()

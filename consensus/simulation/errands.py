@@ -1,0 +1,260 @@
+"""What processes ask of the shared store, played in virtual time: every clerk's coroutine, and all that can happen to it.
+
+The clerks are the real ones (``consensus/storage/clerk.py``); what they await is a ``Call`` of ``SimulatedStore``. Each of its
+steps travels to the store and is done there, whatever became of the process meanwhile; the answer travels back, and waits
+outside of a process that sleeps. Who has no answer after ``Config.storage_timeout`` is told so: of a read that the store is
+away, of a write that it may have been done. And so it may: what is late is done at some later time all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errands import Answer, Errand
+from ..errors import AmbiguousWriteError, StoreAwayError
+from ..storage.clerk import Clerk
+from .shelf import Act, Deed, Shelf
+from .store import Call, Character, Notice, SimulatedStore
+
+if TYPE_CHECKING:
+    from .host import Host
+    from .world import World
+
+__all__ = ["LATE", "CarriesOut", "Errands", "MakeClerk", "real_clerk"]
+
+LATE = 3.0
+"""What comes late comes within so many timeouts."""
+
+NOTICE = (0.0005, 0.01)
+"""Seconds from a change to whoever is told of it."""
+
+_ASKED, _DONE, _ANSWERED, _STIRRED = 2, 3, 4, 5
+"""Kinds of events, for the digest."""
+
+
+class CarriesOut(Protocol):
+    """A clerk."""
+
+    async def carry_out(self, errand: Errand) -> Answer:
+        """Do it, whatever happens. Awaits methods of the store alone."""
+
+
+MakeClerk = Callable[["Host", SimulatedStore], CarriesOut]
+
+
+def real_clerk(host: Host, store: SimulatedStore) -> CarriesOut:
+    """What a process has outside of a simulation, too."""
+    return Clerk(store, host.world.config, host.member)
+
+
+Task = Coroutine[Any, Any, None] | Generator[Any, Any, None]
+
+
+class Fate(Enum):
+    """What becomes of one step."""
+
+    DONE = "done"
+    FAILED = "not done, and said so"
+    LOST = "done, and nobody is told"
+    LATE = "not done yet"
+    NEVER = "not done, and nobody is told"
+
+
+class _Operation:
+    """A ``Call`` under way for a task of ``host``."""
+
+    __slots__ = ("began", "call", "host", "over", "result", "task")
+
+    def __init__(self, host: Host, task: Task, call: Call) -> None:
+        self.host = host
+        self.task = task
+        self.call = call
+        self.began = False
+        """Whether anything of it may have been done."""
+        self.over = False
+        """Whether its task was told what came of it."""
+        self.result: tuple[Any] | None = None
+
+
+class Errands:
+    """Of all processes of a world, and the store that they share."""
+
+    def __init__(self, world: World, character: Character, make: MakeClerk, *, notices: bool = True) -> None:
+        """``make``: a process's clerk. ``notices``: whether the store tells of changes."""
+        self._world = world
+        self._make = make
+        self._notices = notices
+        self._character = character
+        self._clerks: dict[str, CarriesOut] = {}
+        self._waiting: list[tuple[Host, Notice, Task]] = []
+        self._by: Host | None = None
+        self.shelf = Shelf(lambda: world.now, self._told)
+        self.operations: dict[str, SimulatedStore] = {}
+        """Every process's way to the store, which counts what was asked, by member id."""
+
+    # What processes want
+
+    def begin(self, host: Host) -> None:
+        """A process starts: it gets a clerk, and somebody who listens for changes."""
+        store = self.operations[host.id] = SimulatedStore(self.shelf, self._character, notices=self._notices)
+        self._clerks[host.id] = self._make(host, store)
+        self._go_on(host, self._listen(host, store))
+
+    def ask(self, host: Host, errand: Errand) -> None:
+        """A machine's ``Ask``."""
+        self._record(_ASKED, host, type(errand).__name__)
+        self._world.show("asked", host, errand)
+        self._go_on(host, self._carry_out(host, errand))
+
+    async def _carry_out(self, host: Host, errand: Errand) -> None:
+        answer = await self._clerks[host.id].carry_out(errand)
+        if host.stopped is None:
+            self._record(_ANSWERED, host, type(answer).__name__)
+            self._world.show("answered", host, errand, answer)
+            host.machine.answered(errand, answer, host.now)
+
+    async def _listen(self, host: Host, store: SimulatedStore) -> None:
+        async for _ in store.watch("views/"):
+            if host.stopped is None:
+                self._record(_STIRRED, host)
+                host.machine.stirred(host.now)
+
+    # Coroutines
+
+    def _go_on(self, host: Host, task: Task, value: Any = None, error: Exception | None = None) -> None:
+        """Inside ``host``: let a coroutine run until it waits again."""
+        try:
+            wanted = task.send(value) if error is None else task.throw(error)
+        except StopIteration:
+            return
+        if isinstance(wanted, Notice):
+            self._waiting.append((host, wanted, task))
+            return
+        assert isinstance(wanted, Call), f"a clerk awaits {wanted!r}: only a Store's methods are played here"
+        operation = _Operation(host, task, wanted)
+        self._world.at(self._world.config.storage_timeout, self._inside, host, lambda: self._give_up(operation))
+        self._send(operation)
+
+    def _inside(self, host: Host, action: Callable[[], None]) -> None:
+        """As ``World.inside``; one that has stopped finishes what it began."""
+        if host.alive and host.stopped is not None:
+            action()
+        else:
+            self._world.inside(host, action)
+
+    # An operation's way
+
+    def _send(self, operation: _Operation) -> None:
+        """The next step sets out for the store."""
+        world, host, faults = self._world, operation.host, self._world.faults.store
+        if not faults.reaches(host.id) and world.rng.random() < faults.refuses:
+            self._trouble(host)
+            world.at(self._way(), self._inside, host, lambda: self._fail(operation, "connection refused"))
+        else:
+            world.at(self._way(), self._arrive, operation)
+
+    def _way(self) -> float:
+        faults, rng = self._world.faults.store, self._world.rng
+        way = rng.uniform(*faults.latency)
+        if faults.slow:
+            way += rng.uniform(0.0, faults.slow)
+            if way > self._world.config.storage_timeout / 4:
+                self._trouble(None)
+        return way
+
+    def _arrive(self, operation: _Operation, late: bool = False) -> None:
+        """A step reaches the store, or does not."""
+        world, host = self._world, operation.host
+        fate = self._fate(host, late)
+        if fate is not Fate.DONE:
+            self._trouble(host)
+        if fate is not Fate.FAILED:
+            operation.began = operation.began or operation.call.writes
+        if fate in (Fate.DONE, Fate.LOST):
+            self._do(operation)
+        if fate is Fate.DONE:
+            world.at(self._way(), self._back, operation)
+        elif fate is Fate.FAILED:
+            world.at(self._way(), self._inside, host, lambda: self._fail(operation, "the store failed"))
+        elif fate is Fate.LATE:
+            world.at(world.rng.uniform(0.0, LATE * world.config.storage_timeout), self._arrive, operation, True)
+
+    def _fate(self, host: Host, late: bool) -> Fate:
+        faults, rng = self._world.faults.store, self._world.rng
+        if not faults.reaches(host.id):
+            return Fate.NEVER if late or rng.random() < 0.6 else Fate.LATE
+        if late:
+            return Fate.DONE
+        if faults.fails and rng.random() < faults.fails:
+            return Fate.FAILED
+        if faults.lost and rng.random() < faults.lost:
+            return Fate.LOST if rng.random() < 0.5 else Fate.LATE
+        return Fate.DONE
+
+    def _do(self, operation: _Operation) -> None:
+        """One step, at the store. Who asked for it may be dead by now."""
+        self._record(_DONE, operation.host, operation.call.text)
+        self._by = operation.host
+        try:
+            next(operation.call.steps)
+        except StopIteration as end:
+            operation.result = (end.value,)
+        self._by = None
+
+    def _back(self, operation: _Operation) -> None:
+        """The answer to a step reaches the process: the operation is over, or takes its next step."""
+        host = operation.host
+        if operation.result is None:
+            self._inside(host, lambda: self._send(operation))
+        else:
+            value = operation.result[0]
+            self._inside(host, lambda: self._end(operation, value))
+
+    def _end(self, operation: _Operation, value: Any = None, error: Exception | None = None) -> None:
+        if not operation.over:
+            operation.over = True
+            self._go_on(operation.host, operation.task, value, error)
+
+    def _fail(self, operation: _Operation, why: str) -> None:
+        text = f"{operation.call.text}: {why}"
+        self._end(operation, error=AmbiguousWriteError(text) if operation.began else StoreAwayError(text))
+
+    def _give_up(self, operation: _Operation) -> None:
+        if not operation.over:
+            operation.began = operation.began or operation.call.writes  # it may be on its way
+            self._fail(operation, f"no answer within {self._world.config.storage_timeout:g} s")
+
+    # What the store says
+
+    def wipe(self) -> None:
+        """Somebody removes everything that is in the store."""
+        self.shelf.wipe()
+
+    def _told(self, deed: Deed) -> None:
+        self._world.network.digest.update(
+            b"%s|%s|%d|%s" % (deed.act.value.encode(), deed.key.encode(), deed.number, deed.value)
+        )
+        self._world.show("stored", self._by, deed)
+        if deed.act is Act.WIPE:
+            return
+        still: list[tuple[Host, Notice, Task]] = []
+        faults, rng = self._world.faults.store, self._world.rng
+        for waiting in self._waiting:
+            host, notice, task = waiting
+            if not host.alive:
+                continue
+            told = deed.key.startswith(notice.prefix) and faults.reaches(host.id)
+            if told and not (faults.deaf and rng.random() < faults.deaf):
+                self._world.at(rng.uniform(*NOTICE), self._inside, host, lambda host=host, task=task: self._go_on(host, task))
+            else:
+                still.append(waiting)
+        self._waiting = still
+
+    def _trouble(self, host: Host | None) -> None:
+        self._world.show("withheld", host)
+
+    def _record(self, kind: int, host: Host, text: str = "") -> None:
+        self._world.network.record(kind, host, len(text))
+        self._world.network.digest.update(text.encode())

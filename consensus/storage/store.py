@@ -1,0 +1,92 @@
+"""What a shared store has to offer: small values under names, created exclusively, listed, and a floor that only rises.
+
+Everything that is agreed through a store rests on two of its operations. ``create`` makes a value exactly once, whoever
+else tries; ``raise_floor`` lifts a number that never falls. A value that belongs to a floor is created only at or above it:
+so a member that slept while old values were cleaned away cannot make one of them again.
+
+Time spent here is bounded by the store's ``timeout``. A failure is one of three: the store was not reached and nothing was
+done (``StoreAwayError``); the answer to a write got lost, and it may have been done or may still be (``AmbiguousWriteError``:
+read to learn which); or it will never work (``StoreRefusedError``: wrong password, no hard links; the text names the remedy).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from enum import Enum
+
+__all__ = ["MAX_VALUE", "Created", "Store"]
+
+MAX_VALUE = 1 << 20
+"""Bytes of a value at most."""
+
+
+class Created(Enum):
+    """What came of ``Store.create``."""
+
+    DONE = "created"
+    EXISTS = "exists"
+    """Somebody's value stands there; perhaps an earlier try of our own."""
+
+    BELOW = "below the floor"
+    """What had that name was cleaned away: this member has missed something. Nothing was left behind."""
+
+
+class Store(ABC):
+    """One job's part of a shared store: two jobs in one store do not see each other.
+
+    Keys are relative to the job, of ``[a-z0-9._-]`` with ``/`` between parts; values are bytes. Owned by one event loop.
+    """
+
+    url: str
+    """For logs and errors: never with a password."""
+
+    operations: int
+    """How many operations were asked of the store so far; a listing of n counts as n (of none, as one)."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect, and make sure that the store keeps what it promises. Raises ``StoreAwayError`` or ``StoreRefusedError``."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of connections and tasks. Never raises."""
+
+    @abstractmethod
+    async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+        """Make ``key`` unless it exists: atomically, durably, for one caller only.
+
+        With ``number`` only if that is not below the floor of the name ``floor`` (one transaction, or the floor is read again
+        after creating and the value taken back: whoever reads such a value reads the floor after it).
+        Raises ``AmbiguousWriteError`` too.
+        """
+
+    @abstractmethod
+    async def read(self, key: str) -> bytes | None:
+        """The value; None where there is none."""
+
+    @abstractmethod
+    async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
+        """Make or replace ``key``. ``expires``: seconds after which a store that can may forget it (clean-up, not liveness)."""
+
+    @abstractmethod
+    async def delete(self, *keys: str) -> None:
+        """Remove; what does not exist is no error."""
+
+    @abstractmethod
+    async def list(self, prefix: str) -> Mapping[str, bytes]:
+        """All keys that begin with ``prefix`` (ends in ``/``), with their values, sorted by key."""
+
+    @abstractmethod
+    async def floor(self, name: str) -> int:
+        """The number of that name, 0 where it was never raised."""
+
+    @abstractmethod
+    async def raise_floor(self, name: str, number: int) -> int:
+        """Lift it to ``number`` unless it is higher; what it is then. It never falls, whoever else does this at once."""
+
+    @abstractmethod
+    def watch(self, prefix: str) -> AsyncIterator[None]:
+        """Yields after something under ``prefix`` may have changed: a reason to look, soon, not a promise (events may be missed
+        or come together). Ends only when the store is closed; reconnects by itself. A store that cannot notice never yields.
+        """

@@ -1,0 +1,372 @@
+"""The store in etcd, against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
+from consensus.storage.etcd_store import EtcdStore
+from consensus.storage.store import Created, Store
+from tests.consensus.storage.conformance import Conformance, on_a_loop
+from tests.consensus.storage.etcd_place import EtcdPlace, ask, coded, opened
+from tests.consensus.storage.heard import Heard
+from tests.consensus.storage.passwords import QUOTED, SECRET
+from tests.consensus.storage.patience import created, first_told, once_read, until_away
+from tests.consensus.storage.place import Place
+from tests.relay import Relay
+from tests.servers import Certificates, EtcdServer, etcd_cluster, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    with running(EtcdServer(tmp_path_factory.mktemp("etcd"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def relay(server: EtcdServer) -> Iterator[Relay]:
+    with Relay(server.port) as relay:
+        yield relay
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[EtcdServer]:
+    """A server that a test may hurt."""
+    with running(EtcdServer(tmp_path / "etcd")) as server:
+        yield server
+
+
+class TestConformance(Conformance):
+    @pytest.fixture
+    def place(self, server: EtcdServer, relay: Relay) -> Place:
+        place = EtcdPlace(server, relay)
+        place.wipe()
+        return place
+
+
+# Who is let in
+
+
+@pytest.fixture
+def locked(own: EtcdServer) -> EtcdServer:
+    """root and writer have the password SECRET; reader may only read."""
+    for user in ("root", "writer", "reader"):
+        ask(own, "auth/user/add", name=user, password=SECRET)
+    span = {"key": coded("/ftlib/"), "range_end": coded("/ftlib0")}
+    for role, kind in (("root", ""), ("writes", "READWRITE"), ("reads", "READ")):
+        ask(own, "auth/role/add", name=role)
+        if kind:
+            ask(own, "auth/role/grant", name=role, perm={"permType": kind, **span})
+    for user, role in (("root", "root"), ("writer", "writes"), ("reader", "reads")):
+        ask(own, "auth/user/grant", user=user, role=role)
+    ask(own, "auth/enable")
+    return own
+
+
+@on_a_loop
+async def test_passwords(locked: EtcdServer, server: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "")
+    port = locked.port
+    errors = []
+    for url, text in (
+        (locked.url, "asks for a user"),
+        (f"etcd://writer:wrong-{QUOTED}@localhost:{port}", "the password is wrong"),
+        (f"etcd://nobody:{QUOTED}@localhost:{port}", "the password is wrong"),
+        (f"etcd://reader:{QUOTED}@localhost:{port}", "grant its role readwrite on the prefix /ftlib/"),
+        (f"etcd://writer:{QUOTED}@localhost:{server.port}", "it has no users"),
+    ):
+        with pytest.raises(StoreRefusedError, match=text) as caught:
+            await opened(url)
+        errors.append(repr(caught.value))
+    store = await opened(f"etcd://writer:{QUOTED}@localhost:{port}")
+    other = await opened(locked.url, username="writer", password=SECRET)
+    views = Heard(store, "views/")
+    await views.once()
+    assert await other.create("views/1", b"1", number=1, floor="views") is Created.DONE
+    await views.once()
+    await other.write("members/a", b"", expires=60)
+    assert await store.list("members/") == {"members/a": b""}
+    assert await store.raise_floor("views", 2) == 2
+    await other.delete("views/1")
+
+    locked.restart()  # and with it all tokens are gone
+    await views.once()
+    assert await store.create("views/2", b"2", number=2, floor="views") is Created.DONE
+    token = ask(locked, "auth/authenticate", name="root", password=SECRET)["token"]
+    ask(locked, "auth/role/add", token, name="more")  # tokens are older than the rights now
+    assert await store.read("views/2") == b"2"
+    ask(locked, "auth/user/changepw", token, name="writer", password="another")
+    with pytest.raises(StoreRefusedError, match="the password is wrong") as caught:
+        await store.write("a", b"")
+    errors.append(repr(caught.value))
+    await store.close()
+    await other.close()
+    said = " ".join([*errors, caplog.text])
+    for secret in (SECRET, QUOTED, "pass/word", coded(SECRET)):
+        assert secret not in said
+    assert all("\n" not in error for error in errors)
+
+
+@on_a_loop
+async def test_tls(tmp_path: Path, own: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "")
+    certificates, stranger = Certificates(tmp_path / "tls"), Certificates(tmp_path / "stranger")
+    misnamed = Certificates(tmp_path / "misnamed", ("elsewhere.example",))
+    with running(EtcdServer(tmp_path / "tls-etcd", tls=certificates)) as server:
+        files = {"ca": str(certificates.ca), "cert": str(certificates.cert), "key": str(certificates.key)}
+        store = await opened(server.url, **files)
+        assert await store.create("views/1", b"1") is Created.DONE
+        views = Heard(store, "views/")
+        await views.once()
+        await store.close()
+        for url in (server.url, f"{server.url}?ca={stranger.ca}"):
+            with pytest.raises(StoreRefusedError, match=r"certificate is not trusted, name its authority by \?ca=FILE"):
+                await opened(url)
+        with pytest.raises(StoreError):
+            await opened(f"etcd://localhost:{server.port}", timeout=1.0)
+        with pytest.raises(StoreRefusedError, match=r"give .*cert=FILE&key=FILE"):
+            await opened(f"{server.url}?ca={certificates.ca}")
+    elsewhere = EtcdServer(tmp_path / "misnamed-etcd", tls=misnamed)
+    with running(elsewhere), pytest.raises(StoreRefusedError, match="as the certificate names it"):
+        await opened(elsewhere.url, ca=str(misnamed.ca), cert=str(misnamed.cert), key=str(misnamed.key))
+    with pytest.raises(StoreAwayError):
+        await opened(f"etcds://localhost:{own.port}")
+
+
+# Killed, stopped, restarted
+
+
+@on_a_loop
+async def test_killed_and_restarted(own: EtcdServer) -> None:
+    store = await opened(own.url)
+    await store.create("views/1", b"1")
+    await store.raise_floor("views", 1)
+    own.kill()
+    for attempt in (store.read("views/1"), store.create("views/2", b""), store.list("views/")):
+        with pytest.raises(StoreAwayError):
+            await attempt
+    own.start()
+    assert await store.read("views/1") == b"1"
+    assert await store.floor("views") == 1
+    assert await store.create("views/2", b"2", number=2, floor="views") is Created.DONE
+    await store.close()
+
+
+@on_a_loop
+async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: EtcdServer) -> None:
+    store = await opened(own.url, timeout=0.5)
+    own.stop()
+    started = time.monotonic()
+    with pytest.raises(AmbiguousWriteError, match=r"did not answer to a write within 0\.5 s"):
+        await store.create("views/1", b"mine")
+    with pytest.raises(StoreAwayError, match=r"within 0\.5 s"):
+        await store.read("views/1")
+    assert time.monotonic() - started < 3
+    own.go_on()
+    seen = await once_read(store, "views/1")
+    outcome = await store.create("views/1", b"mine")
+    assert outcome is (Created.DONE if seen is None else Created.EXISTS)
+    await store.close()
+
+
+@on_a_loop
+async def test_a_full_server_is_away_with_a_remedy(tmp_path: Path) -> None:
+    with running(EtcdServer(tmp_path / "etcd", quota=1 << 19)) as server:
+        store = await opened(server.url)
+        await store.create("views/1", b"1")
+        with pytest.raises(StoreAwayError, match="raise its quota, then etcdctl alarm disarm"):
+            await _fill(store)
+        assert await store.read("views/1") == b"1"
+        await store.close()
+
+
+async def _fill(store: Store) -> None:
+    for number in range(2, 100):
+        await store.create(f"views/{number}", b"x" * (1 << 17))
+
+
+@on_a_loop
+async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdServer, tmp_path: Path) -> None:
+    """The first is dead, the second silent; the third is asked, and asked first from then on."""
+    dead = EtcdServer(tmp_path / "dead")
+    with running(dead):
+        pass
+    own.stop()
+    store = EtcdStore(f"etcd://localhost:{dead.port},localhost:{own.port},localhost:{server.port}", "several", timeout=1.5)
+    await store.open()
+    started = time.monotonic()
+    assert await store.create("views/1", b"1") is Created.DONE
+    assert await store.read("views/1") == b"1"
+    assert time.monotonic() - started < 0.4
+    assert await first_told(store, "views/")
+    await store.close()
+
+    own.go_on()
+    store = EtcdStore(f"etcd://localhost:{own.port},localhost:{server.port}", "silent", timeout=0.5)
+    await store.open()
+    own.stop()
+    with pytest.raises(AmbiguousWriteError):  # sent to one, it is sent to no other
+        await store.create("views/1", b"1")
+    assert await store.create("views/2", b"2") is Created.DONE
+    await store.close()
+
+
+@on_a_loop
+async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
+    """With two of three it goes on, with one it is away, at once and not after a timeout; and what was decided stays."""
+    with etcd_cluster(tmp_path, 3) as servers:
+        url = "etcd://" + ",".join(f"localhost:{server.port}" for server in servers)
+        store = await opened(url, timeout=1.5)
+        views = Heard(store, "views/")
+        await views.once()
+        assert await created(store, "views/1", b"1")
+        servers[0].kill()
+        assert await created(store, "views/2", b"2")
+        servers[1].kill()
+        with pytest.raises(StoreAwayError, match="have no quorum"):
+            await until_away(store)
+        started = time.monotonic()
+        with pytest.raises(StoreAwayError):
+            await store.create("views/3", b"3")
+        assert time.monotonic() - started < 1
+        servers[1].start()
+        assert await created(store, "views/4", b"4")
+        found = await store.list("views/")
+        assert [found[f"views/{number}"] for number in (1, 2, 4)] == [b"1", b"2", b"4"]
+        await views.once()
+        await store.close()
+        await views.ended()
+
+
+# Expiry and watching
+
+
+@on_a_loop
+async def test_what_expires_is_forgotten_and_hangs_on_one_lease(own: EtcdServer) -> None:
+    store = await opened(own.url)
+    before = store.operations
+    for number in range(10):
+        await store.write("members/a", b"%d" % number, expires=60)
+    assert store.operations - before == 11
+    assert len(ask(own, "lease/leases")["leases"]) == 1
+    await store.write("members/a", b"", expires=90)  # longer than the lease was made for
+    await store.write("members/a", b"", expires=90)
+    assert len(ask(own, "lease/leases")["leases"]) == 2
+    await store.close()
+
+    store = await opened(own.url)
+    await store.write("members/b", b"", expires=0.5)
+    lease = _lease_of(own, "members/b")
+    started = time.monotonic()
+    while time.monotonic() - started < 2.0:  # renewed, it outlives its first lease
+        await store.write("members/b", b"", expires=0.5)
+        await asyncio.sleep(0.05)
+    assert _lease_of(own, "members/b") == lease
+    while await store.read("members/b") is not None:
+        await asyncio.sleep(0.05)
+    await store.write("members/b", b"again", expires=0.5)  # its lease has gone
+    assert await store.read("members/b") == b"again"
+    assert list(await store.list("members/")) == ["members/a", "members/b"]
+    await store.close()
+
+
+def _lease_of(server: EtcdServer, key: str) -> str:
+    lease: str = ask(server, "kv/range", key=coded(f"/ftlib/job/values/{key}"))["kvs"][0]["lease"]
+    return lease
+
+
+@on_a_loop
+async def test_a_lease_that_was_revoked_is_replaced(own: EtcdServer) -> None:
+    store = await opened(own.url)
+    await store.write("members/a", b"1", expires=60)
+    for lease in ask(own, "lease/leases")["leases"]:
+        ask(own, "lease/revoke", ID=lease["ID"])
+    assert await store.read("members/a") is None
+    await store.write("members/a", b"2", expires=60)
+    assert await store.read("members/a") == b"2"
+    await store.close()
+
+
+@on_a_loop
+async def test_a_watch_tells_of_changes_but_not_of_heartbeats(server: EtcdServer) -> None:
+    store, other = await opened(server.url, "watched"), await opened(server.url, "watched")
+    stranger = await opened(server.url, "another")
+    views, members = Heard(store, "views/"), Heard(store, "members/")
+    await views.once()  # it hears from now on
+    await members.once()
+    await other.create("views/1", b"")
+    await views.once()
+    await other.delete("views/1")
+    await views.once()
+    await other.write("views/x", b"x" * (1 << 20))
+    await views.once()
+    await other.write("views/x", b"")
+    await views.once()
+    await members.nothing()
+    await other.write("members/a", b"", expires=60)
+    await members.once()
+    await other.write("members/a", b"", expires=60)
+    await stranger.create("views/1", b"")
+    await stranger.write("members/b", b"")
+    await views.nothing()
+    await members.nothing()
+    for each in (store, other, stranger):
+        await each.close()
+    await views.ended()
+    await members.ended()
+
+
+@on_a_loop
+async def test_a_watch_survives_a_restart(own: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
+    store, other = await opened(own.url), await opened(own.url)
+    views = Heard(store, "views/")
+    await views.once()
+    own.kill()
+    await asyncio.sleep(0.5)
+    own.start()
+    await views.once()  # because something may have been missed
+    await other.create("views/1", b"")
+    await views.once()
+    assert caplog.text.count("is not watched for now") == 1
+    await store.close()
+    await other.close()
+    await views.ended()
+
+
+@on_a_loop
+async def test_a_watch_of_a_server_that_falls_silent_notices(own: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consensus.storage.etcd_wire._QUIET", 0.3)
+    store = await opened(own.url, timeout=0.3)
+    views = Heard(store, "views/")
+    await views.once()
+    own.stop()
+    await asyncio.sleep(1.0)
+    before = views.count
+    own.go_on()
+    async with asyncio.timeout(20):
+        while views.count == before:
+            await asyncio.sleep(0.01)
+    await store.close()
+    await views.ended()
+
+
+@on_a_loop
+async def test_a_watch_does_not_mind_compaction(own: EtcdServer) -> None:
+    store = await opened(own.url)
+    views = Heard(store, "views/")
+    await views.once()
+    for number in range(5):
+        await store.write("views/1", b"%d" % number)
+    ask(own, "kv/compaction", revision=int(ask(own, "kv/range", key=coded("a"))["header"]["revision"]), physical=True)
+    await views.once()
+    own.restart()
+    await views.once()
+    await store.write("views/1", b"")
+    await views.once()
+    await store.close()

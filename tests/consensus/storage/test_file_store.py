@@ -1,0 +1,275 @@
+"""The file store on this host's disk: what all stores do, and what becomes of its files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import string
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consensus.errors import StoreRefusedError
+from consensus.storage import floors, folder, nfs
+from consensus.storage.store import Created
+
+from .conformance import Conformance, on_a_loop
+from .directory import Directory, files
+from .place import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Directory:
+    return Directory(tmp_path)
+
+
+class TestFileStore(Conformance):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return Directory(tmp_path)
+
+
+# A dictionary does the same
+
+KEYS = st.sampled_from([f"{top}/{name}" for top in ("members", "views", "views/old") for name in ("a", "b-1", "c.d")])
+NAMES = st.sampled_from(["views", "steps"])
+NUMBERS = st.integers(0, 4)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("create"), KEYS, st.binary(max_size=8), st.none() | NUMBERS, NAMES),
+    st.tuples(st.just("write"), KEYS, st.binary(max_size=8), st.sampled_from([None, 1.0])),
+    st.tuples(st.just("delete"), st.lists(KEYS, max_size=3)),
+    st.tuples(st.just("read"), KEYS),
+    st.tuples(st.just("list"), st.sampled_from(["members/", "views/", "views/old/", "none/"])),
+    st.tuples(st.just("floor"), NAMES),
+    st.tuples(st.just("raise_floor"), NAMES, NUMBERS),
+    st.tuples(st.just("reopen")),
+)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.floors: dict[str, int] = {}
+
+    def create(self, key: str, value: bytes, number: int | None, floor: str) -> set[Created]:
+        """What may be answered: of what exists already and is below the floor, both is true."""
+        below = number is not None and number < self.floors.get(floor, 0)
+        if below or key in self.values:
+            return {Created.BELOW} if below else {Created.EXISTS}
+        self.values[key] = value
+        return {Created.DONE}
+
+    def write(self, key: str, value: bytes, _expires: float | None) -> None:
+        self.values[key] = value
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            self.values.pop(key, None)
+
+    def list(self, prefix: str) -> dict[str, bytes]:
+        return {key: value for key, value in sorted(self.values.items()) if key.startswith(prefix)}
+
+    def raise_floor(self, name: str, number: int) -> int:
+        self.floors[name] = max(number, self.floors.get(name, 0))
+        return self.floors[name]
+
+
+async def _play(place: Place, operations: list[tuple[Any, ...]]) -> None:
+    model, store = Model(), place.make()
+    await store.open()
+    for name, *arguments in operations:
+        match name:
+            case "create":
+                key, value, number, floor = arguments
+                assert await store.create(key, value, number=number, floor=floor) in model.create(*arguments)
+            case "write":
+                key, value, expires = arguments
+                await store.write(key, value, expires=expires)
+                model.write(*arguments)
+            case "delete":
+                await store.delete(*arguments[0])
+                model.delete(arguments[0])
+            case "read":
+                assert await store.read(arguments[0]) == model.values.get(arguments[0])
+            case "list":
+                assert list((await store.list(arguments[0])).items()) == list(model.list(arguments[0]).items())
+            case "floor":
+                assert await store.floor(arguments[0]) == model.floors.get(arguments[0], 0)
+            case "raise_floor":
+                assert await store.raise_floor(*arguments) == model.raise_floor(*arguments)
+            case "reopen":
+                await store.close()
+                store = place.make()
+                await store.open()
+    await store.close()
+
+
+@settings(max_examples=60)
+@given(operations=st.lists(OPERATIONS, max_size=25))
+def test_a_dictionary_does_the_same(operations: list[tuple[Any, ...]]) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        asyncio.run(_play(Directory(Path(directory)), operations))
+
+
+# Files
+
+
+@on_a_loop
+async def test_what_is_left_are_values_floors_and_the_id_and_only_their_owner_may_look(place: Directory) -> None:
+    async with place.store() as store:
+        await store.create("views/1", b"1", number=1, floor="views")
+        await store.create("views/1", b"2", number=1, floor="views")
+        await store.write("members/a", b"1", expires=1)
+        await store.write("members/a", b"2", expires=1)
+        await store.raise_floor("views", 2)
+        await store.create("views/0", b"2", number=0, floor="views")
+    assert files(place.root()) == ["floors/views/0000000000000002", "keys/members/a", "keys/views/1"]
+    assert {"id", place.root().name} == {path.name for path in (place.path / "job").iterdir()}
+    assert {path.stat().st_mode & 0o077 for path in place.path.rglob("*")} == {0}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"ftlib 1 ", b"ftlib 1 00000000 5\nab", b"ftlib 1 00000000 2\nab", b"\0" * 4096, b"x" * (1 << 21)]
+)
+@on_a_loop
+async def test_a_torn_file_is_named_and_passed_over(place: Directory, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with place.store() as store:
+        await store.write("views/1", b"1")
+        torn = place.root() / "keys" / "views" / "2"
+        torn.write_bytes(content)
+        for _ in range(2):
+            assert await store.list("views/") == {"views/1": b"1"}
+        assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+            f"the store {place.url}: {torn} holds no value of ftlib's and is passed over: remove it"
+        ]
+        with pytest.raises(StoreRefusedError, match=f"views/2 cannot be read: {torn} holds no value of ftlib's: remove it"):
+            await store.read("views/2")
+        assert await store.create("views/2", b"2") is Created.EXISTS
+        await store.write("views/2", b"2")
+        assert await store.read("views/2") == b"2"
+
+
+@on_a_loop
+async def test_strangers_are_passed_over(place: Directory, caplog: pytest.LogCaptureFixture) -> None:
+    async with place.store() as store:
+        await store.write("members/a", b"1")
+        keys = place.root() / "keys" / "members"
+        os.mkfifo(keys / "pipe")
+        (keys / "link").symlink_to(keys / "a")
+        (keys / "Notes (copy).txt").write_text("mine")
+        (keys / ".nfs0000000001").write_text("removed while in use")
+        (keys / "empty").mkdir()
+        (place.root() / "floors" / "members").mkdir()
+        (place.root() / "floors" / "members" / "12").touch()
+        (place.root() / "floors" / "members" / "backup").touch()
+        assert await store.list("members/") == {"members/a": b"1"}
+        assert await store.read("members/empty") is None
+        assert await store.floor("members") == 0
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert all(name in said for name in ("pipe", "Notes (copy).txt")) and "nfs" not in said
+
+
+@on_a_loop
+async def test_a_name_that_a_directory_does_not_show_while_it_is_rewritten_is_listed_all_the_same(
+    place: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.store() as store:
+        for key in ("members/a", "members/b", "members/c"):
+            await store.write(key, b"")
+        await store.list("members/")
+        await store.delete("members/c")
+        monkeypatch.setattr(folder.Folder, "_names", lambda self, directory, prefix: iter(["members/b"]))
+        for _ in range(2):
+            assert list(await store.list("members/")) == ["members/a", "members/b"]
+
+
+@on_a_loop
+async def test_what_dead_processes_left_is_removed_when_it_is_old(place: Directory) -> None:
+    async with place.store():
+        temp = place.root() / "temp"
+    old, new = time.time() - folder.LEFT_OVER - 60, time.time() - folder.LEFT_OVER + 60
+    for stamp in (old, new):
+        for path in (temp / f"value-{stamp:.0f}", place.path / "job" / f"trial-{stamp:.0f}"):
+            path.write_bytes(b"")
+            os.utime(path, (stamp, stamp))
+    trial = place.path / "job" / "trial-directory"
+    trial.mkdir()
+    (trial / "first").touch()
+    os.utime(trial, (old, old))
+    async with place.store():
+        assert files(temp) == [f"value-{new:.0f}"]
+        assert [path.name for path in (place.path / "job").glob("trial-*")] == [f"trial-{new:.0f}"]
+
+
+@on_a_loop
+async def test_lower_numbers_of_a_floor_go_once_a_higher_one_has_stood_for_long(place: Directory) -> None:
+    async with place.store() as store:
+        for number in (1, 2, 3):
+            await store.raise_floor("views", number)
+        directory = place.root() / "floors" / "views"
+        assert [int(path) for path in files(directory)] == [1, 2, 3]
+        for number, age in ((1, 3), (2, 2), (3, 0.5)):
+            stamp = time.time() - age * floors.GRACE
+            os.utime(directory / f"{number:016}", (stamp, stamp))
+        assert await store.raise_floor("views", 4) == 4
+        assert [int(path) for path in files(directory)] == [2, 3, 4]
+
+
+def test_a_listing_that_took_too_long_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number that it should have found may have been removed for a higher one, which it did not find either."""
+    (tmp_path / f"{5:016}").touch()
+    calls = 0
+
+    def slow(path: Path) -> Iterator[Path]:
+        nonlocal calls
+        calls += 1
+        return iter([]) if calls == 1 else really(path)
+
+    ticks = iter([0.0, floors.GRACE, floors.GRACE, floors.GRACE + 1])
+    really = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", slow)
+    monkeypatch.setattr(time, "clock_gettime", lambda _: next(ticks))
+    assert floors.floor(tmp_path) == 5
+
+
+def test_names_of_jobs_are_names_of_directories() -> None:
+    assert folder.folder_name("train-2024.06_01") == "train-2024.06_01"
+    strange = ["Train", "train/", "TRAIN", ".", "..", "", "x" * 64, "\N{CAT}" * 64, "train~", "a/../b", "tr ain", "\ud800"]
+    names = [folder.folder_name(job) for job in strange]
+    allowed = set(string.ascii_lowercase + string.digits + "-~")
+    assert len({name.lower() for name in names}) == len(strange)
+    assert all(0 < len(name) <= 128 and set(name) <= allowed for name in names)
+
+
+@pytest.mark.parametrize("job", ["a", "0.1", "_"])
+def test_a_plain_name_is_never_that_of_a_strange_one(job: str) -> None:
+    assert "~" not in folder.folder_name(job)
+
+
+# NFS
+
+MOUNTS = "29 1 254:0 / / rw - ext4 /dev/root rw\n40 29 0:52 / /mnt rw,relatime shared:9 - nfs4 host:/x {}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("rw,vers=4.2,hard,addr=10.0.0.1", "lookupcache=positive,actimeo=1"),
+        ("rw,vers=3,nocto,lookupcache=none", "mount it without"),
+        ("rw,vers=4.2,lookupcache=pos", None),
+        ("rw,vers=4.2,lookupcache=none", None),
+        ("rw,sync,noac", None),
+    ],
+)
+def test_mount_options_that_make_news_late_are_named(options: str, text: str | None) -> None:
+    said = nfs.advice(os.makedev(0, 52), MOUNTS.format(options))
+    assert said is None if text is None else said is not None and text in said
+    assert nfs.advice(os.makedev(254, 0), MOUNTS.format(options)) is None
+    assert nfs.advice(Path("/").stat().st_dev, Path("/proc/self/mountinfo").read_text()) is None

@@ -1,0 +1,266 @@
+"""What strangers can do to a member with a secret: ask it, flood it, change what it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from consensus import Config, Gossip, Home, KeyRing, SecretError, get
+from consensus.proofs import Exchange, greeting
+
+from .secret import OTHER, RING, SECRET, dropped
+from .tap import may_listen, tap
+from .test_gossip import agree, eventually, members
+
+
+def raw(where: tuple[str, int], *requests: bytes) -> list[bytes]:
+    """What comes back for each request on one connection; empty where it was closed."""
+    answers = []
+    with socket.create_connection(where, timeout=5) as sock:
+        for request in requests:
+            try:
+                sock.sendall(request)
+                answers.append(sock.recv(65536))
+            except ConnectionError:
+                answers.append(b"")
+    return answers
+
+
+def request(path: str, credentials: str = "", method: str = "GET", body: bytes = b"") -> bytes:
+    more = f"Authorization: {credentials}\r\n" if credentials else ""
+    more += f"Content-Length: {len(body)}\r\n" if body else ""
+    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:12345\r\n{more}\r\n".encode() + body
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Gossip]:
+    """A member with a secret, for strangers to try; it must not mind any of them."""
+    with members(1, secret=SECRET) as [member]:
+        member.serve("/state", lambda query: iter([bytes(1 << 20) * 3, query.get("part", "").encode()]))
+
+        def nothing(query: Mapping[str, str]) -> Iterator[bytes]:
+            raise LookupError("nothing here")
+
+        member.serve("/nothing", nothing)
+        assert member.wait_view(10)
+        yield member
+        assert member.confirm()
+        assert set(member.status()["messages"]["received"]) <= {"Knock", "Ticket"}
+
+
+class TestRequests:
+    def test_with_the_secret(self, guarded: Gossip) -> None:
+        where = guarded.member.address
+        with get(where, "/status", RING) as answer:
+            assert answer.status == 200
+            assert json.loads(answer.read())["member"] == guarded.member.id
+        with get(where, "/state?part=7%C3%A4", RING) as answer:
+            assert answer.read((1 << 20) + 5) == bytes((1 << 20) + 5)
+            assert answer.read() == bytes((2 << 20) - 5) + "7ä".encode()
+            answer.finish()
+        for path, status, text in [("/nothing", 409, b"nothing here\n"), ("/no", 404, b"nothing is served at /no\n")]:
+            with get(where, path, RING) as answer:
+                assert (answer.status, answer.read()) == (status, text)
+
+    def test_without_it(self, guarded: Gossip) -> None:
+        where = guarded.member.address
+        with pytest.raises(SecretError, match="asks for the job's secret: set FTLIB_SECRET"):
+            get(where, "/status")
+        with pytest.raises(SecretError, match="uses another secret"):
+            get(where, "/status", KeyRing([OTHER]))
+        with rig_without_secret() as member, pytest.raises(SecretError, match="does not authenticate itself"):
+            get(member.member.address, "/status", RING)
+
+    def test_metrics_take_a_bearer_token(self, guarded: Gossip) -> None:
+        where = guarded.member.address
+        good = f"Bearer {RING.first.bearer('metrics')}"
+        connection = http.client.HTTPConnection(*where, timeout=5)
+        connection.request("GET", "/metrics", headers={"Authorization": good})
+        assert b"# HELP" in connection.getresponse().read()
+        connection.close()
+        for path, credentials in [
+            ("/status", good),
+            ("/state", good),
+            ("/metrics", f"Bearer {KeyRing([OTHER]).first.bearer('metrics')}"),
+            ("/metrics", f"Bearer {RING.first.bearer('supervisor')}"),
+            ("/metrics", "Bearer \u00e9"),
+        ]:
+            assert raw(where, request(path, credentials))[0].startswith(b"HTTP/1.1 401 Ftlib")
+
+    def test_a_recorded_request_is_worth_nothing(self, guarded: Gossip) -> None:
+        where = guarded.member.address
+        nonce = bytes(16)
+        first = request("/status", greeting(nonce))
+        with socket.create_connection(where, timeout=5) as sock:
+            sock.sendall(first)
+            head = sock.recv(65536).decode()
+            challenge = head.partition("WWW-Authenticate: Ftlib ")[2].partition("\r\n")[0]
+            from consensus.proofs import decode
+
+            exchange = Exchange(RING.first, nonce, decode(challenge), "/status")
+            second = request("/status", exchange.credentials())
+            sock.sendall(second)
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+            sock.sendall(second)  # on the very connection: its challenge is used up
+            assert not sock.recv(65536).startswith(b"HTTP/1.1 200")
+        assert raw(where, second)[0].startswith(b"HTTP/1.1 401")
+        assert raw(where, first, second)[1].startswith(b"HTTP/1.1 401 Ftlib")
+        other = Exchange(RING.first, nonce, decode(challenge), "/state")
+        assert raw(where, first, request("/state", other.credentials()))[1].startswith(b"HTTP/1.1 401 Ftlib")
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"GET / HTTP/1.1\r\n\r\n",
+            request("/status"),
+            request("/status", "Ftlib x"),
+            request("/status", "Ftlib \u00e9" + "." * 400),
+            request("/identity", "Basic eDp5"),
+            request("/identity", greeting(bytes(16))),
+            request("/tether"),
+            request("/message", "", "POST", bytes(2000)),
+            request("/message", "", "POST", b"x"),
+            request("/message", "", "POST", RING.first.derive("x", size=200)),
+            request("/status", "", "PUT", b"x"),
+            b"\x16\x03\x01 nonsense\r\n\r\n",
+            b"G" * 20_000 + b"\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        ],
+    )
+    def test_strangers_get_no_more_than_they_sent(self, guarded: Gossip, data: bytes) -> None:
+        [answer] = raw(guarded.member.address, data)
+        assert len(answer) <= len(data)
+        assert answer[:15] in (b"", b"HTTP/1.1 401 Ft", b"HTTP/1.1 401 Un")
+
+    def test_nothing_but_a_promising_message_is_read(self, guarded: Gossip) -> None:
+        """16 MiB are announced; the member hangs up after the first bytes."""
+        with socket.create_connection(guarded.member.address, timeout=5) as sock:
+            sock.sendall(
+                request("/message", "", "POST", bytes(100)).replace(b"Content-Length: 100", b"Content-Length: 16000000")
+            )
+            assert sock.recv(100) == b""
+
+    def test_a_tampered_body_is_noticed(self, guarded: Gossip) -> None:
+        """An attacker between the two who changes, drops, cuts or repeats a frame, or the status."""
+        outcomes = {}
+        for how in ("none", "flip", "drop", "cut", "repeat", "status"):
+            with _tampering(guarded.member.address, how) as where:
+                try:
+                    with get(where, "/state?part=z", RING) as answer:
+                        data = answer.read()
+                        answer.finish()
+                    outcomes[how] = "good" if data == bytes(3 << 20) + b"z" else "WRONG"
+                except (SecretError, EOFError, OSError, http.client.HTTPException) as error:
+                    outcomes[how] = type(error).__name__
+        assert outcomes.pop("none") == "good"
+        assert not {"good", "WRONG"} & set(outcomes.values()), outcomes
+
+
+@contextlib.contextmanager
+def rig_without_secret() -> Iterator[Gossip]:
+    with members(1) as [member]:
+        yield member
+
+
+@contextlib.contextmanager
+def _tampering(to: tuple[str, int], how: str) -> Iterator[tuple[str, int]]:
+    """A relay that changes the answer's body on its way."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def relay() -> None:
+        near, _ = listener.accept()
+        with near, socket.create_connection(to) as far, contextlib.suppress(OSError):
+            far.sendall(near.recv(65536))
+            near.sendall(far.recv(65536))
+            far.sendall(near.recv(65536))
+            stream = far.makefile("rb")
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += stream.read(1)
+            near.sendall(head.replace(b" 200 ", b" 409 ") if how == "status" else head)
+            chunks = []
+            while size := int(stream.readline(), 16):
+                chunks.append(stream.read(size))
+                stream.read(2)
+            if how == "flip":
+                chunks[1] = chunks[1][:-1] + bytes([chunks[1][-1] ^ 1])
+            elif how == "drop":
+                del chunks[1]
+            elif how == "cut":
+                del chunks[-1]
+            elif how == "repeat":
+                chunks.insert(1, chunks[0])
+            for chunk in chunks:
+                near.sendall(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            near.sendall(b"0\r\n\r\n")
+            near.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=relay)
+    thread.start()
+    try:
+        yield listener.getsockname()
+    finally:
+        listener.close()
+        thread.join(10)
+
+
+@pytest.mark.skipif(not may_listen(), reason="needs CAP_NET_RAW to listen on the wire")
+def test_a_live_member_survives_a_hostile_network(guarded: Gossip) -> None:
+    """Random, mutated and replayed packets and requests; real ones come from a second member that meets this one's port."""
+    chance = random.Random(int(os.environ.get("SEED", "1")))
+    where = guarded.member.address
+    before = dropped(guarded)
+    with (
+        members(2, secret=SECRET, job="hostile", probe_interval=0.1) as group,
+        tap({member.member.port for member in group}) as seen,
+    ):
+        agree(group, 2)
+        eventually(lambda: len(seen) >= 40, "packets on the wire")
+        recorded = list(seen)
+        counts = received(group[0])
+        targets = [where, *(member.member.address for member in group)]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for number in range(3000):
+                data = bytearray(chance.choice(recorded))
+                if number % 3 == 1:
+                    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+                elif number % 3 == 2:
+                    data = bytearray(chance.randbytes(chance.randrange(200)))
+                sock.sendto(data, targets[number % 3])
+                if number % 20 == 0:
+                    time.sleep(0.002)  # below what a socket buffer holds
+        for number in range(30):
+            body = chance.choice(recorded)
+            raw(targets[number % 3], request("/message", "", "POST", body))
+        assert sum(dropped(guarded).values()) > sum(before.values()) + 500
+        assert agree(group, 2).epoch == 1
+        for kind, count in received(group[0]).items():
+            assert count - counts.get(kind, 0) < 200, (kind, count, counts)  # its peer's own
+
+
+def received(member: Gossip) -> dict[str, int]:
+    return {kind: entry["messages"] for kind, entry in member.status()["messages"]["received"].items()}
+
+
+def test_what_only_members_may_know_is_not_shown() -> None:
+    meta = {"name": "worker 0", "_room": "what nobody may guess"}
+    gossip = Gossip(Config(agent=Home.THREAD, secret=SECRET))
+    gossip.start(meta=meta)
+    try:
+        eventually(gossip.get_member_list, "it has founded")
+        assert gossip.member.fact("_room") == meta["_room"]
+        with get(gossip.member.address, "/status", RING) as answer:
+            status = json.loads(answer.read())
+    finally:
+        gossip.stop()
+    assert status["meta"]["name"] == status["members"][0]["meta"]["name"] == "worker 0"
+    assert meta["_room"] not in json.dumps(status)

@@ -1,0 +1,280 @@
+"""Policy ``storage``: what a member asks of the store, and what follows from the answers."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from consensus.config import Config, Policy
+from consensus.errands import (
+    Answer,
+    Away,
+    Beat,
+    Clean,
+    CreateView,
+    Done,
+    Errand,
+    Leases,
+    ReadLeases,
+    ReadViews,
+    Recorded,
+    Wiped,
+)
+from consensus.errors import ConfigError, ExcludedError, StoreWipedError
+from consensus.messages import Accept, Activate, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
+from consensus.protocol.effects import Ask, Effect, Freeze, Note, Stopped
+from consensus.protocol.machine import Machine
+from consensus.protocol.proposer import SMALLER_WAITS
+from consensus.protocol.register import SELDOM, WIPED_FOR
+from consensus.view import Delta, View
+
+from .people import machine_in, member, sends, view_of
+
+CONFIG = Config(policy=Policy.STORAGE, storage="file:///nowhere")
+AWAY = Away("the store does not answer", ambiguous=True)
+
+
+def machine_of(names: str, own: str) -> Machine:
+    return machine_in(names, own, config=CONFIG)
+
+
+def asked(effects: list[Effect], kind: type[Errand]) -> list[Errand]:
+    return [effect.errand for effect in effects if isinstance(effect, Ask) and isinstance(effect.errand, kind)]
+
+
+def drained(machine: Machine, now: float) -> list[Effect]:
+    """All effects, the clock moved to what is due by ``now``."""
+    effects = machine.drain()
+    while (due := machine.next_deadline()) is not None and due <= now:
+        machine.tick(due)
+        effects += machine.drain()
+    return effects
+
+
+def proposed(machine: Machine, dead: str, now: float) -> CreateView:
+    """What ``machine`` has recorded once ``dead`` is proven so."""
+    machine.checked(dead, False, "refused", now)
+    [create] = asked(drained(machine, now + 0.05), CreateView)
+    assert isinstance(create, CreateView)
+    return create
+
+
+def answer(machine: Machine, errand: Errand, what: Answer, now: float) -> list[Effect]:
+    machine.answered(errand, what, now)
+    return machine.drain()
+
+
+def successor(of: View, names: str, driver: str, epoch: int | None = None) -> ViewRecord:
+    epoch = of.epoch + 1 if epoch is None else epoch
+    return ViewRecord(View(epoch, of.view_id, tuple(member(name) for name in names), of.cluster), driver)
+
+
+def test_the_coordinator_records_and_nobody_is_asked_to_vote() -> None:
+    machine = machine_of("abc", "a")
+    machine.checked("c", False, "refused", 100.1)
+    effects = drained(machine, 100.15)
+    [create] = asked(effects, CreateView)
+    assert isinstance(create, CreateView)
+    assert create.record.view.ids == ("a", "b") and create.record.driver == "a"
+    assert create.record.view.parent_id == view_of("abc").view_id == create.record.trail[0]
+    assert not sends(effects, Accept) and not sends(effects, Prepare)
+    assert not any(isinstance(effect, Freeze) for effect in effects), "frozen before it is decided"
+
+
+def test_whoever_created_the_record_drives_it_as_ever() -> None:
+    machine = machine_of("abc", "a")
+    create = proposed(machine, "c", 100.1)
+    effects = answer(machine, create, Recorded(create.record), 100.2)
+    assert any(isinstance(effect, Freeze) and effect.epoch == 2 for effect in effects)
+    effects += drained(machine, 100.3)
+    assert {send.address for send in sends(effects, FlushRequest)} == {member("b").address}
+    machine.flushed(2, b"A", 100.31)
+    machine.receive("b", member("b").address, FlushReply(2, create.record.view.view_id, b"B"), 100.32)
+    [install] = [send.message for send in sends(machine.drain(), Install)]
+    assert isinstance(install, Install)
+    machine.ready(create.record.view.view_id, 100.33)
+    machine.receive("b", member("b").address, Ready(2, create.record.view.view_id), 100.34)
+    assert sends(machine.drain(), Activate)
+    assert machine.active_view == create.record.view
+
+
+def test_who_is_told_by_the_driver_freezes() -> None:
+    machine = machine_of("abc", "b")
+    record = successor(view_of("abc"), "ab", "a")
+    delta = Delta.between(view_of("abc"), record.view)
+    assert delta is not None
+    machine.receive("a", member("a").address, FlushRequest(delta), 100.1)
+    assert any(isinstance(effect, Freeze) for effect in machine.drain())
+    assert machine.view == record.view
+
+
+def test_a_record_that_somebody_else_was_first_with_is_followed() -> None:
+    machine = machine_of("abcd", "a")
+    create = proposed(machine, "d", 100.1)
+    theirs = successor(view_of("abcd"), "abc", "b")
+    effects = answer(machine, create, Recorded(theirs), 100.2)
+    assert machine.view == theirs.view and machine.driver == "b"
+    assert not sends(effects, FlushRequest), "its creator installs it"
+
+
+def test_a_record_without_this_member_ends_its_lifetime() -> None:
+    machine = machine_of("abc", "a")
+    create = proposed(machine, "c", 100.1)
+    effects = answer(machine, create, Recorded(successor(view_of("abc"), "bc", "b")), 100.2)
+    [stopped] = [effect for effect in effects if isinstance(effect, Stopped)]
+    assert isinstance(stopped.error, ExcludedError)
+
+
+def test_a_cluster_founded_after_ours_was_taken_for_dead_goes_on_without_us() -> None:
+    machine = machine_of("abc", "a")
+    anew = ViewRecord(View(2, "", (member("x"),)), "x")
+    machine.stirred(100.1)
+    [read] = asked(drained(machine, 100.15), ReadViews)
+    effects = answer(machine, read, Recorded(anew), 100.2)
+    assert [type(effect.error) for effect in effects if isinstance(effect, Stopped)] == [ExcludedError]
+
+
+def test_nothing_follows_from_a_failure_and_the_next_proposal_is_made_anew() -> None:
+    machine = machine_of("abcd", "a")
+    first = proposed(machine, "d", 100.1)
+    effects = answer(machine, first, AWAY, 100.6)
+    assert machine.view == view_of("abcd") and not any(isinstance(effect, Freeze) for effect in effects)
+    machine.checked("c", False, "refused", 100.6)
+    [second] = asked(drained(machine, 100.9), CreateView)
+    assert isinstance(second, CreateView)
+    assert second.record.view.ids == ("a", "b"), "what is needed now"
+    # The store has the first after all: it was done, though nobody was told.
+    answer(machine, second, Recorded(first.record), 101.0)
+    assert machine.view == first.record.view and machine.driver == "a"
+    machine.flushed(2, b"A", 101.01)
+    [third] = asked(drained(machine, 101.1), CreateView)
+    assert isinstance(third, CreateView)
+    assert third.record.view.epoch == 3 and third.record.view.ids == ("a", "b")
+
+
+def test_a_store_that_is_away_changes_nothing_and_is_told_of() -> None:
+    machine = machine_of("ab", "a")
+    machine.stirred(100.1)
+    [read] = asked(drained(machine, 100.15), ReadViews)
+    notes = [effect for effect in answer(machine, read, AWAY, 105.1) if isinstance(effect, Note) and effect.kind == "store"]
+    assert [note.level for note in notes] == [logging.WARNING] and "training goes on" in notes[0].text
+    assert machine.stopped is None and machine.view == view_of("ab")
+    [again] = asked(drained(machine, 105.2 + CONFIG.storage_poll), ReadViews)
+    notes = [effect for effect in answer(machine, again, Recorded(None), 110.0) if isinstance(effect, Note)]
+    assert [(note.level, note.kind) for note in notes] == [(logging.INFO, "store")]
+
+
+def test_what_is_gone_from_the_store_ends_this_lifetime() -> None:
+    machine = machine_of("ab", "a")
+    machine.stirred(100.1)
+    [read] = asked(drained(machine, 100.15), ReadViews)
+    assert read == ReadViews(1, view_of("ab").view_id)
+    gone = Wiped("file:///nowhere was wiped")
+    assert not any(isinstance(effect, Stopped) for effect in answer(machine, read, gone, 100.2)), "believed too soon"
+    now = 100.2
+    while machine.stopped is None:
+        now += 0.05
+        for each in asked(drained(machine, now), ReadViews):
+            machine.answered(each, gone, now)
+        assert now < 100.2 + WIPED_FOR + SELDOM + 0.1
+    assert isinstance(machine.stopped, StoreWipedError) and "start it anew" in str(machine.stopped)
+
+
+def test_what_a_slow_file_system_did_not_show_for_a_moment_is_not_gone() -> None:
+    machine = machine_of("a", "a")
+    machine.stirred(100.1)
+    [read] = asked(drained(machine, 100.15), ReadViews)
+    machine.answered(read, Wiped("file:///nowhere was wiped"), 100.2)
+    [again] = asked(drained(machine, 100.7), ReadViews)
+    machine.answered(again, Recorded(ViewRecord(view_of("a"), "a")), 100.7)
+    now = 101.0
+    while now < 120.0:
+        now += 0.5
+        for each in asked(drained(machine, now), ReadViews):
+            machine.answered(each, Recorded(ViewRecord(view_of("a"), "a")), now)
+    assert machine.stopped is None
+
+
+def test_a_wiped_store_that_takes_leases_as_ever_ends_this_lifetime() -> None:
+    machine = machine_of("ab", "a")
+    machine.stirred(100.1)
+    now = 100.1
+    while machine.stopped is None:
+        for each in asked(drained(machine, now), ReadViews):
+            machine.answered(each, Wiped("file:///nowhere was wiped"), now)
+        machine.answered(Beat(Lease(member("a"), 7)), Done(), now)
+        machine.answered(ReadLeases(("b",)), Leases((Lease(member("b"), 7),)), now)
+        now += 0.05
+        assert now < 100.2 + WIPED_FOR + SELDOM + 0.1
+    assert isinstance(machine.stopped, StoreWipedError)
+
+
+def test_a_full_store_is_away_until_it_takes_leases_again() -> None:
+    """It can be read all the while: one line says that it is away, and one that it is back."""
+    machine = machine_of("ab", "a")
+    beat, read = Beat(Lease(member("a"), 7)), ReadViews(1, view_of("ab").view_id)
+    stands = Recorded(ViewRecord(view_of("ab"), "a"))
+    notes: list[Note] = []
+    for what in (AWAY, AWAY, Done()):
+        for errand, said in ((beat, what), (read, stands)):
+            notes += [effect for effect in answer(machine, errand, said, 101.0) if isinstance(effect, Note)]
+    assert [note.level for note in notes] == [logging.WARNING, logging.INFO]
+
+
+def test_the_smaller_side_leaves_the_decision_to_the_larger_for_a_moment() -> None:
+    machine = machine_of("abcde", "a")
+    for other in "cde":
+        machine._core.evidence.silent[other] = 103.0
+        machine._core.table.get(other).heard = 90.0  # type: ignore[union-attr]
+    machine._change.proposer.consider(103.2)
+    assert not asked(machine.drain(), CreateView)
+    machine._change.proposer.consider(103.2 + SMALLER_WAITS)
+    [create] = asked(machine.drain(), CreateView)
+    assert isinstance(create, CreateView) and create.record.view.ids == ("a", "b")
+
+
+def test_one_that_survives_all_others_goes_on() -> None:
+    machine = machine_of("abcd", "d")
+    for other in "abc":
+        machine.checked(other, False, "refused", 100.1)
+    [create] = asked(drained(machine, 100.2), CreateView)
+    assert isinstance(create, CreateView) and create.record.view.ids == ("d",)
+
+
+def test_looks_are_seldom_and_frequent_while_something_is_awaited() -> None:
+    machine = machine_of("a", "a")
+    machine.stirred(100.0)
+    now, looks = 100.0, []
+    while now < 130.0:
+        for read in asked(drained(machine, 100.15), ReadViews):
+            looks.append(now)
+            machine.answered(read, Recorded(None), now)
+        now += 0.01
+        machine.tick(now)
+        if 110.0 < now < 110.02:
+            machine._core.active = None  # a view is on its way
+    calm = [time for time in looks if time < 110.0]
+    assert 2 <= len(calm) <= 1 + 10 / CONFIG.storage_poll
+    assert len([time for time in looks if 110.0 < time < 112.0]) >= 3
+
+
+def test_old_records_are_cleaned_once_a_view_is_active() -> None:
+    machine = machine_in("ab", "a", config=CONFIG)
+    view = view_of("ab")
+    for epoch in (2, 3):
+        record = successor(view, "ab", "a", epoch)
+        machine._change.adopt(record.view, "a", 100.0 + epoch)
+        machine.flushed(epoch, b"A", 100.0 + epoch)
+        view = record.view
+    machine._core.installed = view
+    machine._core.standing = machine._core.standing.READY
+    machine._change._is_ready = True
+    machine.drain()
+    machine._change.on_activate(Activate(3, view.view_id), 104.0)
+    assert asked(machine.drain(), Clean) == [Clean(2)]
+
+
+def test_a_policy_without_a_store_is_refused() -> None:
+    with pytest.raises(ConfigError, match="storage="):
+        Config(policy=Policy.STORAGE)

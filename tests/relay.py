@@ -1,0 +1,88 @@
+"""A relay in front of a server, on one thread: what it lets through is a test's choice."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+__all__ = ["Relay"]
+
+
+class Relay:
+    """Listens on ``port`` and hands on to ``target``, a port of this machine. Use as a context manager."""
+
+    def __init__(self, target: int) -> None:
+        """Listens at once; nothing is accepted before it is entered."""
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._other: dict[socket.socket, socket.socket] = {}
+        self._towards_clients: set[socket.socket] = set()
+        self._losing = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+
+    @contextlib.contextmanager
+    def losing_answers(self) -> Iterator[None]:
+        """Meanwhile what a client sends arrives, and instead of the answer its connection is closed."""
+        self._losing.set()
+        try:
+            yield
+        finally:
+            self._losing.clear()
+
+    def __enter__(self) -> Self:
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        for sock in [*self._other, self._listener]:
+            sock.close()
+        self._selector.close()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            for key, _ in self._selector.select(0.05):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                if sock is self._listener:
+                    self._accept()
+                elif sock in self._other:
+                    self._pass_on(sock)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        try:
+            server = socket.create_connection(("127.0.0.1", self._target), timeout=5)
+        except OSError:
+            client.close()
+            return
+        for one, other in ((client, server), (server, client)):
+            one.settimeout(5)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._other[one] = other
+            self._selector.register(one, selectors.EVENT_READ)
+        self._towards_clients.add(server)
+
+    def _pass_on(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(1 << 16)
+            if data and not (self._losing.is_set() and sock in self._towards_clients):
+                self._other[sock].sendall(data)
+                return
+        except OSError:
+            pass
+        ends = (sock, self._other[sock])
+        for end in ends:
+            self._selector.unregister(end)
+            self._towards_clients.discard(end)
+            del self._other[end]
+            end.close()

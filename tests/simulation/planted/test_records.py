@@ -1,0 +1,203 @@
+"""Planted bugs in what a store decides: who creates a record and when, what becomes of a doubt, floors, wipes, and leases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from consensus.errands import Answer, Away, CreateView, Errand, Recorded, Wiped
+from consensus.messages import EvidenceKind, Lease, ViewRecord
+from consensus.protocol import proposer
+from consensus.protocol.admission import Admission
+from consensus.protocol.detection import Detection
+from consensus.protocol.effects import Freeze
+from consensus.protocol.leases import Leases
+from consensus.protocol.proposer import Proposer
+from consensus.protocol.register import Register
+from consensus.protocol.view_change import ViewChange
+from consensus.simulation import SimulatedStore
+from consensus.simulation.invariants import Exclusion, Liveness, Records
+from consensus.simulation.shelf import Shelf
+from consensus.storage import view_register
+from consensus.storage.store import Created
+from consensus.storage.view_register import ViewRegister
+from consensus.view import Proposal, View
+
+from .bug import Bug, Patch
+from .stores import changes, comings, doubts, outages, readers, silences, sleepers, splits, wipes
+
+
+def creates_without_floor(patch: Patch) -> None:
+    """Records are created whatever the floor is: a member that slept makes one of them again."""
+    honest = SimulatedStore.create
+
+    async def create(self: SimulatedStore, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+        return await honest(self, key, value)
+
+    patch.setattr(SimulatedStore, "create", create)
+
+
+def last_writer_wins(patch: Patch) -> None:
+    """A record replaces the one that stands there: creation is not exclusive."""
+    honest = Shelf.create
+
+    def create(self: Shelf, key: str, value: bytes, number: int = 0, floor: str = "") -> bool:
+        self._values.pop(key, None)
+        return honest(self, key, value, number, floor)
+
+    patch.setattr(Shelf, "create", create)
+
+
+def freezes_before_the_record(patch: Patch) -> None:
+    """A proposer freezes its data plane when it asks for the record, and not once that stands."""
+    honest = Proposer._begin_record
+
+    def begin(self: Proposer, parent: View, now: float) -> None:
+        honest(self, parent, now)
+        self._core.outbox.emit(Freeze(parent.epoch + 1, None))
+
+    patch.setattr(Proposer, "_begin_record", begin)
+
+
+def doubt_is_success(patch: Patch) -> None:
+    """A record whose creation was not answered is taken for created."""
+    honest = Register.answered
+
+    def answered(self: Register, errand: Errand, answer: Answer, now: float) -> None:
+        if isinstance(errand, CreateView) and isinstance(answer, Away) and answer.ambiguous:
+            answer = Recorded(errand.record)
+        honest(self, errand, answer, now)
+
+    patch.setattr(Register, "answered", answered)
+
+
+def doubt_is_failure(patch: Patch) -> None:
+    """What was not answered never happened: a record of its own that stands is taken for that of its next proposal."""
+    honest = Register.answered
+
+    def answered(self: Register, errand: Errand, answer: Answer, now: float) -> None:
+        if isinstance(errand, CreateView) and isinstance(answer, Recorded) and (found := answer.record) is not None:
+            again = (found.driver, found.view.epoch) == (errand.record.driver, errand.record.view.epoch)
+            answer = Recorded(errand.record) if again else answer
+        honest(self, errand, answer, now)
+
+    patch.setattr(Register, "answered", answered)
+
+
+def lets_itself_in(patch: Patch) -> None:
+    """Who reads that it was left out records the next view, with itself in it again."""
+    honest = ViewChange._recorded
+
+    def recorded(self: ViewChange, record: ViewRecord, now: float) -> None:
+        core, parent = self._core, record.view
+        if core.view is None or core.member.id in parent:
+            honest(self, record, now)
+            return
+        proposal = Proposal(parent.view_id, parent.epoch + 1, joined=(core.member,))
+        self.register.create(ViewRecord(proposal.apply(parent), core.member.id, proposal))
+
+    patch.setattr(ViewChange, "_recorded", recorded)
+
+
+def founds_beside_the_living(patch: Patch) -> None:
+    """Whoever finds nobody founds anew after the newest record, whether its members live or not."""
+
+    def vacant(self: Admission, now: float) -> bool:
+        return self.survey is not None and self.survey.answered and now >= self._next_try
+
+    patch.setattr(Admission, "_vacant", vacant)
+
+
+def parent_is_not_read(patch: Patch) -> None:
+    """A record is created without a look at its parent's, before or after: a store that was wiped is not noticed."""
+
+    async def parent_of(self: ViewRegister, record: ViewRecord) -> str:
+        return record.view.parent_id
+
+    async def confirmed(self: ViewRegister, record: ViewRecord, parent: str) -> Recorded:
+        return Recorded(record)
+
+    patch.setattr(ViewRegister, "_parent_of", parent_of)
+    patch.setattr(ViewRegister, "_confirmed", confirmed)
+
+
+def cleans_before_the_floor(patch: Patch) -> None:
+    """Old records are removed before the floor is raised above them."""
+
+    async def clean(self: ViewRegister, floor: int) -> None:
+        listed = await self._store.list(view_register.PREFIX)
+        old = [view_register.key_of(number) for number in view_register._numbers(listed) if number < floor]
+        if old:
+            await self._store.delete(*old)
+        await self._store.raise_floor(view_register.FLOOR, floor)
+
+    patch.setattr(ViewRegister, "clean", clean)
+
+
+def floor_before_the_records(patch: Patch) -> None:
+    """The floor is read before the records: what was removed meanwhile is taken for lost."""
+
+    async def newest(self: ViewRegister, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
+        floor = await self._store.floor(view_register.FLOOR)
+        listed = await self._store.list(view_register.PREFIX)
+        return self._judge(listed, view_register._numbers(listed), floor, epoch, view_id)
+
+    patch.setattr(ViewRegister, "newest", newest)
+
+
+def leases_by_wall_clock(patch: Patch) -> None:
+    """A lease has its writer's time in it, and lasts as long as the reader's clock has not passed that."""
+    beat = Leases._ask
+
+    def ask(self: Leases, errand: Errand, now: float) -> None:
+        lease = getattr(errand, "lease", None)
+        if isinstance(lease, Lease):
+            errand = replace(errand, lease=replace(lease, counter=int(1000 * now)))  # type: ignore[call-arg]
+        beat(self, errand, now)
+
+    honest = Leases._renewed
+
+    def renewed(self: Leases, lease: Lease, now: float) -> bool:
+        honest(self, lease, now)
+        if (book := self._books.get(lease.member.id)) is not None:
+            book.rose = now
+        return self._core.table.get(lease.member.id) is not None and lease.counter / 1000 + self._core.config.lease > now
+
+    patch.setattr(Leases, "_ask", ask)
+    patch.setattr(Leases, "_renewed", renewed)
+    patch.setattr(proposer, "STANDS_IN", inf)  # else somebody whose clock is ahead does what the coordinator does not
+
+
+def no_second_opinion(patch: Patch) -> None:
+    """Whose lease was not renewed in time is taken for silent, whether it answers pings or not."""
+    honest = Detection.tick
+
+    def tick(self: Detection, now: float) -> None:
+        for member_id in () if self.leases is None else self.leases.overdue(now):
+            self._verdicts._accuse(member_id, EvidenceKind.SILENCE, "its lease was not renewed", now)
+        honest(self, now)
+
+    patch.setattr(Detection, "tick", tick)
+
+
+BUGS = [
+    Bug(creates_without_floor, sleepers, 30, Records, "is decided twice"),
+    Bug(last_writer_wins, splits, 10, Records, "is decided twice"),
+    Bug(freezes_before_the_record, splits, 5, Records, "freezes for epoch"),
+    Bug(doubt_is_success, doubts, 20, Records, "which no record has decided"),
+    Bug(doubt_is_failure, doubts, 60, Records, "which no record has decided"),
+    Bug(lets_itself_in, splits, 5, Records, "without being a member"),
+    Bug(founds_beside_the_living, comings, 10, Records, "anew though .* live"),
+    Bug(parent_is_not_read, wipes, 5, Records, "in a store that was wiped, and keeps it"),
+    Bug(cleans_before_the_floor, changes, 5, Records, "with the floor at"),
+    Bug(floor_before_the_records, readers, 10, Records, "takes the store for wiped"),
+    Bug(leases_by_wall_clock, silences, 10, Liveness, "nothing has been wrong"),
+    Bug(no_second_opinion, outages, 10, Exclusion, "its ack had reached|both had been well"),
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_planted_bug_is_found(bug: Bug, monkeypatch: Patch) -> None:
+    bug.expect(monkeypatch)
