@@ -20,12 +20,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import consensus
+from consensus import Gossip, Membership, SharedStorage
 
 from .environment import Launched, launched
 from .errors import ConfigError
 from .logs import FORMATS, LEVELS
 
-__all__ = ["Settings", "resolve"]
+__all__ = ["BACKENDS", "UNSAID", "Settings", "check_storage", "resolve"]
+
+
+class _Unsaid(str):
+    """A default that can be told from the same word given by somebody."""
+
+    __slots__ = ()
+
+
+UNSAID = _Unsaid("gossip")
+"""The backend where nobody chose one."""
+
+BACKENDS: Mapping[str, type[Membership]] = {"gossip": Gossip, "shared_storage": SharedStorage}
+"""By the names that the setting ``consensus`` takes."""
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -38,7 +52,8 @@ BUCKET_MB = 8.0
 VETO = "veto"
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)\s*")
-_LATER = {"storage": "shared storage", "lease": "shared storage"}
+_DECIDED = frozenset({"liveness"})
+"""Follows from the backend."""
 _SECRETS = ("secret", "secret_file")
 """Two ways to say one thing: of several sources the one that wins decides both."""
 
@@ -60,6 +75,10 @@ class Settings:
     """Whether a worker that was excluded joins again by itself, in the call that would raise ``Excluded``."""
     nonfinite: str = VETO
     """What inf or nan in an average does: ``veto`` (nobody applies it) or ``pass`` (it is delivered); equal at all members."""
+    keep: int = 3
+    """Checkpoints that ``save`` leaves in its directory, the newest ones."""
+    resume: str = ""
+    """Directory of checkpoints whose newest complete one the founders of the job load in ``register_state``."""
     log_format: str = ""
     """``plain`` or ``json``: show this library's log on stderr; empty: leave the process's logging alone."""
     log_level: str = ""
@@ -68,6 +87,8 @@ class Settings:
     """``host:port`` of the launcher, empty without one."""
     name: str = ""
     """What logs call this worker."""
+    backend: type[Membership] = Gossip
+    """What ``consensus`` names."""
     launched: Launched | None = None
     """What another launcher says; None under ``ftlib run``, without a launcher, and where introducers were given."""
 
@@ -76,8 +97,12 @@ def resolve(
     arguments: Mapping[str, Any] | None = None,
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    *,
+    backend: type[Membership] | None = None,
 ) -> Settings:
-    """All settings, checked. ConfigError naming the setting, where it came from and the remedy."""
+    """All settings, checked, for that ``backend`` (None: the one that the settings name). ConfigError naming the setting, where
+    it came from and the remedy.
+    """
     environment = os.environ if environment is None else environment
     found: dict[str, Any] = {}
     for source, values in [
@@ -92,6 +117,8 @@ def resolve(
                 continue  # somebody else's variable
             label = f"{_PREFIX}{name.upper()}" if source == "the environment" else f"{name} in {source}"
             found[name] = _checked(name, value, label)
+    named = BACKENDS[found.pop("consensus", "") or "gossip"]
+    backend = backend or named
     launch = None if found.get("introducers") or found.get("socket_fds") else launched(environment)
     if launch is not None:
         found = {**launch.settings, **found}
@@ -99,16 +126,19 @@ def resolve(
         found.setdefault("bind", "")  # the first of them that is this host's and free
     own = {name: found.pop(name) for name in _OWN if name in found}
     own.setdefault("rejoin", found.get("policy") is consensus.Policy.ANY)
+    if backend is SharedStorage and found.get("policy", consensus.Policy.STORAGE) is not consensus.Policy.STORAGE:
+        raise ConfigError(f"policy={found['policy'].value} goes with consensus='gossip': with shared storage the store decides")
     try:
         # Members cut their tensors into buckets alike, or they could not reduce them: refused at join where they would not.
         # Nor would they agree whether a step counts, if some let nan pass.
         agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g} nonfinite={own.get('nonfinite', VETO)}"
-        inner = consensus.Config(**{"agreement": agreement, **found})
+        inner = backend.settled(consensus.Config(**{"agreement": agreement, **found}))
     except consensus.ConfigError as error:
         raise ConfigError(str(error)) from None
     settings = Settings(
         inner,
         **own,
+        backend=backend,
         supervisor=environment.get(f"{_PREFIX}SUPERVISOR", ""),
         name=environment.get(f"{_PREFIX}NAME", launch.name if launch is not None else ""),
         launched=launch,
@@ -116,6 +146,16 @@ def resolve(
     if inner.max_size is not None and inner.max_size < settings.min_size:
         raise ConfigError(f"max_size={inner.max_size} is below min_size={settings.min_size}: nothing could ever run")
     return settings
+
+
+def check_storage(settings: Settings) -> None:
+    """ConfigError where a store is named that nothing would use: whoever named it expects otherwise."""
+    chosen = settings.consensus
+    if chosen.storage and chosen.policy is not consensus.Policy.STORAGE:
+        raise ConfigError(
+            f"storage is given, but consensus=gossip with policy={chosen.policy.value} does not use it: give "
+            f"consensus=shared_storage ({_PREFIX}CONSENSUS), or policy=storage, or no storage"
+        )
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -148,8 +188,6 @@ def _from_file(
 
 
 def _checked(name: str, value: Any, label: str) -> Any:
-    if name in _LATER:
-        raise ConfigError(f"{label}: {_LATER[name]} is not part of this release; remove the setting")
     reader = _READERS.get(name)
     if reader is None:
         close = _close(name, 0.5)
@@ -158,7 +196,7 @@ def _checked(name: str, value: Any, label: str) -> Any:
     try:
         return reader(value)
     except (ValueError, TypeError) as error:
-        shown = "" if name == "secret" else f"={value!r}"
+        shown = "" if name in ("secret", "storage", "storage_password") else f"={value!r}"
         raise ConfigError(f"{label}{shown}: {error}") from None
 
 
@@ -255,10 +293,7 @@ def _secrets(value: Any) -> tuple[str, ...]:
 
 
 def _policy(value: Any) -> consensus.Policy:
-    text = value.value if isinstance(value, consensus.Policy) else _text(value)
-    if text == "storage":
-        raise ValueError("policy storage needs the shared_storage backend, which is not part of this release")
-    return _choice(consensus.Policy, text)
+    return _choice(consensus.Policy, value.value if isinstance(value, consensus.Policy) else _text(value))
 
 
 def _mode(value: Any) -> consensus.Mode:
@@ -299,10 +334,13 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "in_flight": _count,
     "rejoin": _flag,
     "nonfinite": _nonfinite,
+    "keep": _count,
+    "resume": _text,
     "log_format": _one_of(*FORMATS),
     "log_level": _one_of(*LEVELS),
 }
 _SPECIAL: dict[str, Callable[[Any], Any]] = {
+    "consensus": _one_of(*BACKENDS),
     "introducers": _addresses,
     "initial_size": _count,
     "max_size": _optional_count,
@@ -331,6 +369,9 @@ _DURATIONS = frozenset(
         "resend",
         "ready_timeout",
         "fence_timeout",
+        "lease",
+        "storage_timeout",
+        "storage_poll",
     ]
 )
 _BY_TYPE: dict[str, Callable[[Any], Any]] = {"str": _text, "int": _integer, "float": _number, "bool": _flag}
@@ -341,7 +382,7 @@ def _readers() -> dict[str, Callable[[Any], Any]]:
         item.name: _duration if item.name in _DURATIONS else _BY_TYPE.get(str(item.type), _text)
         for item in dataclasses.fields(consensus.Config)
     }
-    return {**readers, **_SPECIAL, **_OWN, **dict.fromkeys(_LATER, _text)}
+    return {name: reader for name, reader in {**readers, **_SPECIAL, **_OWN}.items() if name not in _DECIDED}
 
 
 _READERS = _readers()

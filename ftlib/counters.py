@@ -33,6 +33,13 @@ class Counters:
     """Lifetimes after the first."""
     state_loads: int = 0
     state_bytes: int = 0
+    checkpoints: int = 0
+    """Written here and complete."""
+    checkpoint_failures: int = 0
+    checkpoints_skipped: int = 0
+    """Because the one before was still being written."""
+    checkpoint_step: int = 0
+    """Of the newest that was completed here."""
 
     @property
     def last_pause(self) -> float:

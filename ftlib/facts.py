@@ -44,4 +44,8 @@ def facts(plane: Plane) -> dict[str, Any]:
         "rejoins": counters.rejoins,
         "state_loads": counters.state_loads,
         "state_bytes": counters.state_bytes,
+        "checkpoints": counters.checkpoints,
+        "checkpoint_failures": counters.checkpoint_failures,
+        "checkpoints_skipped": counters.checkpoints_skipped,
+        "checkpoint_step": counters.checkpoint_step,
     }

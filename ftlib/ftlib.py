@@ -10,14 +10,16 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, Gossip, KeyRing, Member, Mode, View
+from consensus import Consensus, ConsensusError, Gossip, KeyRing, Member, Membership, Mode, View
 
 from .calls import Calls
-from .config import VETO, Settings, resolve
+from .checkpoints.keeper import Keeper
+from .config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
 from .drain import Drain
 from .errors import ConfigError, FTLibError
 from .facts import facts
@@ -29,6 +31,7 @@ from .meeting import introduced
 from .plane import Phase
 from .ranks import RankAssignScheme
 from .registry import Registered
+from .resumption import Loaded
 from .succession import Succession
 from .targets import Layouts
 from .turns import Turns
@@ -37,7 +40,7 @@ __all__ = ["FTLib"]
 
 logger = logging.getLogger("ftlib")
 
-_CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing")
+_CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing", "store")
 """What ``metrics`` tells of the consensus."""
 LEAVE_TIMEOUT = 5.0
 """Seconds that ``leave`` waits for the others to agree."""
@@ -56,6 +59,7 @@ class FTLib(Calls):
         means = Means(settings, framework, rank_assign, _ring_of(settings), turns)
         lives = Succession(Lifetime(means, consensus), turns, rejoin=settings.rejoin)
         super().__init__(lives, turns, Layouts(framework, int(settings.bucket_mb * 2**20)), veto=settings.nonfinite == VETO)
+        self._keeper = Keeper(settings.keep, settings.step_timeout)
         self._drain = Drain(turns, lambda: lives.over)
         self._at_exit: Callable[[], None] | None = None
         self._process = os.getpid()
@@ -65,7 +69,7 @@ class FTLib(Calls):
     @classmethod
     def init(
         cls,
-        consensus: str | Consensus = "gossip",
+        consensus: str | Consensus = UNSAID,
         framework: str | Framework = "gloo",
         *,
         config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
@@ -76,14 +80,20 @@ class FTLib(Calls):
 
         A founding worker returns as a member of the first view. A worker that joins a running job returns once it has met the
         job; its first call admits it. Raises ConfigError, or JoinError after ``join_timeout``.
+
+        ``consensus``: ``gossip`` or ``shared_storage``; where it is not given, the environment or the file may say.
         """
-        resolved = resolve(settings, config)
+        resolved = resolve(settings, config, backend=Gossip if isinstance(consensus, Consensus) else _backend_of(consensus))
+        kind = None if isinstance(consensus, Consensus) else resolved.backend
+        if kind is not None:
+            check_storage(resolved)
         configure(resolved.log_format, resolved.log_level)
-        if resolved.launched is not None and consensus == "gossip":
+        if resolved.launched is not None and kind is not None:
             logger.info("%s", resolved.launched.says)
-            resolved = introduced(resolved)
+            resolved = introduced(resolved) if kind is Gossip else resolved
         backend = framework_by_name(framework) if isinstance(framework, str) else framework
-        ft = cls(resolved, _consensus_of(consensus, resolved), backend, rank_assign or RankAssignScheme())
+        member = consensus if isinstance(consensus, Consensus) else resolved.backend(resolved.consensus)
+        ft = cls(resolved, member, backend, rank_assign or RankAssignScheme())
         try:
             ft._start()
         except BaseException:
@@ -126,11 +136,38 @@ class FTLib(Calls):
         Each takes one object with ``state_dict`` and ``load_state_dict`` or a list of them, or pass two callables. A founder
         returns with the most senior founder's state loaded; a joiner loads in its first call. ``apply`` is kept for replaying
         averages; this release loads before the first call instead.
+
+        With the setting ``resume`` (``ftlib run --resume PATH``) founders then ``load`` that directory's newest checkpoint.
         """
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
         self._lives.life.transfer.register(Registered(roles, state_dict, load_state_dict))
+        if self.settings.resume:
+            self.load(self.settings.resume)
+
+    def save(self, path: str | os.PathLike[str], *, wait: bool = False) -> None:
+        """Write the registered state to a checkpoint in the directory ``path``, beside the training.
+
+        Call it at every worker, after a step; that with rank 0 writes. It becomes complete once a later call has finished, or
+        when this worker leaves; ``close`` waits for it. While another is being written it is left out, and the log says so;
+        with ``wait`` it waits. A failed write is logged as an error, and counted; only what is wrong with the program raises
+        (ConfigError: nothing is registered, or something that cannot be kept).
+        """
+        directory, registered = self._place("save", path), self._lives.life.transfer.registered
+        if registered is None:
+            raise ConfigError("save: no state is registered: call register_state before it")
+        if not self._turns.departed:
+            self._keeper.save(directory, self._plane, registered, wait=wait)
+
+    def load(self, path: str | os.PathLike[str]) -> Loaded | None:
+        """Begin from the newest complete checkpoint in ``path`` (or from ``path``, where it is one): its step and place.
+
+        Call it at every worker, after ``register_state`` and before the first average; any number of workers will do. One
+        founder reads it, and the others get it from that one. None, and nothing is loaded, where there is none, and at a worker
+        that joins a running job. Raises ConfigError where all are damaged, or it does not fit.
+        """
+        return self._lives.life.resumption.load(self._place("load", path))
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
         """Ask the members at these ``host:port`` to let this worker in; whether any of them answered."""
@@ -145,11 +182,12 @@ class FTLib(Calls):
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
         if os.getpid() == self._process:
             self._turns.departed = True
-            self._apart(functools.partial(self._lives.goodbye, LEAVE_TIMEOUT))
+            self._apart(self._leave)
 
     def close(self) -> None:
         """Leave if still a member, and give everything back. Idempotent, at most about two seconds; calls return ABORT.
 
+        A checkpoint that is being written is completed first, which may take as long as ``step_timeout``.
         From inside a call (a callback, a signal handler) it returns at once, and a thread does the rest.
         In a forked child it does nothing.
         """
@@ -249,6 +287,16 @@ class FTLib(Calls):
         """In passive mode the consensus tells by freezing; in active mode it is asked for what it knows."""
         return self._consensus.passive_or_active() is Mode.PASSIVE or self._consensus.confirm()
 
+    def _place(self, what: str, path: str | os.PathLike[str]) -> Path:
+        """``path`` as it is meant now, whatever becomes the current directory. ConfigError."""
+        if os.getpid() != self._process:
+            raise ConfigError(f"{what}: this process was forked from a worker and is none")
+        if self._turns.inside():
+            raise ConfigError(f"{what} was called within a call, from a callback, a signal handler or a state function")
+        if not os.fspath(path):
+            raise ConfigError(f"{what}: the path is empty: give a directory")
+        return Path(os.fspath(path)).absolute()
+
     def _apart(self, farewell: Callable[[], None]) -> None:
         """Run it here, unless this thread is inside a call: that could not end meanwhile, and may hold any lock."""
         if self._turns.inside():
@@ -256,20 +304,24 @@ class FTLib(Calls):
         else:
             farewell()
 
+    def _leave(self) -> None:
+        self._lives.goodbye(LEAVE_TIMEOUT)
+        self._keeper.close()
+
     def _close(self) -> None:
         self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT)
         self._lives.life.end()
         self._framework.close()
+        self._keeper.close()  # last: meanwhile the others go on
 
 
-def _consensus_of(choice: str | Consensus, settings: Settings) -> Consensus:
-    if isinstance(choice, Consensus):
-        return choice
-    if choice == "gossip":
-        return Gossip(settings.consensus)
-    if choice == "shared_storage":
-        raise ConfigError("consensus 'shared_storage' is not part of this release: choose gossip")
-    raise ConfigError(f"unknown consensus {choice!r}: choose gossip")
+def _backend_of(choice: str) -> type[Membership] | None:
+    """The one of that name; None where the settings are to say."""
+    if choice is UNSAID:
+        return None
+    if choice not in BACKENDS:
+        raise ConfigError(f"unknown consensus {choice!r}: choose {' or '.join(BACKENDS)}")
+    return BACKENDS[choice]
 
 
 def _ring_of(settings: Settings) -> KeyRing | None:

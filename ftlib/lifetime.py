@@ -21,6 +21,7 @@ from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
 
 from .binding import bind
+from .call import Call
 from .caller import Caller, Limits
 from .config import Settings
 from .errors import ConfigError, GroupError, JoinError
@@ -31,6 +32,9 @@ from .logs import about
 from .plane import Phase, Plane
 from .ranks import RankAssignScheme
 from .rebuild import Rebuilder, RebuildError
+from .resumption import PATH as RESUMPTION
+from .resumption import Resumption
+from .session import Session
 from .transfer import PATH, Transfer
 from .turns import Turns
 
@@ -87,7 +91,8 @@ class Lifetime:
             means.ring,
             former=None if former is None else former.transfer,
         )
-        self.caller.load_state = self.transfer.load
+        self.resumption = Resumption(plane, self.transfer, settings.consensus.join_timeout)
+        self.caller.load_state = self._load_state
         self.known: View | None = None
         """The job as it was met."""
         self._means = means
@@ -122,6 +127,7 @@ class Lifetime:
         if settings.supervisor:
             meta["supervisor"] = settings.supervisor
         consensus.serve(PATH, self.transfer.source)
+        consensus.serve(RESUMPTION, self.resumption.source)
         self._rebuilder.start()
         try:
             consensus.start(self._rebuilder, meta=meta)
@@ -186,6 +192,14 @@ class Lifetime:
             self._rebuilder.close(CLOSE_TIMEOUT)
         self.caller.forget()  # this may be garbage for long, and its buffers are as large as the model
         self.transfer.forget()
+        self.resumption.forget()
+
+    # --- in a call -----------------------------------------------------------------------------------------------------
+
+    def _load_state(self, call: Call, session: Session) -> bool:
+        """See ``Caller.load_state``."""
+        self.resumption.enter()
+        return self.transfer.load(call, session)
 
     # --- on the rebuild thread -----------------------------------------------------------------------------------------
 

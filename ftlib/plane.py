@@ -106,6 +106,8 @@ class Plane:
         self.founder = False
         self.blank = True
         self.origin = ""
+        self.authority = ""
+        """The origin that counts in the active session: its plan's, until founders load a checkpoint in it."""
         self.has_state = False
         self.wished = False
         self.training_thread = threading.get_ident()
@@ -215,6 +217,20 @@ class Plane:
             self.counters.state_loads += 1
             return True
 
+    def resumed(self, session: Session, origin: str, step: int) -> bool:
+        """A founder loaded a checkpoint of ``step``, as all in ``session`` do; their common state is called ``origin``.
+
+        False if the session ended meanwhile: then this member has a state that the others may not have.
+        """
+        with self.changed:
+            acting = self._acting_in(session)
+            self.step = step
+            self.origin = origin if acting else ""
+            if acting:
+                self.authority = origin
+                self.counters.state_loads += 1
+            return acting
+
     def acting_in(self, session: Session) -> bool:
         """Whether ``session`` is the active one."""
         with self.changed:
@@ -289,6 +305,7 @@ class Plane:
                 if self.current is not None:
                     self.current.number = self.finished + 1
                 self._told()
+            self.authority = plan.authority
             if plan.authority == self.member_id:
                 self.origin = self.member_id
             self.session = session

@@ -82,7 +82,7 @@ class Rebuilder:
         activated: Callable[[View], None] = lambda _view: None,
         facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """``build``: ``FTLib._rebuild``. ``activated``: told of every view acted in; must return at once. ``facts``: for
+        """``build``: ``Lifetime._rebuild``. ``activated``: told of every view acted in; must return at once. ``facts``: for
         ``DataPlane.facts``.
         """
         self._plane = plane
@@ -309,8 +309,12 @@ class Rebuilder:
 
 
 def translated(error: StoppedError) -> Exception:
-    """The consensus's reason to stop as an error of this package; whatever else it is, the others go on without this worker."""
+    """The consensus's reason to stop as an error of this package; whatever else it is, the others go on without this worker.
+
+    Where a store was wiped nobody goes on: there is nothing to rejoin.
+    """
     names = {"ExcludedError": errors.Excluded, "QuorumLostError": errors.QuorumLost, "JoinError": errors.JoinError}
+    names |= {"StoreWipedError": errors.QuorumLost}
     kind = names.get(type(error).__name__)
     if kind is None and not isinstance(error, LeftError):
         kind = errors.Excluded

@@ -129,9 +129,10 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
     donors = [member_id for member_id, report in acted.items() if report.finished == call]
     adopters = [member_id for member_id, report in acted.items() if report.finished < call]
     authority, holders = _authority(acted)
+    leader = next((member_id for member_id in donors if member_id in holders), donors[0])
     return Plan(
         call=call,
-        step=acted[donors[0]].step,
+        step=acted[leader].step,
         adoptions=tuple((adopter, donors[i % len(donors)]) for i, adopter in enumerate(adopters)),
         blank=blank,
         authority=authority,
@@ -172,8 +173,12 @@ def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
 
 
 def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
-    """The origin that counts and who holds it. A founder's own initial state will do where nobody loaded any yet."""
-    origin = next((report.origin for report in acted.values() if report.origin), "")
+    """The origin that counts and who holds it. A founder's own initial state will do where nobody loaded any yet.
+
+    Where some founders have loaded a checkpoint and others not yet, those who have are further.
+    """
+    furthest = sorted(acted.values(), key=lambda report: -report.step)  # a stable sort: by seniority where steps are equal
+    origin = next((report.origin for report in furthest if report.origin), "")
     if origin:
         return origin, tuple(member_id for member_id, report in acted.items() if report.origin == origin)
     founder = next((member_id for member_id, report in acted.items() if report.founder), "")

@@ -20,7 +20,7 @@ import torch
 
 from .errors import ConfigError
 
-__all__ = ["StateReader", "decode", "encode", "snapshot"]
+__all__ = ["StateReader", "decode", "encode", "flatten", "restore", "snapshot"]
 
 MAGIC = b"ftstate1"
 _LENGTH = struct.Struct("<I")
@@ -60,18 +60,29 @@ Read = Callable[[int], bytes]
 
 def encode(tree: object) -> Iterator[bytes]:
     """The bytes of ``tree`` in chunks of at most about 1 MB, each a copy made when it is asked for. ConfigError by path."""
-    tensors: list[torch.Tensor] = []
-    packed = _pack(tree, "state", tensors, 0)
+    packed, tensors = flatten(tree)
     header = msgpack.packb(packed)
     digest = hashlib.blake2b(digest_size=_DIGEST)
     for chunk in (MAGIC + _LENGTH.pack(len(header)), header):
         digest.update(chunk)
         yield chunk
-    for tensor in tensors:
+    for tensor in tensors.values():
         for data in _raw(tensor):
             digest.update(data)
             yield data
     yield digest.digest()
+
+
+def flatten(tree: object) -> tuple[object, dict[str, torch.Tensor]]:
+    """``tree`` with placeholders for its tensors, of plain values; and the tensors by path, in order. ConfigError by path."""
+    tensors: dict[str, torch.Tensor] = {}
+    return _pack(tree, "state", tensors, 0), tensors
+
+
+def restore(packed: object, limit: int) -> tuple[object, list[torch.Tensor]]:
+    """The inverse: the tree, and its tensors in order, to be filled. ValueError if it is none, or over ``limit`` bytes."""
+    tensors: list[torch.Tensor] = []
+    return _unpack(packed, tensors, [limit], 0), tensors
 
 
 def snapshot(tree: object) -> bytes:
@@ -102,8 +113,7 @@ class StateReader:
             raise
         except Exception as error:
             raise ValueError(f"state header is not readable: {error}") from error
-        tensors: list[torch.Tensor] = []
-        tree = _unpack(packed, tensors, [limit], 0)
+        tree, tensors = restore(packed, limit)
         for tensor in tensors:
             self._fill(tensor)
         if self._read(_DIGEST) != self._digest.digest():
@@ -148,7 +158,7 @@ def _raw(tensor: torch.Tensor) -> Iterator[bytes]:
         yield bytes(data[start : start + _CHUNK])
 
 
-def _pack(tree: Any, path: str, tensors: list[torch.Tensor], depth: int) -> object:
+def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> object:
     if depth > DEPTH_LIMIT:
         raise ConfigError(f"{path}: nested deeper than {DEPTH_LIMIT} levels")
     kind = type(tree)
@@ -163,7 +173,7 @@ def _pack(tree: Any, path: str, tensors: list[torch.Tensor], depth: int) -> obje
             raise ConfigError(
                 f"{path}: a tensor of {tree.dtype} with layout {tree.layout} cannot be transferred; make it dense"
             )
-        tensors.append(tree)
+        tensors[path] = tree
         return ["T", _NAMES[tree.dtype], list(tree.shape)]
     if isinstance(tree, Mapping):
         for key in tree:

@@ -25,7 +25,7 @@ from .registry import Registered
 from .session import Session
 from .state import StateReader, encode, snapshot
 
-__all__ = ["PATH", "STATE_LIMIT", "Answer", "Transfer"]
+__all__ = ["CHUNK", "LATER", "NOTHING", "PATH", "POLL", "RETRY", "STATE_LIMIT", "Answer", "Transfer"]
 
 logger = logging.getLogger("ftlib")
 
@@ -38,7 +38,9 @@ SILENCE = 15.0
 """Seconds without a byte after which another donor is tried."""
 RETRY = 0.5
 """Seconds to wait for a view change where no donor answered."""
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
+LATER, NOTHING = "ask again", "nothing"
+"""What a donor's refusal says."""
 
 
 class Answer(Enum):
@@ -87,6 +89,11 @@ class Transfer:
         if founding:
             self._found(registered)
 
+    @property
+    def registered(self) -> Registered | None:
+        """What the state is; None before ``register``."""
+        return self._registered
+
     def forget(self) -> None:
         """Let go of the initial state."""
         self._snapshot = None
@@ -96,9 +103,10 @@ class Transfer:
         plane, plan = self._plane, session.plan
         if self._snapshot is not None and plane.step > 0:
             self._snapshot = None
-        if self._registered is None or (plan.authority and plane.origin == plan.authority):
+        authority = plane.authority
+        if self._registered is None or (authority and plane.origin == authority):
             return False
-        if not plan.authority:
+        if not authority:
             if self._outdated:  # nobody has what would replace it, and it must not be acted on
                 raise ConfigError(f"nobody in {session.view} registered state, but this worker did: {_EVERYWHERE}")
             return False
@@ -106,13 +114,13 @@ class Transfer:
         holders = [session.view.member(m) for m in plan.holders]
         start = session.view.index(plane.member_id) % len(holders)
         holders = holders[start:] + holders[:start]
-        query = {"call": str(call.number), "origin": plan.authority}
+        query = {"call": str(call.number), "origin": authority}
         while plane.acting_in(session):
             answers = []
             for holder in holders:
                 answers.append(self._fetch(holder, query, self._registered, functools.partial(plane.acting_in, session)))
                 if answers[-1] is Answer.LOADED:
-                    plane.loaded(session, plan.authority)  # if the session has ended meanwhile, the next one loads again
+                    plane.loaded(session, authority)  # if the session has ended meanwhile, the next one loads again
                     return True
             if all(answer is Answer.NOTHING for answer in answers):
                 raise ConfigError(f"{session.names(plan.holders)} registered no state, but this worker did: {_EVERYWHERE}")
@@ -126,8 +134,10 @@ class Transfer:
         plane = self._plane
         deadline = plane.threads.now() + self._join_timeout
         while True:
-            session = self._active(deadline)
+            session = self.active(deadline)
             plan = session.plan
+            if plane.step > 0:
+                return  # the others have loaded a checkpoint by now: that, or the first call, provides
             if plan.authority in (plane.member_id, plane.origin) or not plan.holders:
                 if session.size > 1:
                     data = snapshot(registered.tree(plane.step))
@@ -150,7 +160,8 @@ class Transfer:
             if answer is Answer.FAILED:
                 plane.wait_end(session, RETRY)
 
-    def _active(self, deadline: float) -> Session:
+    def active(self, deadline: float) -> Session:
+        """The active session, once there is one. RebuildTimeout at ``deadline``; what ended this lifetime is raised."""
         plane = self._plane
         with plane.changed:
             plane.changed.wait_for(
@@ -167,15 +178,22 @@ class Transfer:
             return plane.session
 
     def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> Answer:
+        answer, tree = self.receive(donor, PATH, query, go_on)
+        if answer is Answer.LOADED:
+            registered.load(tree)
+        return answer
+
+    def receive(self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool]) -> tuple[Answer, object]:
+        """What ``donor`` serves at ``path``: LOADED and the tree, which nobody has taken over yet; or else its words."""
         began = self._plane.threads.now()
         if self._ring is not None and (line := self._ring.renew()) is not None:
             logger.info("%s", line)
         try:
-            with get(donor.address, f"{PATH}?{urlencode(query)}", self._ring, timeout=SILENCE) as answer:
+            with get(donor.address, f"{path}?{urlencode(query)}", self._ring, timeout=SILENCE) as answer:
                 if answer.status != http.client.OK:
                     text = answer.read(1000).decode(errors="replace")
                     logger.debug("%s has no state for %s: %s", donor, dict(query), text, extra=about(self._plane, "no_state"))
-                    return self._refused(text)
+                    return self._refused(text), text
 
                 def read(count: int) -> bytes:
                     if not go_on():
@@ -190,18 +208,17 @@ class Transfer:
                 answer.finish()
         except (OSError, EOFError, http.client.HTTPException, ValueError, SecretError) as error:
             logger.info("no state from %s: %s", donor, error, extra=about(self._plane, "no_state", donor=donor.id))
-            return Answer.FAILED
-        registered.load(tree)
+            return Answer.FAILED, str(error)
         self._plane.counters.state_bytes += reader.nbytes
         took = self._plane.threads.now() - began
         extra = about(self._plane, "state", donor=donor.id, state_bytes=reader.nbytes, seconds=took)
         logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, took * 1e3, extra=extra)
-        return Answer.LOADED
+        return Answer.LOADED, tree
 
     @staticmethod
     def _refused(text: str) -> Answer:
         """What a donor means by the text with which it gives nothing."""
-        return Answer.NOTHING if _NOTHING in text else Answer.LATER if _LATER in text else Answer.FAILED
+        return Answer.NOTHING if NOTHING in text else Answer.LATER if LATER in text else Answer.FAILED
 
     # --- the donor's side, on a worker thread of the agent -------------------------------------------------------------
 
@@ -220,10 +237,10 @@ class Transfer:
             plane.changed.wait_for(lambda: self._snapshot is not None or plane.step > 0 or plane.current is not None, POLL)
             data = self._snapshot
             if data is None and (plane.step > 0 or plane.current is not None):
-                raise LookupError(f"{_NOTHING}: no state was registered before the first call")
+                raise LookupError(f"{NOTHING}: no state was registered before the first call")
         if data is None:
-            raise LookupError(f"{_LATER}: no state is registered yet")
-        return iter([data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK)])
+            raise LookupError(f"{LATER}: no state is registered yet")
+        return iter([data[start : start + CHUNK] for start in range(0, len(data), CHUNK)])
 
     def _on_entry(self, call: int, origin: str) -> Iterator[bytes]:
         plane = self._plane
@@ -231,11 +248,11 @@ class Transfer:
             plane.changed.wait_for(lambda: plane.in_call(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
             inside, registered, own = plane.in_call(call), self._registered, plane.origin
         if not inside:
-            raise LookupError(f"{_LATER}: not inside call {call}")
+            raise LookupError(f"{LATER}: not inside call {call}")
         if registered is None:
-            raise LookupError(f"{_NOTHING}: no state is registered here")
+            raise LookupError(f"{NOTHING}: no state is registered here")
         if own != origin:
-            raise LookupError(f"{_LATER}: this member does not hold that state")
+            raise LookupError(f"{LATER}: this member does not hold that state")
         return self._guarded(call, registered)
 
     def _guarded(self, call: int, registered: Registered) -> Iterator[bytes]:
@@ -245,5 +262,4 @@ class Transfer:
             yield chunk
 
 
-_LATER, _NOTHING = "ask again", "nothing"
 _EVERYWHERE = "call register_state everywhere"

@@ -66,6 +66,7 @@ def commands(context: click.Context) -> None:
 @click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
 @click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
+@click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
 @click.option("--job", default=None, help="Job name  [default: a random one]")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.argument("script")
@@ -80,6 +81,7 @@ def run(
     grace: float,
     log_dir: Path | None,
     events: Path | None,
+    resume: Path | None,
     job: str | None,
     module: bool,
     script: str,
@@ -99,6 +101,7 @@ def run(
         restart_delay=restart_delay,
         log_dir=log_dir,
         events=events,
+        resume=resume,
         grace=grace,
     )
     return launch(plan)
@@ -195,7 +198,13 @@ def doctor(*, address: str | None, listening: bool, job: str | None, as_json: bo
     show_default=True,
     help="How long faults go on; then the network is healed.",
 )
-@click.option("--policy", type=click.Choice(["majority", "any"]), default="majority", show_default=True, help="Who may decide.")
+@click.option(
+    "--policy",
+    type=click.Choice(["majority", "any", "storage"]),
+    default="majority",
+    show_default=True,
+    help="Who may decide. storage: a store that all share, with leases or without.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Draw it: FILE.svg or FILE.png.")
 @click.option(
@@ -224,6 +233,8 @@ def simulate(
                    reordering clog slow latency flap replay
       clocks       skew drift jump
       membership   join join_and_crash leave reset refuse
+      the store    store_away store_slow store_lost store_fails store_deaf
+                   store_race (all with --policy storage)
       groups       partition churn clock
     """  # noqa: D301 - for click the escape is a command, not text
     if seeds is not None and picture is not None:

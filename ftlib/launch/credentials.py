@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import KeyRing
+from consensus import Gossip, KeyRing
 
 from ..config import resolve
 from ..errors import ConfigError
@@ -37,7 +37,8 @@ def ring_of_user(environment: Mapping[str, str] | None = None) -> KeyRing | None
     """The key ring that the environment and the settings file name; None where they name none."""
     wanted = {key: value for key, value in (os.environ if environment is None else environment).items() if key in _VARIABLES}
     try:
-        return KeyRing.of(resolve(environment=wanted).consensus)
+        # Of all settings only these matter; others that go together may be given in the program.
+        return KeyRing.of(resolve({"policy": "majority"}, environment=wanted, backend=Gossip).consensus)
     except ConsensusConfigError as error:
         raise ConfigError(str(error)) from None
 

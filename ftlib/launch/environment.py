@@ -65,4 +65,6 @@ def worker_environment(
         env["FTLIB_MIN_SIZE"] = str(plan.min_workers)
     if plan.max_workers is not None:
         env["FTLIB_MAX_SIZE"] = str(plan.max_workers)
+    if plan.resume is not None:
+        env["FTLIB_RESUME"] = str(plan.resume.absolute())
     return env

@@ -187,11 +187,23 @@ def _counters(status: _Values) -> Iterator[str]:
             top = sorted(kinds.items(), key=lambda item: -item[1]["messages"])[:5]
             names = ", ".join(f"{kind} {entry['messages']}" for kind, entry in top)
             yield f"messages {direction} {total} ({_size(size)}): {names}{', ...' if len(kinds) > len(top) else ''}"
+    store = status.get("store")
+    if store:
+        yield _store(store)
     delay = status.get("tick_delay")
     if delay:
         mean = delay["sum"] / delay["count"] if delay["count"] else 0.0
         latest = status.get("tick_delay_max", 0.0)
         yield f"agent: awareness {status.get('awareness', 0)}, timers late {_span(mean)} on average, {_span(latest)} at most"
+
+
+def _store(store: _Values) -> str:
+    away = store.get("away_since")
+    state = f"away since {_clock(away)}" if away is not None else "up" if store.get("open") else "being opened"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in (store.get("requests") or {}).items())
+    failed = f"; {store['failures']} failed" if store.get("failures") else ""
+    count = f"operations {store.get('operations', 0)}{f' ({kinds})' if kinds else ''}"
+    return f"store {store.get('url', '?')}: {state}, {count}{failed}"
 
 
 def _clock(wall: float) -> str:

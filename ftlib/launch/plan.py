@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..checkpoints.names import Name, complete
 from ..errors import ConfigError
 
 __all__ = ["DEFAULT_RESTARTS", "Plan", "python_command", "random_job"]
@@ -58,6 +59,22 @@ class Plan:
     events: Path | None = None
     """Where to append one JSON line an event; None: nowhere."""
 
+    resume: Path | None = None
+    """Directory of checkpoints to go on from; None: as the script begins."""
+
+    @property
+    def beginning(self) -> str:
+        """From what founders begin, for people."""
+        if self.resume is None:
+            return "what the script starts or loads"
+        if Name.parse(self.resume.name) is not None and self.resume.is_dir():
+            return str(self.resume)
+        try:
+            names = complete(self.resume)
+        except OSError as error:
+            return f"what is in {self.resume}, which this process cannot read ({error.strerror})"
+        return f"{self.resume / str(names[0])}" if names else f"scratch: there is no complete checkpoint in {self.resume}"
+
     def __post_init__(self) -> None:
         """Refuse what cannot run, naming the option and the remedy."""
         if self.workers < 1:
@@ -70,6 +87,8 @@ class Plan:
             raise ConfigError(f"--max-restarts {self.max_restarts}: give a number of at least 0")
         if self.restart_delay < 0 or self.grace < 0:
             raise ConfigError("--restart-delay and --grace are seconds: give numbers of at least 0")
+        if self.resume is not None and self.resume.exists() and not self.resume.is_dir():
+            raise ConfigError(f"--resume {self.resume}: that is a file; give a directory of checkpoints")
         if not _JOB.fullmatch(self.job):
             raise ConfigError(f"--job {self.job!r}: use 1 to 64 letters, digits, dots, dashes and underscores")
 

@@ -144,6 +144,8 @@ class Supervisor:
         plan = self._plan
         self._console.event("run", job=plan.job, supervisor=self._supervisor, workers=plan.workers, command=plan.command)
         self._console.say(f"job {plan.job}: {plan.workers} workers, supervisor at {self._supervisor}")
+        if plan.resume is not None:
+            self._console.say(f"the job begins from {plan.beginning}")
         if plan.workers > 1 and "OMP_NUM_THREADS" not in self._base:
             self._console.say("OMP_NUM_THREADS=1 for each worker, so that they share the cores; set it to change that")
 
@@ -197,7 +199,7 @@ class Supervisor:
     def _refound(self, why: str) -> None:
         """Start all that wait as the founders of a new cluster, at new addresses."""
         everyone = [entry.index for entry in self.ledger.in_phase(Phase.WAITING)]
-        self._console.say(f"{why}: {len(everyone)} workers begin anew, from what the script starts or loads")
+        self._console.say(f"{why}: {len(everyone)} workers begin anew, from {self._plan.beginning}")
         self.ledger.refound()
         for index in everyone:
             self._cancel_timer(index)

@@ -113,7 +113,7 @@ class Door(Consensus):
 
     def passive_or_active(self) -> Mode:
         """See ``Consensus``."""
-        return self._host.world.config.mode
+        return self._host.world.config.mode or Mode.ACTIVE
 
     def report_join(self, addresses: Sequence[str]) -> bool:  # noqa: ARG002
         """Not used here."""

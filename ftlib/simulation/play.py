@@ -9,6 +9,7 @@ from typing import Any
 
 from consensus.simulation import Host, Menu, Observer, Outcome, Result, Scenario, World, draw, living
 from consensus.simulation import play as play_views
+from consensus.simulation.menu import StoreMenu
 
 from .ambush import Ambushes
 from .trainers import Trainers
@@ -43,9 +44,13 @@ def settings(seed: int) -> dict[str, Any]:
     }
 
 
-def random_history(seed: int) -> Scenario:
-    """Every third has all faults; the others let most jobs live, with those faults that training notices."""
-    return draw(seed) if seed % 3 == 0 else draw(seed, GENTLE, (2, 3, 3, 4, 5, 5, 8)[seed % 7])
+def random_history(seed: int, policy: str = "") -> Scenario:
+    """Every third has all faults; the others let most jobs live, with those faults that training notices.
+
+    ``policy``: "storage" for a shared store, with faults of its own.
+    """
+    gentle = replace(GENTLE, store=StoreMenu()) if policy else GENTLE
+    return draw(seed, policy=policy) if seed % 3 == 0 else draw(seed, gentle, (2, 3, 3, 4, 5, 5, 8)[seed % 7], policy=policy)
 
 
 def play(

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch.distributed import ProcessGroupGloo
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks import GroupSpec, framework_by_name, gloo, sockets
+from ftlib.frameworks import GroupSpec, framework_by_name, sockets
 from ftlib.frameworks.gloo import GlooFramework
-from tests.frameworks.crew import Crew, Hand, Worker, rebuild
+from tests.frameworks.crew import Crew, Hand
+from tests.frameworks.orders import (
+    TIMEOUT,
+    abandon,
+    abort_from_another_thread,
+    abort_old_while_rebuilding,
+    building_threads,
+    child_sockets,
+    close_under_way,
+    exchange,
+    fail_in_the_middle,
+    keep_child,
+    loop,
+    operate,
+    patterns,
+    rebuild_blindly,
+    reduce_one,
+    store_keys,
+    try_rebuild,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not sockets.supported(), reason="needs /proc")]
-
-TIMEOUT = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -35,236 +48,6 @@ def crew() -> Iterator[Crew]:
     crew = Crew()
     yield crew
     crew.close()
-
-
-# What workers are told to do.
-
-
-def operate(worker: Worker) -> dict[str, Any]:
-    group = worker.group
-    rank, size = group.rank, group.size
-    results: dict[str, Any] = {}
-    for op in ("SUM", "MIN", "MAX", "PRODUCT"):
-        tensor = torch.full((5,), float(rank + 1))
-        assert group.allreduce(tensor, op).wait(TIMEOUT)
-        results[op] = tensor.tolist()
-    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64):
-        worker.framework.check(tensor := torch.full((3,), rank + 1).to(dtype))
-        assert group.allreduce(tensor).wait(TIMEOUT)
-        results[str(dtype)] = tensor.tolist()
-    for dtype in (torch.float32, torch.int16, torch.bool, torch.complex64):
-        tensor = torch.full((3, 2), rank).to(dtype)
-        assert group.broadcast(tensor, size - 1).wait(TIMEOUT)
-        results[f"broadcast {dtype}"] = tensor.tolist()
-    assert group.barrier().wait(TIMEOUT)
-    scalar = torch.tensor(float(rank))
-    assert group.allreduce(scalar).wait(TIMEOUT)
-    results["scalar"] = scalar.item()
-    return results
-
-
-def exchange(worker: Worker, elements: int) -> float:
-    """Send to the right, receive from the left, during an allreduce."""
-    group = worker.group
-    big = torch.ones(2_000_000)
-    reduction = group.allreduce(big)
-    mine, theirs = torch.full((elements,), float(group.rank)), torch.zeros(elements)
-    sent = group.send(mine, (group.rank + 1) % group.size, 7)
-    received = group.recv(theirs, (group.rank - 1) % group.size, 7)
-    for work in (sent, received, reduction):
-        assert work.wait(TIMEOUT)
-        assert work.done()
-    assert big[-1].item() == group.size
-    return theirs[-1].item()
-
-
-def loop(worker: Worker, elements: int) -> tuple[float, int, str, tuple[int, ...]]:
-    """Allreduce until it breaks, abort; when that was, how many, the error."""
-    group, count = worker.group, 0
-    tensor = torch.ones(elements)
-    while True:
-        tensor.fill_(1.0)
-        work = group.allreduce(tensor)
-        try:
-            assert work.wait(TIMEOUT)
-        except GroupError as error:
-            at = time.monotonic()
-            group.abort()
-            assert work.done()
-            return at, count, str(error), error.peers
-        assert tensor[0].item() == group.size
-        count += 1
-
-
-def reduce_one(worker: Worker, elements: int) -> float:
-    tensor = torch.ones(elements)
-    assert worker.group.allreduce(tensor).wait(TIMEOUT)
-    return tensor.sum().item() / elements
-
-
-def patterns(worker: Worker) -> list[float]:
-    """Many sizes, some repeated, two under way at a time."""
-    group = worker.group
-    results = []
-    for step in range(12):
-        sizes = [1000, 1000, 1000, 17] + ([5] if step % 5 == 4 else [])
-        tensors = [torch.full((size,), float(index)) for index, size in enumerate(sizes)]
-        works = [group.allreduce(tensor) for tensor in tensors]
-        assert all(work.wait(TIMEOUT) for work in works)
-        results.append(sum(float(tensor[-1]) for tensor in tensors))
-    return results
-
-
-def abort_from_another_thread(worker: Worker, waiting: bool) -> float:
-    """Seconds from the abort to the error of an operation that the others never enter."""
-    group = worker.group
-    if not waiting:
-        with contextlib.suppress(GroupError):
-            group.barrier().wait(TIMEOUT)
-            group.allreduce(torch.ones(10)).wait(TIMEOUT)
-            time.sleep(0.5)
-        return 0.0
-    group.barrier().wait(TIMEOUT)
-    group.allreduce(torch.ones(10)).wait(TIMEOUT)
-    work = group.allreduce(torch.ones(10))
-    assert work.wait(0.05) is False
-    assert not work.done()
-    begin = time.monotonic()
-    group.abort()
-    group.abort()
-    with pytest.raises(GroupError):
-        work.wait(TIMEOUT)
-    took = time.monotonic() - begin
-    with pytest.raises(GroupError):
-        group.allreduce(torch.ones(1)).wait(TIMEOUT)
-    return took
-
-
-def close_under_way(worker: Worker) -> tuple[float, int]:
-    """Close with operations under way at once; seconds it took, sockets of the group left after a while."""
-    group = worker.group
-    before = len(sockets.snapshot())
-    with contextlib.suppress(GroupError):
-        group.barrier().wait(TIMEOUT)
-    works = [group.allreduce(torch.ones(1_000_000)) for _ in range(2)] if group.rank == 0 else []
-    begin = time.monotonic()
-    group.close()
-    group.close()
-    took = time.monotonic() - begin
-    for work in works:
-        with pytest.raises(GroupError):
-            work.wait(TIMEOUT)
-    deadline = time.monotonic() + 10
-    while len(sockets.snapshot()) > before - 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return took, before - len(sockets.snapshot())
-
-
-def try_rebuild(worker: Worker, spec: GroupSpec, cancel_after: float | None) -> tuple[float, str]:
-    if cancel_after is not None:
-        threading.Timer(cancel_after, worker.framework.cancel).start()
-    begin = time.monotonic()
-    try:
-        worker.framework.rebuild(spec)
-    except GroupError as error:
-        return time.monotonic() - begin, f"{error} {error.peers}"
-    return time.monotonic() - begin, "built"
-
-
-def abort_old_while_rebuilding(worker: Worker, spec: GroupSpec) -> str:
-    """The training thread's operation fails while another thread rebuilds."""
-    old = worker.group
-    thread = threading.Thread(target=rebuild, args=(worker, spec))
-    thread.start()
-    for _ in range(50):
-        old.abort()
-    thread.join(TIMEOUT)
-    assert worker.group is not old
-    return str(worker.group)
-
-
-def keep_child(worker: Worker, seconds: float) -> int:
-    """Fork a child that outlives this process, as a data loader worker may; its pid."""
-    child = os.fork()
-    if child == 0:
-        time.sleep(seconds)
-        os._exit(0)
-    return child
-
-
-def child_sockets(worker: Worker) -> tuple[int, str]:
-    """TCP sockets open in this process and in a forked child."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        left = [handle for _, handle in sockets._sockets(frozenset())]
-        os.write(writer, repr(left).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    inherited = os.read(reader, 10000).decode()
-    os.close(reader)
-    os.close(writer)
-    return len(sockets._sockets(frozenset())), inherited
-
-
-def rebuild_blindly(worker: Worker, spec: GroupSpec) -> str:
-    """Build as where sockets cannot be listed."""
-    with mock.patch.object(sockets, "supported", return_value=False):
-        rebuild(worker, spec)
-    return str(worker.group)
-
-
-def fail_in_the_middle(worker: Worker, spec: GroupSpec) -> str:
-    """Meet the others, then do not connect to them."""
-
-    whole: Any = ProcessGroupGloo
-
-    class Broken:
-        create_device = whole.create_device
-        _Options = whole._Options
-
-        def __init__(self, *arguments: object) -> None:
-            raise RuntimeError("broken on purpose")
-
-    with mock.patch.object(gloo, "ProcessGroupGloo", Broken):
-        return try_rebuild(worker, spec, None)[1]
-
-
-def building_threads(worker: Worker) -> int:
-    """Threads still in a build, after some time to end."""
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline and any("build" in thread.name for thread in threading.enumerate()):
-        time.sleep(0.02)
-    return sum("build" in thread.name for thread in threading.enumerate())
-
-
-def abandon(worker: Worker) -> tuple[float, bool, float]:
-    """Abort while waiting in vain: seconds until the wait fails, whether done then, seconds until done."""
-    for _ in range(3):
-        assert worker.group.allreduce(torch.ones(10)).wait(TIMEOUT)
-    if worker.group.rank > 0:
-        time.sleep(1.5)
-        return 0.0, True, 0.0
-    work = worker.group.allreduce(torch.ones(10))
-    assert work.wait(0.25) is False
-    threading.Timer(0.1, worker.group.abort).start()
-    begin = time.monotonic()
-    with pytest.raises(GroupError, match="abandoned"):
-        work.wait(TIMEOUT)
-    failed, done = time.monotonic() - begin, work.done()
-    while not work.done() and time.monotonic() < begin + TIMEOUT:
-        time.sleep(0.01)
-    return failed, done, time.monotonic() - begin
-
-
-def store_keys(worker: Worker) -> list[str]:
-    assert isinstance(worker.framework, GlooFramework)
-    assert worker.framework._server is not None
-    time.sleep(0.1)
-    return worker.framework._server.keys()
-
-
-# Tests.
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -526,7 +309,7 @@ def test_thirty_kills_in_a_row(crew: Crew) -> None:
     for repetition in range(30):
         hands: list[Hand] = crew.hire(4)
         crew.build(hands, host=repetition % 4)
-        crew.run(hands, reduce_one, 1000)  # new ones import this module first
+        crew.run(hands, reduce_one, 1000)  # new ones import their orders first
         for hand in hands:
             hand.tell(loop, 1_000_000)
         time.sleep(0.05)

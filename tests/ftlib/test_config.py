@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 
-from consensus import Mode, Policy
+from consensus import Gossip, Liveness, Mode, Policy, SharedStorage
 from ftlib import ConfigError, FTLib
 from ftlib.config import resolve
 
@@ -54,7 +55,7 @@ def test_values_are_read_from_text() -> None:
         ({"step_timeout": "soon"}, "expected seconds"),
         ({"step_timeout": -1}, "positive"),
         ({"mode": "lazy"}, "choose one of active, passive"),
-        ({"policy": "storage"}, "not part of this release"),
+        ({"policy": "storage"}, "policy=storage needs a store that all members reach"),
         ({"introducers": ["here"]}, "'here' is not an address"),
         ({"introducers": 5}, "list of host:port"),
         ({"bind": "127.0.0.1:99999"}, "bind: "),
@@ -69,6 +70,13 @@ def test_what_cannot_work_is_named(arguments: dict[str, object], text: str) -> N
         resolve(arguments, {}, {})
 
 
+@pytest.mark.parametrize("name", ["secret", "storage", "storage_password"])
+def test_what_is_secret_is_not_shown_where_it_is_wrong(name: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        resolve({}, {name: 271828182845}, {})
+    assert "271828182845" not in str(caught.value)
+
+
 def test_misspelt_variables_and_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="FTLIB_MIN_SIZES: did you mean min_size"):
         resolve({}, {}, {"FTLIB_MIN_SIZES": "2"})
@@ -80,17 +88,13 @@ def test_misspelt_variables_and_bad_files_are_named(tmp_path: Path) -> None:
 
 
 def test_unknown_backends_are_named() -> None:
-    with pytest.raises(ConfigError, match="unknown consensus 'raft': choose gossip"):
+    with pytest.raises(ConfigError, match="unknown consensus 'raft': choose gossip or shared_storage"):
         FTLib.init("raft", "memory")
-    with pytest.raises(ConfigError, match="shared_storage"):
-        FTLib.init("shared_storage", "memory")
     with pytest.raises(ConfigError, match="unknown framework 'mpi': choose one of gloo"):
         FTLib.init("gossip", "mpi")
 
 
-def test_a_policy_of_a_later_release_is_refused_rather_than_taken_for_another() -> None:
-    with pytest.raises(ConfigError, match=r"policy.*not part of this release"):
-        resolve({"policy": "storage"})
+def test_a_policy_comes_from_anywhere() -> None:
     with pytest.raises(ConfigError, match="choose one of majority, storage, any"):
         resolve({"policy": "most"})
     assert resolve({}, None, {"FTLIB_POLICY": "any"}).consensus.policy is Policy.ANY
@@ -104,3 +108,91 @@ def test_the_command_that_fences_comes_from_anywhere_and_its_environment_is_no_s
     assert resolve({}, None, {"FTLIB_FENCE_COMMAND": "true"}).consensus.fence_command == "true"
     with pytest.raises(ConfigError, match="is no command line"):
         resolve({"fence_command": "kill 'em"})
+
+
+def test_shared_storage_has_defaults_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
+    found = resolve({}, {}, {}, backend=SharedStorage).consensus
+    assert (found.policy, found.liveness, found.mode) == (Policy.STORAGE, Liveness.LEASES, Mode.PASSIVE)
+    assert found.storage == f"file://{tmp_path}/a%20cache/ftlib"
+    assert (tmp_path / "a cache" / "ftlib").is_dir()
+    given = {"storage": "file:///shared", "lease": "500 ms", "mode": "active"}
+    found = resolve(given, {}, {"FTLIB_STORAGE": "redis://elsewhere"}, backend=SharedStorage).consensus
+    assert (found.storage, found.lease, found.exclude_after, found.mode) == ("file:///shared", 0.5, 0.5, Mode.ACTIVE)
+    monkeypatch.setenv("XDG_CACHE_HOME", "not absolute")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve({}, {}, {}, backend=SharedStorage).consensus.storage == f"file://{tmp_path}/.cache/ftlib"
+
+
+def test_gossip_is_as_ever() -> None:
+    found = resolve({}, {}, {"FTLIB_STORAGE": "file:///shared"}).consensus
+    assert (found.policy, found.liveness, found.mode) == (Policy.MAJORITY, Liveness.PINGS, Mode.ACTIVE)
+    found = resolve({"policy": "storage"}, {}, {"FTLIB_STORAGE": "file:///shared"}).consensus
+    assert (found.policy, found.liveness, found.storage) == (Policy.STORAGE, Liveness.PINGS, "file:///shared")
+
+
+@pytest.mark.parametrize("policy", ["majority", "any"])
+def test_with_shared_storage_the_store_decides(policy: str) -> None:
+    with pytest.raises(ConfigError, match=f"policy={policy} goes with consensus='gossip'"):
+        resolve({"policy": policy}, {}, {}, backend=SharedStorage)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("file://shared/dir", "file:///shared/directory, with three slashes"),
+        ("file://~/shared", "file:///shared/directory, with three slashes"),
+        ("~/shared", "is no URL: give file:///shared/directory"),
+        ("/shared/dir", "write file:///shared/dir"),
+        ("ftp://host/dir", "no store is known by ftp://"),
+    ],
+)
+def test_what_names_no_store_is_said_before_anything_starts(url: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        FTLib.init("shared_storage", "memory", storage=url)
+    with pytest.raises(ConfigError, match=text):
+        FTLib.init("gossip", "memory", policy="storage", storage=url)
+
+
+def test_a_password_in_a_url_is_in_no_text() -> None:
+    assert "hush" not in repr(resolve({"storage": "redis://:hush@host"}, {}, {}, backend=SharedStorage))
+    with pytest.raises(ConfigError) as raised:
+        resolve({"storage": b"redis://:hush@host"}, {}, {}, backend=SharedStorage)
+    assert "hush" not in str(raised.value)
+    with pytest.raises(ConfigError) as raised:
+        FTLib.init("shared_storage", "memory", storage="redi://:hush@host")
+    assert "hush" not in str(raised.value)
+
+
+def test_the_backend_is_a_setting_too(tmp_path: Path) -> None:
+    named = {"FTLIB_CONSENSUS": "shared_storage", "FTLIB_STORAGE": f"file://{tmp_path}"}
+    assert resolve({}, {}, named).backend is SharedStorage
+    assert resolve({}, {"consensus": "shared_storage"}, {}).consensus.policy is Policy.STORAGE
+    assert resolve({}, {}, {}).backend is Gossip
+    terms = [
+        resolve({}, {}, {**named, **more}).consensus.terms
+        for more in ({}, {"FTLIB_CONSENSUS": "gossip", "FTLIB_POLICY": "storage"})
+    ]
+    assert terms[0].startswith("lease=2 policy=storage") and terms[1].startswith("exclude_after=2 policy=storage"), (
+        "refused at join"
+    )
+    assert resolve({}, {}, named, backend=Gossip).backend is Gossip, "what the program says counts more"
+    with pytest.raises(ConfigError, match="FTLIB_CONSENSUS='raft': choose one of gossip, shared_storage"):
+        resolve({}, {}, {"FTLIB_CONSENSUS": "raft"})
+
+
+def test_a_store_that_nothing_would_use_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="storage is given, but consensus=gossip with policy=majority does not use it"):
+        FTLib.init(framework="memory", storage="file:///shared")
+
+
+def test_who_we_are_to_a_store_can_be_said_apart_from_its_url() -> None:
+    environment = {"FTLIB_STORAGE_PASSWORD": "do not tell", "FTLIB_STORAGE_USERNAME": "ftlib"}
+    settings = resolve({"storage": "redis://host", "policy": "storage"}, {}, environment).consensus
+    assert settings.storage_options == {"username": "ftlib", "password": "do not tell"}
+    assert "do not tell" not in repr(settings)
+
+
+def test_the_default_backend_is_gossip_by_name() -> None:
+    """Programs outside rely on the signature as it is documented."""
+    assert inspect.signature(FTLib.init).parameters["consensus"].default == "gossip"

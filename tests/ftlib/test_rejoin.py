@@ -3,96 +3,26 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
-import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from consensus import Config, ExcludedError, Gossip, Home, Member, View
-from consensus.runtime.fork import _owners as fork_owners
-from ftlib import ConfigError, Excluded, FTLib, Status, succession
+from consensus import ExcludedError, Gossip, Member, View
+from ftlib import ConfigError, Excluded, Status, succession
 from ftlib.config import resolve
 from ftlib.lifetime import Lifetime
 from ftlib.plane import Plane
 from ftlib.registry import Registered
 from ftlib.salvage import Plan
 from ftlib.session import Session
-from ftlib.staging import Slot
 from ftlib.transfer import Transfer
-from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
+from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.test_closing import left_behind
+from tests.ftlib.trainees import Trainee, exclude, training, until
 from tests.ftlib.workers import Job, Worker
-
-
-class Trainee:
-    """One worker's model, a single tensor, and its loop: every gradient is 1, so the model counts the steps."""
-
-    def __init__(self, ft: FTLib) -> None:
-        self.ft = ft
-        self.weight = torch.zeros(8)
-        ft.register_state(state_dict=lambda: {"weight": self.weight}, load_state_dict=self._load)
-
-    def _load(self, state: dict[str, Any]) -> None:
-        self.weight.copy_(state["weight"])
-
-    def step(self, gradient: float = 1.0) -> Status:
-        """One average, applied."""
-        grad = torch.full_like(self.weight, gradient)
-        status = self.ft.allreduce_average(grad)
-        if status:
-            self.weight += grad
-        return status
-
-
-class Class:
-    """Founders that train all the time, in threads of their own, but for the last: that one is the test's."""
-
-    def __init__(self, crew: Company) -> None:
-        self.crew = crew
-        self.trainees = at_once(*[functools.partial(Trainee, ft) for ft in crew.members])
-        self.last: Trainee = self.trainees[-1]
-        self._over = threading.Event()
-        self._threads = [in_thread(functools.partial(self._train, trainee)) for trainee in self.trainees[:-1]]
-
-    def _train(self, trainee: Trainee) -> None:
-        while not self._over.is_set() and trainee.step():
-            time.sleep(0.002)
-
-    def end(self) -> None:
-        """All leave; the others are left by whoever sees it first."""
-        self._over.set()
-        at_once(*[ft.close for ft in self.crew.members])
-        for thread in self._threads:
-            thread.join(10)
-
-
-@contextmanager
-def training(count: int = 3, **settings: Any) -> Iterator[Class]:
-    with company(count, **{"rejoin": True, **settings}) as crew:
-        made = Class(crew)
-        assert made.last.step()
-        try:
-            yield made
-        finally:
-            made.end()
-
-
-def exclude(ft: FTLib) -> None:
-    """It steps aside as if its training thread hung, and knows it when this returns."""
-    driver = ft._consensus._host._agent.driver  # type: ignore[attr-defined]
-    error = ExcludedError("told to; start anew")
-    driver._loop.call_soon_threadsafe(driver.perform, lambda _now: driver.core.die("told to", error))
-    eventually(lambda: ft._plane.phase.value == "stopped", "it knows")
 
 
 def test_it_joins_again_with_the_state_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -284,11 +214,6 @@ def test_a_fixed_port_is_bound_again_once_it_is_free(monkeypatch: pytest.MonkeyP
         thread.join(TIMEOUT)
 
 
-def until(over: threading.Event, trainee: Trainee) -> None:
-    while not over.is_set() and trainee.step():
-        time.sleep(0.002)
-
-
 def test_a_consensus_that_has_no_other_lifetime() -> None:
     def body(worker: Worker) -> None:
         worker.ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
@@ -312,107 +237,3 @@ def test_outdated_state_that_nobody_replaces_is_not_acted_on() -> None:
     second = Transfer(Plane(lambda: "w1", lambda *_, **__: None), 1.0, 1.0, former=first)
     with pytest.raises(ConfigError, match=r"nobody in .* registered state, but this worker did"):
         second.load(None, session)  # type: ignore[arg-type]
-
-
-def test_whom_the_next_lifetime_asks() -> None:
-    """Those of the view without this member, where it learned of it, else of the last one that it was in."""
-    gossip = Gossip(Config(agent=Home.THREAD))
-    gossip.start()
-    try:
-        own = gossip.wait_view(5.0)
-        assert own is not None
-        assert gossip.anew()._met == ()
-        others = tuple(Member(f"w{i}", "127.0.0.1", 7000 + i) for i in range(20))
-        gossip._publish(gossip._snapshot.__class__(known=own, stopped=ExcludedError("out", View(2, own.view_id, others))))
-        anew = gossip.anew()
-        assert anew._met == tuple(member.address for member in others[:16])
-        assert anew.bind().address != gossip.member.address, "port 0 is any port"
-        anew.stop()
-    finally:
-        gossip.stop()
-
-
-def test_twenty_lifetimes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five of each of four workers, all at once."""
-    monkeypatch.setattr(succession, "_REST", 0.0)
-    with company(5, rejoin=True) as crew:
-        staying, *leaving = at_once(*[functools.partial(Trainee, ft) for ft in crew.members])
-        over = threading.Event()
-        thread = in_thread(lambda: until(over, staying))
-        begin = threading.Event()
-
-        def again(trainee: Trainee) -> None:
-            until(begin, trainee)
-            for _ in range(5):
-                exclude(trainee.ft)
-                assert trainee.step()
-            until(over, trainee)
-
-        threads = [in_thread(functools.partial(again, trainee)) for trainee in leaving]
-        eventually(lambda: staying.ft.step > 5, "they train")
-        before = held()
-        begin.set()
-        eventually(lambda: staying.ft.size == 5 and all(t.ft.metrics()["rejoins"] == 5 for t in leaving), "all are back")
-        assert_no_more(held, before, buffers=8)
-        for one in leaving:
-            one.ft.leave()
-        for each in threads:
-            each.join(TIMEOUT)
-        over.set()
-        thread.join(TIMEOUT)
-
-
-@pytest.mark.process
-def test_agents_as_processes_leave_nothing_behind_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed, as by a kernel without memory: a worker without its agent is excluded, and gets another one."""
-    monkeypatch.setattr(succession, "_REST", 0.0)
-    with company(1, "gloo") as crew:
-        staying = Trainee(crew.members[0])
-        over = threading.Event()
-        ft = crew.init(agent="process", rejoin=True)
-        thread = in_thread(lambda: until(over, staying))
-        joiner = Trainee(ft)
-        assert joiner.step()
-        before = {}
-        for number in range(3):
-            pid = ft._consensus._host.pid  # type: ignore[attr-defined]
-            os.kill(pid, signal.SIGKILL)
-            eventually(lambda: ft._plane.phase.value == "stopped", "it knows")
-            assert joiner.step()
-            assert not Path(f"/proc/{pid}").exists(), "it was reaped"
-            before = before if number else held()
-        assert_no_more(lambda: held() if joiner.step() else {}, before, buffers=4, descriptors=2)  # the other one waits for it
-        ft.leave()
-        over.set()
-        thread.join(TIMEOUT)
-
-
-def held() -> dict[str, int]:
-    """What this process holds; before the garbage collector came, as far as buffers are concerned."""
-    buffers = sum(type(item) is Slot for item in gc.get_objects())
-    gc.collect()
-    lifetimes = sum(type(item) is Lifetime for item in gc.get_objects())
-    threads, descriptors = left_behind()
-    children = len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-    return {
-        "lifetimes": lifetimes,
-        "threads": threads,
-        "descriptors": descriptors,
-        "children": children,
-        "owners": len(fork_owners),
-        "buffers": buffers,
-    }
-
-
-def assert_no_more(measure: Callable[[], dict[str, int]], before: dict[str, int], **more: int) -> None:
-    """But for so many ``more`` of some: buffers of calls under way, descriptors of groups just closed."""
-    now: list[dict[str, int]] = []
-
-    def settled() -> bool:
-        now.append(measure())
-        return all(count <= before[name] + more.get(name, 0) for name, count in now[-1].items())
-
-    try:
-        eventually(settled, "nothing is left")
-    except AssertionError:
-        raise AssertionError(f"before {before}, now {now[-1]}") from None

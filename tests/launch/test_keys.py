@@ -240,3 +240,12 @@ wait("go")
         out, err = started.finish(0)
     assert secret not in out + err + json.dumps(started.events())
     assert not drawn_rings()
+
+
+def test_what_a_file_leaves_to_the_program_is_no_matter(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[ftlib]\npolicy = "storage"\nconsensus = "shared_storage"\nsecret = "the secret of a file"\n')
+    ring = ring_of_user({"FTLIB_CONFIG": str(file)})
+    assert ring is not None
+    file.write_text('[ftlib]\nstorage = "file:///shared"\n')
+    assert ring_of_user({"FTLIB_CONFIG": str(file)}) is None

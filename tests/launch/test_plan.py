@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ftlib.checkpoints.names import Name
 from ftlib.errors import ConfigError
 from ftlib.launch.environment import Start, worker_environment
 from ftlib.launch.plan import Plan, python_command
@@ -27,11 +28,31 @@ from ftlib.launch.sockets import HOST, bind_control
         ({"grace": -1.0}, "--grace"),
         ({"job": "a b"}, "--job 'a b'"),
         ({"job": ""}, "--job ''"),
+        ({"resume": Path(__file__)}, "--resume .* that is a file"),
     ],
 )
 def test_a_wrong_option_is_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         Plan(**({"command": ("x",), "workers": 2} | settings))
+
+
+def test_a_run_says_from_what_it_begins(tmp_path: Path) -> None:
+    def beginning(resume: Path | None) -> str:
+        return Plan(("x",), 1, resume=resume).beginning
+
+    assert beginning(None) == "what the script starts or loads"
+    assert beginning(tmp_path / "none") == f"scratch: there is no complete checkpoint in {tmp_path / 'none'}"
+    for name in (Name(5, 1), Name(70, 1)):
+        (tmp_path / str(name)).mkdir()
+    assert beginning(tmp_path) == f"{tmp_path}/{Name(70, 1)}"
+    assert beginning(tmp_path / str(Name(5, 1))) == f"{tmp_path}/{Name(5, 1)}"
+
+
+def test_workers_are_told_where_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = Plan(("x",), 1, resume=Path("there"))
+    assert worker_environment({}, plan, Start(0, [], 1), "")["FTLIB_RESUME"] == str(tmp_path / "there")
+    assert "FTLIB_RESUME" not in worker_environment({}, Plan(("x",), 1), Start(0, [], 1), "")
 
 
 def test_every_run_has_a_job_of_its_own() -> None:

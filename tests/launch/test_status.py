@@ -140,6 +140,19 @@ def test_who_waits_to_be_let_in() -> None:
     assert any(line.endswith("worker 7 (777777) ...") for line in shown({**STATUS, "spares": spares}))
 
 
+def test_a_shared_store() -> None:
+    clock = time.strftime("%H:%M:%S", time.localtime(NOW))
+    store = {"url": "file:///shared", "open": True, "away_since": None, "operations": 30, "requests": {}, "failures": 0}
+    assert "store file:///shared: up, operations 30" in shown({**STATUS, "store": store})
+    store |= {"away_since": NOW, "requests": {"list": 4, "write": 20}, "failures": 2}
+    (line,) = (line for line in shown({**STATUS, "store": store}) if line.startswith("store"))
+    line = re.sub(r"(:\d\d)\.\d{3},", r"\1,", line)
+    assert line == f"store file:///shared: away since {clock}, operations 30 (list 4, write 20); 2 failed"
+    assert "store redis://host: being opened, operations 0" in shown(
+        {**STATUS, "store": {"url": "redis://host", "open": False}}
+    )
+
+
 def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
     def characters(width: int) -> list[str]:
         return sorted("".join(shown(STATUS, width)).replace(" ", ""))

@@ -6,7 +6,6 @@ import re
 import shlex
 from dataclasses import dataclass, fields, replace
 
-import consensus
 from consensus import Config, Policy
 from consensus.simulation.history import draw
 from consensus.simulation.menu import ALL, Menu, NetworkMenu
@@ -42,15 +41,14 @@ class Order:
 
     def scenario(self) -> Scenario:
         """The history that these values stand for, always the same. ConfigError where ``faults`` makes no sense."""
-        told = draw(self.seed, menu_of(self.faults), self.members, seconds=self.seconds)
+        policy = self.policy if self.policy == Policy.STORAGE.value else ""
+        told = draw(self.seed, menu_of(self.faults), self.members, seconds=self.seconds, policy=policy)
         return replace(told, mesh_limit=Config().mesh_limit, early=False)
 
     def config(self) -> Config:
-        """The protocol's settings; ConfigError where the policy cannot be simulated."""
-        try:
-            return replace(Config(), policy=Policy(self.policy))
-        except consensus.ConfigError as error:
-            raise ConfigError(f"--policy: {error}") from None
+        """The protocol's settings, but for what a store needs: that is the scenario's."""
+        policy = Policy(self.policy)
+        return Config() if policy is Policy.STORAGE else replace(Config(), policy=policy)
 
     @property
     def command(self) -> str:

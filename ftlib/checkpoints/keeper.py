@@ -1,0 +1,272 @@
+"""Who writes a checkpoint, when it becomes complete, and which are kept.
+
+All members call ``save`` at the same point of the program. The one with rank 0 copies its state and lets a thread write it
+beside the training; the others return at once. Should the writer die, its successor as rank 0 writes the next one.
+
+A checkpoint of step k gets its name once a later call has finished here: that takes all members, so all have finished k as it
+was finished here. A member that is cut off with its last call finished may have a result that the others redid without it; it
+never finishes a later one, so what it wrote is never completed. Leaving is the other end of waiting: who leaves while it is a
+member, as when the job is done, has nothing later to wait for. Should the others have redone step k meanwhile after all,
+they did so in a newer epoch, and of one step the newest epoch counts.
+
+A plain file cannot refuse a writer that was stopped before its last operation and wakes up after it was excluded. What it
+completes then is older than what the others completed meanwhile, and says so by its name; it replaces nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import threading
+from enum import Enum
+from pathlib import Path
+
+from consensus import LeftError
+
+from ..logs import about
+from ..plane import Phase, Plane
+from ..registry import Registered
+from ..session import Session
+from ..state import flatten
+from .checkpoint import Taken, publish, remove
+from .manifest import Manifest, TornError
+from .names import Name, Part, complete, parts
+
+__all__ = ["Keeper"]
+
+logger = logging.getLogger("ftlib")
+
+LOOK = 0.5
+"""Seconds between two looks whether a later call has finished; whoever enters one makes it look at once."""
+NAMING = 2.0
+"""Seconds that ``save`` gives the one before, where that has only to get its name."""
+_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class _Stage(Enum):
+    WRITING = "is still being written"
+    WAITING = "waits until a later call has finished"
+    OVER = "is over"
+
+
+class _GivenUp(Exception):
+    """No error: there is nothing to write, or nobody may complete it."""
+
+
+class _Foreign(Exception):
+    """There is a checkpoint that must not be outdone by this one."""
+
+
+class Keeper:
+    """One process's, for all its lifetimes."""
+
+    def __init__(self, keep: int, timeout: float) -> None:
+        """``keep``: complete ones that stay in a directory. ``timeout``: seconds that waiting for one may take."""
+        self._keep = keep
+        self._timeout = timeout
+        self._writing: _Writing | None = None
+        self._lock = threading.Lock()
+        self._checked = False
+        """Whether the state is known to be of a kind that can be kept; then only who writes looks at it."""
+
+    def save(self, path: Path, plane: Plane, registered: Registered, *, wait: bool) -> None:
+        """Begin to write, where it is this member's part; on the training thread, outside of calls.
+
+        ``wait``: for the one under way, if any, instead of leaving this one out. ConfigError where the state cannot be kept.
+        """
+        if not self._checked:
+            flatten(registered.tree(plane.step))
+            self._checked = True
+        with self._lock:
+            with plane.changed:
+                session, number = plane.session, plane.finished
+                outdated = plane.origin != plane.authority  # the next call brings the state
+                if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
+                    return
+            name = Name(plane.step, session.view.epoch)
+            if not self._free(plane, path / str(name), wait=wait):
+                return
+            taken = Taken.of(registered.tree(plane.step), name, session.size)
+            self._writing = _Writing(plane, session, number, path, taken, self._keep)
+            self._writing.start()
+
+    def close(self) -> None:
+        """Wait until the one under way is complete, or was given up; at most ``timeout`` seconds. Idempotent."""
+        writing = self._writing
+        if writing is None or writing.ended(0.0):
+            return
+        if not writing.ended(1.0):
+            logger.info("waiting for %s to be written", writing)
+        if not writing.ended(self._timeout):
+            logger.error("%s was not written within %g s, and is left incomplete", writing, self._timeout)
+
+    def _free(self, plane: Plane, directory: Path, *, wait: bool) -> bool:
+        """Whether nothing is under way any more."""
+        writing = self._writing
+        if writing is None or writing.ended(0.0):
+            return True
+        if writing.directory == directory:
+            return False
+        if writing.written(self._timeout if wait else 0.0) and writing.due():
+            with plane.changed:
+                plane.changed.notify_all()
+            if writing.ended(NAMING):
+                return True
+        plane.counters.checkpoints_skipped += 1
+        extra = about(plane, "checkpoint_skipped", stage=writing.stage.name)
+        text = "no checkpoint of step %d: %s %s; save less often, or with wait=True"
+        logger.info(text, plane.step, writing, writing.stage.value, extra=extra)
+        return False
+
+
+class _Writing:
+    """One checkpoint on its way."""
+
+    def __init__(self, plane: Plane, session: Session, number: int, path: Path, taken: Taken, keep: int) -> None:
+        """``number``: of the last call that had finished."""
+        self.stage = _Stage.WRITING
+        self.directory = path / str(taken.name)
+        self._plane, self._number = plane, number
+        self._path, self._part = path, path / str(Part.of(taken.name, session.member_id))
+        self._name = taken.name
+        self._taken: Taken | None = taken
+        self._keep = keep
+        self._torn: list[Name] = []
+        """Newer ones that are damaged, as if they were not there."""
+        self._began = plane.threads.now()
+        self._written, self._over = threading.Event(), threading.Event()
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self._name.step}"
+
+    def start(self) -> None:
+        """Write beside the training."""
+        self._plane.threads.thread(self._run, "ftlib-checkpoint").start()
+
+    def written(self, timeout: float) -> bool:
+        """Whether it is on the disk, or nobody writes it any more; within so many seconds."""
+        return self._written.wait(timeout)
+
+    def due(self) -> bool:
+        """Whether a later call has finished."""
+        return self._plane.finished > self._number
+
+    def ended(self, timeout: float) -> bool:
+        """Whether it is over, within so many seconds."""
+        return self._over.wait(timeout)
+
+    # --- on its thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        plane = self._plane
+        try:
+            self._write()
+        except _GivenUp as reason:
+            logger.info("%s was given up: %s", self, reason, extra=about(plane, "checkpoint_given_up"))
+            remove(self._part)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on without it
+            self._failed(error)
+        finally:
+            self._taken = None
+            self.stage = _Stage.OVER
+            self._written.set()
+            self._over.set()
+
+    def _write(self) -> None:
+        plane, taken = self._plane, self._taken
+        assert taken is not None
+        self._path.mkdir(parents=True, exist_ok=True)
+        self._look_around()
+        remove(self._part)
+        nbytes = taken.write(self._part)
+        took = plane.threads.now() - self._began
+        self._taken = taken = None
+        self.stage = _Stage.WAITING
+        self._written.set()
+        self._await_later_call()
+        for name in complete(self._path):
+            if name > self._name and name not in self._torn:
+                raise _GivenUp(f"{name} is complete by now, which is newer")
+        publish(self._part, self.directory)
+        plane.counters.checkpoints += 1
+        plane.counters.checkpoint_step = self._name.step
+        extra = about(plane, "checkpoint", checkpoint=str(self.directory), checkpoint_bytes=nbytes, seconds=took)
+        logger.info("%s is complete: %s, %.1f MB in %.1f s", self, self.directory, nbytes / 1e6, took, extra=extra)
+        self._tidy()
+
+    def _look_around(self) -> None:
+        """What is there that is no older than this one. Other jobs' are never written over."""
+        for name in complete(self._path):
+            if name < (self._name.step, 0):
+                break
+            if not _intact(self._path / str(name)):
+                self._torn.append(name)
+                if name == self._name:
+                    remove(self.directory)
+                continue
+            if name.step == self._name.step:
+                raise _GivenUp(f"{name} is complete already")
+            raise _Foreign(f"{name} in it is of a later step, which this job does not continue")
+        for part in parts(self._path):
+            if part.name.step > self._name.step:  # of a run that this job does not continue: it must not complete it any more
+                remove(self._path / str(part))
+
+    def _await_later_call(self) -> None:
+        """Return once this may be completed. _GivenUp if it never may."""
+        plane = self._plane
+        with plane.changed:
+            while not self.due() and plane.phase is not Phase.STOPPED:
+                plane.changed.wait(LOOK)
+            if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError):
+                raise _GivenUp("this worker is no member any more")
+
+    def _tidy(self) -> None:
+        """Take away what is no longer needed: older complete ones beyond those to be kept, and what never became complete."""
+        for name in [name for name in complete(self._path) if name < self._name][self._keep - 1 :]:
+            remove(self._path / str(name))
+        for part in parts(self._path):
+            if part.name <= self._name:
+                remove(self._path / str(part))
+
+    def _failed(self, error: Exception) -> None:
+        plane = self._plane
+        if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError):
+            logger.info("%s was given up: this worker is no member any more", self, extra=about(plane, "checkpoint_given_up"))
+            return
+        why, remedy = self._diagnosis(error)
+        remove(self._part)
+        text, extra = "no checkpoint of step %d in %s: %s; training goes on without it: %s", about(plane, "checkpoint_failed")
+        logger.error(text, self._name.step, self._path, why, remedy, extra=extra)
+        plane.counters.checkpoint_failures += 1
+
+    def _diagnosis(self, error: Exception) -> tuple[str, str]:
+        """What is wrong, and what to do. torch says of a full disk only that writing failed."""
+        number = error.errno if isinstance(error, OSError) else None
+        text = error.strerror or str(error) if isinstance(error, OSError) else " ".join(str(error).split())
+        if isinstance(error, _Foreign):
+            return text, "move it away, load it, or give save another directory"
+        if number in _ROOM or (number is None and _full(self._path)):
+            return (
+                "no space is left on the device" if number is None else text,
+                "make room there, or give save another directory",
+            )
+        if number in _RIGHTS:
+            return text, "let this user write there, or give save another directory"
+        return f"{type(error).__name__}: {text}", "see to that file system, or give save another directory"
+
+
+def _intact(directory: Path) -> bool:
+    try:
+        Manifest.read(directory).verify(directory)
+    except TornError:
+        return False
+    return True
+
+
+def _full(path: Path) -> bool:
+    try:
+        return shutil.disk_usage(path).free < 1 << 20
+    except OSError:
+        return False

@@ -1,0 +1,143 @@
+"""What is in a checkpoint, as JSON: everything but the tensors themselves, and size and digest of every other file.
+
+It is written last, and has a digest of its own: a checkpoint whose files are not what they were when it was written is *torn*
+(a disk that lied about ``fsync``, a copy that was cut short), and a reader takes the next older one. The digests find damage,
+not malice: whoever can write to the directory can write another manifest.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FILE", "File", "Manifest", "TornError"]
+
+FILE = "manifest.json"
+LIMIT = 256 << 20
+"""Bytes that a manifest may have."""
+_FORMAT = "ftlib checkpoint 1"
+_DIGEST = 16
+
+
+class TornError(ValueError):
+    """A checkpoint's files are not what they were when it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One of the other files."""
+
+    size: int
+    digest: str
+    """blake2b-128, hexadecimal."""
+
+    @classmethod
+    def of(cls, path: Path) -> File:
+        """That of a file as it is now."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST))
+            return cls(os.fstat(file.fileno()).st_size, digest.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A checkpoint's."""
+
+    step: int
+    epoch: int
+    size: int
+    """Members of the view in which it was written."""
+    tensors: tuple[str, ...]
+    """Their names in ``torch.distributed.checkpoint``, in the order of their placeholders in ``state``."""
+    state: Any
+    """The tree, as ``state.flatten`` makes it."""
+    files: Mapping[str, File]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files together."""
+        return sum(file.size for file in self.files.values())
+
+    def write(self, directory: Path) -> None:
+        """Into ``directory``, and on the disk. OSError."""
+        body = {
+            "format": _FORMAT,
+            "step": self.step,
+            "epoch": self.epoch,
+            "size": self.size,
+            "tensors": list(self.tensors),
+            "files": {name: [file.size, file.digest] for name, file in self.files.items()},
+            "state": _plain(self.state),
+        }
+        with (directory / FILE).open("x", encoding="ascii") as file:
+            json.dump({**body, "digest": _digest(body)}, file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """That in ``directory``, without a look at the other files. TornError; OSError where it cannot be read."""
+        try:
+            with (directory / FILE).open("rb") as file:
+                data = file.read(LIMIT + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            raise TornError(f"{FILE} is missing") from None
+        if len(data) > LIMIT:
+            raise TornError(f"{FILE} has more than {LIMIT} bytes")
+        try:
+            body = json.loads(data)
+            digest = body.pop("digest")
+            if body["format"] != _FORMAT or digest != _digest(body):
+                raise TornError(f"{FILE} is not what was written")
+            files = {name: File(size, digest) for name, (size, digest) in body["files"].items()}
+            tensors = tuple(body["tensors"])
+            return cls(body["step"], body["epoch"], body["size"], tensors, _special(body["state"]), files)
+        except TornError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise TornError(f"{FILE} is not readable: {error!r}") from None
+
+    def verify(self, directory: Path) -> None:
+        """Read all files once. TornError naming the first that is not what it was; OSError."""
+        for name, file in self.files.items():
+            path = directory / name
+            if not path.is_file():
+                raise TornError(f"{name} is missing")
+            if path.stat().st_size != file.size:  # without reading the rest
+                raise TornError(f"{name} has {path.stat().st_size} bytes instead of {file.size}")
+            if File.of(path) != file:
+                raise TornError(f"{name} is not what was written")
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    data = json.dumps(body, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return hashlib.blake2b(data, digest_size=_DIGEST).hexdigest()
+
+
+def _plain(packed: Any) -> Any:
+    """JSON has neither bytes nor inf and nan: those become objects, which ``packed`` has none of."""
+    if isinstance(packed, list):
+        return [_plain(item) for item in packed]
+    if isinstance(packed, bytes):
+        return {"bytes": base64.b64encode(packed).decode("ascii")}
+    if isinstance(packed, float) and not math.isfinite(packed):
+        return {"float": repr(packed)}
+    return packed
+
+
+def _special(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_special(item) for item in plain]
+    if isinstance(plain, dict):
+        [(kind, text)] = plain.items()
+        if kind not in ("bytes", "float"):
+            raise TornError(f"{FILE} has a value of kind {kind}")
+        return base64.b64decode(text, validate=True) if kind == "bytes" else float(text)
+    return plain

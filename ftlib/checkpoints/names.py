@@ -1,0 +1,75 @@
+"""What checkpoints are called, which is the newest, and which are left over. Directory names only; no torch.
+
+    step-000000000400-epoch-00000003                   complete, as its name was given to it by one ``rename``
+    .step-000000000500-epoch-00000003-57dbaa.part      being written by member 57dbaa, or left over by it
+
+The highest step is the newest; of one step that of the highest epoch. Not the other way round: a job that was restarted as a
+whole counts its epochs from 1 again, and goes on from the step it had. Within one run both orders are the same, as an epoch
+never goes back behind a step that was fit to be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Name", "Part", "complete", "parts"]
+
+_COMPLETE = re.compile(r"step-(\d{12,})-epoch-(\d{8,})", re.ASCII)
+_PART = re.compile(r"\.step-(\d{12,})-epoch-(\d{8,})-([0-9A-Za-z]+)\.part", re.ASCII)
+
+
+class Name(NamedTuple):
+    """Of one checkpoint; the highest is the newest."""
+
+    step: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step:012d}-epoch-{self.epoch:08d}"
+
+    @classmethod
+    def parse(cls, text: str) -> Name | None:
+        """The inverse of ``str``; None for anything else."""
+        match = _COMPLETE.fullmatch(text)
+        return None if match is None else cls(int(match[1]), int(match[2]))
+
+
+class Part(NamedTuple):
+    """One that is not complete, and may never be."""
+
+    name: Name
+    writer: str
+
+    def __str__(self) -> str:
+        return f".{self.name}-{self.writer}.part"
+
+    @classmethod
+    def of(cls, name: Name, member_id: str) -> Part:
+        """That of ``member_id``."""
+        return cls(name, "".join(letter for letter in member_id if letter.isascii() and letter.isalnum()))
+
+    @classmethod
+    def parse(cls, text: str) -> Part | None:
+        """The inverse of ``str``; None for anything else."""
+        match = _PART.fullmatch(text)
+        return None if match is None else cls(Name(int(match[1]), int(match[2])), match[3])
+
+
+def complete(path: Path) -> list[Name]:
+    """All that have their name, the newest first; none where there is no such directory. OSError where it cannot be read."""
+    return sorted({name for text in _entries(path) if (name := Name.parse(text)) is not None}, reverse=True)
+
+
+def parts(path: Path) -> list[Part]:
+    """All that have not."""
+    return sorted(part for text in _entries(path) if (part := Part.parse(text)) is not None)
+
+
+def _entries(path: Path) -> Iterator[str]:
+    try:
+        yield from [entry.name for entry in path.iterdir()]
+    except FileNotFoundError:
+        return
