@@ -1,4 +1,4 @@
-"""Everything that is claimed, one after another (two hours and a half): ``make bench``. Close other programs first.
+"""Everything that is claimed, one after another (three hours): ``make bench``. Close other programs first.
 
 python -m benchmarks                    # all
 python -m benchmarks --quick            # fewer repetitions, some minutes
@@ -31,6 +31,7 @@ FULL = (
     ("hostile",),
     ("hosts",),
     ("sixty_four",),
+    ("storage",),
     ("scale",),
     ("simulator",),
     ("soak", "--seeds", "5000", "--fresh", "--record", "out/bench.jsonl"),
@@ -52,6 +53,7 @@ QUICK = (
     ("holds", "--repeats", "1", "--seconds", "5", "--kills", "4"),
     ("hosts", "--repetitions", "2"),
     ("sixty_four", "--rounds", "1"),
+    ("storage", "--repetitions", "4", "--rounds", "1", "--seconds", "8", "--changes", "2", "--idle", "4", "--kills", "10"),
     ("scale", "--members", "100", "--seeds", "1", "--seconds", "20"),
     ("simulator", "--quick", "--seeds", "50"),
     ("soak", "--seeds", "200", "--fresh", "--record", "out/bench.jsonl"),

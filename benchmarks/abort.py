@@ -114,7 +114,7 @@ def main() -> None:
             worker.pipe.send((GroupSpec(f"a{repetition}", epoch, rank, size, stores[0], TIMEOUT), later))
         for worker in workers:
             worker.receive()
-        time.sleep(0.1)
+        time.sleep(0.1)  # all are in their loops by then: the kill hits a reduction, not the group's first one
         killed = workers[victim].kill()
         results = [worker.receive() for worker in survivors]
         times = [result[0] for result in results]

@@ -87,7 +87,7 @@ def main() -> int:
         survivor = Survivor(cluster.workers[0].pid)
         began = time.monotonic()
         while (now := time.monotonic() - began) < args.seconds:
-            time.sleep(max(0.0, cycles * 60.0 / args.per_minute - now))
+            time.sleep(max(0.0, cycles * 60.0 / args.per_minute - now))  # until the next cycle is due
             survivor.measure()
             cycle(cluster, args.workers, chance)
             cycles += 1

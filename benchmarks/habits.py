@@ -35,7 +35,7 @@ class HoldGil:
             deadline = began + self._seconds
             next(filter(deadline.__lt__, iter(time.monotonic, None)))  # all of it in C: no bytecode, so no switch
         else:
-            ctypes.PyDLL(None).usleep(int(self._seconds * 1e6))
+            ctypes.PyDLL(None).usleep(int(self._seconds * 1e6))  # the hold itself: PyDLL keeps the GIL in its calls
         self._lines.write(event="held", how="spinning" if self._count % 2 else "asleep", began=began)
         self._count += 1
 

@@ -80,7 +80,7 @@ def hold(settings: dict[str, Any], args: argparse.Namespace, chance: random.Rand
             victim.signal(signal.SIGUSR2)
             while time.monotonic() < began + args.hold + 1.0:
                 watch.look()
-                time.sleep(0.1)
+                time.sleep(0.1)  # between two looks
             excluded += watch.exclusions > before
             pauses.append(max(_longest(worker, began) for worker in others))
             report.say(f"hold: {excluded} excluded")
@@ -109,9 +109,9 @@ def crawling(settings: dict[str, Any], args: argparse.Namespace, report: Report)
         end = time.monotonic() + args.seconds
         while time.monotonic() < end and victim.code is None:
             victim.signal(signal.SIGSTOP)
-            time.sleep(args.stopped)
+            time.sleep(args.stopped)  # it crawls: so long it stands,
             victim.signal(signal.SIGCONT)
-            time.sleep(args.running)
+            time.sleep(args.running)  # so long it runs
             report.say(f"crawling: {watch.exclusions} excluded")
             watch.look()
         return [watch.text, watch.step_text, delays(cluster)]
@@ -121,7 +121,7 @@ def control(settings: dict[str, Any], args: argparse.Namespace) -> list[float]:
     """Seconds of each average of 4 KB."""
     with crew("control", 4, sizes=[1_000], fill=False, digest=False, settings=settings) as cluster:
         start = len(cluster.workers[0].calls)
-        time.sleep(args.seconds / 4)
+        time.sleep(args.seconds / 4)  # the time that is measured
         cluster.read()
         ends = [line["end"] for line in cluster.workers[0].calls[start:]]
         return [late - early for early, late in pairwise(ends)]

@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -79,13 +79,13 @@ def measure(directory: Path, args: argparse.Namespace) -> bool:
             cluster.training(1, 60.0)
             cluster.join()
             cluster.training(2, 60.0)
-            time.sleep(3.0)
+            time.sleep(3.0)  # for the eavesdropper: packets of ordinary days, beside those of starts and ends
         workers = cluster.alive()
         exchange = genuine(parse_address(workers[0].address), ring)
         quiet = args.quiet or max(5.0, args.seconds / 10)
-        time.sleep(2.0)
+        time.sleep(2.0)  # without the tap, and with the join's rumours told: from here on the steps are those of calm
         begin = time.monotonic()
-        time.sleep(quiet)
+        time.sleep(quiet)  # the calm that steps under fire are compared with
         before = [look(worker, ring) for worker in workers]
         order = directory / "attack.json"
         order.write_text(
@@ -112,7 +112,7 @@ def measure(directory: Path, args: argparse.Namespace) -> bool:
         )
         cease = time.monotonic()
         sent: dict[str, Any] = json.loads(done.stdout)
-        time.sleep(1.0)
+        cluster.until("the workers have read what was sent", lambda: not any(udp(worker).queued for worker in workers))
         after = [look(worker, ring) for worker in workers]
         cluster.read()
         good = report(cluster, workers, before, after, sent, len(recorded), (begin, fire, cease))
@@ -131,16 +131,26 @@ def look(worker: Worker, ring: KeyRing) -> dict[str, Any]:
     counts = {way: {kind: entry["messages"] for kind, entry in kinds.items()} for way, kinds in messages.items()}
     process = psutil.Process(worker.pid)
     memory = sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])
-    return {**counts, "memory": memory, "kernel": kernel_drops(parse_address(worker.address)[1])}
+    return {**counts, "memory": memory, "kernel": udp(worker).dropped}
 
 
-def kernel_drops(port: int) -> int:
-    """Datagrams that found the socket's buffer full."""
+class Udp(NamedTuple):
+    """What the kernel knows of a worker's UDP socket."""
+
+    queued: int
+    """Bytes that the worker has not read yet."""
+    dropped: int
+    """Datagrams that found the buffer full."""
+
+
+def udp(worker: Worker) -> Udp:
+    """Of its socket now; zeros where it has none."""
+    port = parse_address(worker.address)[1]
     for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
         fields = line.split()
         if int(fields[1].rpartition(":")[2], 16) == port:
-            return int(fields[-1])
-    return 0
+            return Udp(int(fields[4].rpartition(":")[2], 16), int(fields[-1]))
+    return Udp(0, 0)
 
 
 def report(
@@ -235,7 +245,7 @@ def attack(orders: dict[str, Any]) -> int:
         for number in range(orders["packets"]):
             ahead = began + number / orders["rate"] - time.monotonic()
             if ahead > 0.002:
-                time.sleep(ahead)
+                time.sleep(ahead)  # the pace that was ordered
             target = targets[number % len(targets)]
             if orders["http"] and number % orders["http"] == 0:
                 kind, status, body = ask(target, recorded, exchange, chance)

@@ -74,12 +74,12 @@ def measure(fleet: Fleet, fault: str, repetitions: int, report: Report) -> Verdi
     for turn in range(repetitions):
         report.say(f"{fault} {turn + 1} of {repetitions}")
         fleet.training(size, LIMIT)
-        time.sleep(1.0)
+        time.sleep(1.0)  # the last fault is over for the detectors too: probes have gone every way again
         fleet.read()
         workers = sorted(fleet.alive(), key=lambda worker: worker.last["rank"])
         began, lost = hit(fleet, fault, workers, turn)
         gone_on.append(fleet.went_on([worker for worker in workers if worker not in lost], began, LIMIT))
-        time.sleep(1.0)
+        time.sleep(1.0)  # who is lost has so long to do what it must not
         fleet.read()
         late = [line for worker in lost for line in worker.calls if line["end"] > began + 0.5]
         assert not late, f"somebody acts on both sides: {late}"

@@ -34,10 +34,10 @@ def main() -> int:
     report = Report(f"{args.members} members that do nothing", 4 * args.members + args.settle + args.seconds)
     with Job(["-m", "benchmarks.fresh", "rest"], args.members, chosen(args.agent)) as job:
         job.until("all have started", lambda: len(job.all_lines()) == args.members, 60.0 + 8.0 * args.members)
-        time.sleep(args.settle)
+        time.sleep(args.settle)  # the costs of starting and of the last join are none of idling
         pids = [process.pid for process in job.processes]
         before, began = [cpu_seconds(pid) for pid in pids], time.monotonic()
-        time.sleep(args.seconds)
+        time.sleep(args.seconds)  # the time that is measured
         after, seconds = [cpu_seconds(pid) for pid in pids], time.monotonic() - began
         held = [footprint(pid) for pid in pids]
     workers = [(late[0] - early[0]) / seconds for early, late in zip(before, after, strict=True)]

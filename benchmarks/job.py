@@ -94,7 +94,7 @@ class Job:
                 raise Stuck(f"worker {failed[0]}: exit code {self.processes[failed[0]].returncode}: {self._last(failed[0])}")
             if time.monotonic() > deadline:
                 raise Stuck(f"not within {limit:g} s: {what}; worker 0 wrote: {self._last(0)}")
-            time.sleep(0.05)
+            time.sleep(0.05)  # between two looks at what they wrote
 
     def ended(self, limit: float) -> None:
         """Wait until all have ended well."""

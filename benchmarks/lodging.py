@@ -2,9 +2,10 @@
 
     python -m benchmarks.lodging                # orders are JSON lines on stdin, news are JSON lines on stdout
 
-Orders: ``{"start": {settings of Config}}`` starts one more member; ``"look"`` tells all members' lists and traffic.
+Orders: ``{"number", "start": {settings of Config}}`` starts one more member (``"consensus"`` among them: its backend), and
+``"look"`` tells all members' lists and traffic.
 News: ``{"address"}`` of the member started, ``{"member", "t", "epoch", "size"}`` whenever a member's active view is another one
-(``t``: CLOCK_MONOTONIC), and ``{"lists", "sent"}``.
+(``t``: CLOCK_MONOTONIC), and ``{"lists", "sent", "stored"}`` (operations of the store).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from consensus import Config, Consensus, Member, format_address
+from consensus import Config, Consensus, Gossip, Member, Membership, SharedStorage, format_address
 from consensus.null_plane import NullPlane
 from consensus.runtime.agent import Agent, Outside
 from consensus.runtime.assembly import make_agent, perform
@@ -30,6 +31,8 @@ from consensus.runtime.snapshot import Snapshot
 from consensus.runtime.sockets import open_pair
 
 __all__ = ["Lodger", "main"]
+
+_BACKENDS: Mapping[str, type[Membership]] = {"gossip": Gossip, "shared_storage": SharedStorage}
 
 
 class Lodger:
@@ -96,6 +99,15 @@ def _sent(lodger: Lodger) -> dict[str, int]:
     return {kind: count["bytes"] for kind, count in sent.items()}
 
 
+def _stored(lodger: Lodger) -> int:
+    status = lodger.agent.status()
+    return int(status["store"]["operations"]) if "store" in status else 0
+
+
+def _config(consensus: str = "gossip", **settings: Any) -> Config:
+    return _BACKENDS[consensus].settled(Config(**settings))
+
+
 async def _serve() -> None:
     loop, lodgers = asyncio.get_running_loop(), list[Lodger]()
     orders = asyncio.StreamReader()
@@ -103,9 +115,9 @@ async def _serve() -> None:
     while line := await orders.readline():
         order = json.loads(line)
         if order == "look":
-            _tell(lists=[_list(lodger) for lodger in lodgers], sent=[_sent(lodger) for lodger in lodgers])
+            _tell(lists=list(map(_list, lodgers)), sent=list(map(_sent, lodgers)), stored=list(map(_stored, lodgers)))
             continue
-        lodger = Lodger(order["number"], Config(**order["start"]))
+        lodger = Lodger(order["number"], _config(**order["start"]))
         lodgers.append(lodger)
         await lodger.start()
         _tell(address=format_address(lodger.member.address))

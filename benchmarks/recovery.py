@@ -61,8 +61,9 @@ class Block:
 def strike(cluster: Cluster, which: str, number: int, chance: random.Random) -> tuple[float, dict[str, list[float]]]:
     """One fault; seconds until all survivors have averaged without the victim, and until they passed each phase."""
     workers = sorted(cluster.alive(), key=lambda worker: worker.last["rank"])
-    victim = workers[0] if which == "senior" else chance.choice(workers[1:])
+    victim = workers[0] if which == "senior" else chance.choice(workers if which == "any" else workers[1:])
     survivors = [worker for worker in workers if worker is not victim]
+    # Past what the last join left behind, and at whatever moment of a call and of a probe round.
     time.sleep(0.3 + chance.random() * 0.1)
     cluster.read()
     epoch = newest_epoch(workers)
@@ -70,8 +71,7 @@ def strike(cluster: Cluster, which: str, number: int, chance: random.Random) -> 
     if number == signal.SIGSTOP:
         victim.killed = fault
     cluster.until("the survivors average without the victim", lambda: all_after(survivors, fault, epoch))
-    time.sleep(0.05)
-    cluster.read()
+    cluster.advanced()  # a mark set just before the end of a call may be told with the next one
     phases = defaultdict(list)
     for worker in survivors:
         line = after(worker, fault, epoch)
@@ -127,14 +127,19 @@ def block(
 
 
 def alternate(
-    variants: Mapping[str, Mapping[str, Any]], rounds: int, repetitions: int, chance: random.Random, **more: Any
+    variants: Mapping[str, Mapping[str, Any]],
+    rounds: int,
+    repetitions: int,
+    chance: random.Random,
+    which: str = "junior",
+    **more: Any,
 ) -> dict[str, list[float]]:
-    """Seconds to recover from SIGKILL of a junior worker with the settings of each variant, in turns, so often each turn."""
+    """Seconds to recover from SIGKILL of one worker with the settings of each variant, in turns, so often each turn."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds):
         order = list(variants.items())
         for name, settings in order if number % 2 == 0 else reversed(order):
-            times[name] += block("junior", signal.SIGKILL, repetitions, chance, settings=settings, **more).totals
+            times[name] += block(which, signal.SIGKILL, repetitions, chance, settings=settings, **more).totals
     return times
 
 

@@ -74,12 +74,12 @@ class Report:
         text = f"<= {limit * 1e3:g} ms" if unit == "ms" else f"<= {limit:g} s"
         self.row(what, spread(seconds, unit=unit), bar=text, good=good)
 
-    def verdict(self, verdict: Verdict) -> None:
-        """A row for what may never happen, the first cases of it in full."""
+    def verdict(self, verdict: Verdict, whose: str = "") -> None:
+        """A row for what may never happen, the first cases of it in full. ``whose``: put before."""
         for violation in verdict.violations[:5]:
             print(f"VIOLATION {violation}", flush=True)
         text = f"{len(verdict.violations)} in {verdict.steps} steps"
-        self.row("steps lost, results that differ", text, bar="0", good=not verdict.violations)
+        self.row(f"{whose}steps lost, results that differ", text, bar="0", good=not verdict.violations)
 
     def say(self, text: str) -> None:
         """Progress, on a terminal only."""

@@ -123,7 +123,7 @@ def world_of(args: argparse.Namespace, config: Config | None = None, seed: int =
     world = World(seed, config, plane=Plane)
     if not args.checked:
         world.observers.clear()
-        for hooks in world._hooks.values():  # noqa: SLF001 - nobody else wants to be rid of the checkers
+        for hooks in world.hooks.values():  # nobody else wants to be rid of the checkers
             hooks.clear()
     return world
 

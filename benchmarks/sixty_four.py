@@ -70,9 +70,10 @@ class House:
 class Town:
     """All members of one job, as a context manager that leaves nothing behind."""
 
-    def __init__(self, size: int, houses: int = 3) -> None:
-        """Starts the processes; no member yet."""
+    def __init__(self, size: int, houses: int = 3, **settings: Any) -> None:
+        """Starts the processes; no member yet. ``settings``: of all members."""
         self.size = size
+        self._settings = {"job": f"town-{secrets.token_hex(6)}", "secret": secrets.token_hex(16), **settings}
         self._news: queue.SimpleQueue[tuple[House, dict[str, Any]]] = queue.SimpleQueue()
         self.houses = [House(self._news) for _ in range(houses)]
         self.alone = House(self._news)
@@ -81,17 +82,24 @@ class Town:
         """The newest of each member."""
         self.lists: list[list[str]] = []
         self.sent: list[dict[str, int]] = []
+        self.stored: list[int] = []
         self.address = ""
+        self._begun = 0
         self._ready = 0
         self._told = 0
         self._lonely = -1
+
+    @property
+    def all_houses(self) -> list[House]:
+        """The one where a member lives alone too."""
+        return [*self.houses, self.alone]
 
     def __enter__(self) -> Self:
         self.until("the processes are up", lambda: self._ready == len(self.houses) + 1)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for house in (*self.houses, self.alone):
+        for house in self.all_houses:
             house.process.kill()
             house.process.wait()
 
@@ -109,15 +117,17 @@ class Town:
                 self._told += 1
                 self.lists += news["lists"]
                 self.sent += news["sent"]
+                self.stored += news["stored"]
             elif "address" in news:
                 self.address = news["address"]
+                self._begun += 1
             else:
                 self._ready += "ready" in news
 
     def fill(self) -> float:
         """Start all, one after another; seconds from the first one's start until every list is whole."""
         began = time.monotonic()
-        settings: dict[str, Any] = {"job": f"town-{secrets.token_hex(6)}", "secret": secrets.token_hex(16)}
+        settings = dict(self._settings)
         places = itertools.cycle(self.houses)
         self._lonely = self.size // 2
         for number in range(self.size):
@@ -130,6 +140,19 @@ class Town:
         self.until("every list is whole", lambda: self._agreed(self.size))
         return max(view["t"] for view in self.views.values()) - began
 
+    def fill_at_once(self) -> float:
+        """Start all without waiting for any; they find each other by themselves. Seconds until every list is whole."""
+        began = time.monotonic()
+        self._lonely = self.size - 1
+        places = itertools.cycle(self.houses)
+        for number in range(self.size):
+            house = self.alone if number == self._lonely else next(places)
+            house.order({"number": number, "start": self._settings})
+        self.until("all members start", lambda: self._begun == self.size)
+        self.started = time.monotonic() - began
+        self.until("every list is whole", lambda: self._agreed(self.size))
+        return max(view["t"] for view in self.views.values()) - began
+
     def crash(self) -> float:
         """Kill the one that lives alone; seconds until it is in nobody's list."""
         began = self.alone.kill()
@@ -138,25 +161,24 @@ class Town:
         return max(view["t"] for view in self.views.values()) - began
 
     def look(self, houses: Sequence[House]) -> None:
-        """Have ``lists`` and ``sent`` told anew."""
-        self._told, self.lists, self.sent = 0, [], []
+        """Have ``lists``, ``sent`` and ``stored`` told anew."""
+        self._told, self.lists, self.sent, self.stored = 0, [], [], []
         for house in houses:
             house.order("look")
         self.until("all tell what they know", lambda: self._told == len(houses))
 
     def idle(self, seconds: float) -> tuple[float, float]:
         """Share of a core, and bytes sent a second, of a member while nothing happens."""
-        houses = [*self.houses, self.alone]
-        self.look(houses)
+        self.look(self.all_houses)
         before, cpu, began = self._bytes(), self._cpu(), time.monotonic()
-        time.sleep(seconds)
+        time.sleep(seconds)  # the time that is measured
         lasted, used = time.monotonic() - began, self._cpu() - cpu
-        self.look(houses)
+        self.look(self.all_houses)
         return used / lasted / self.size, (self._bytes() - before) / lasted / self.size
 
     def check(self, size: int) -> None:
         """All lists are alike and have ``size`` members."""
-        self.look(self.houses if size < self.size else [*self.houses, self.alone])
+        self.look(self.houses if size < self.size else self.all_houses)
         assert len(self.lists) == size, f"{len(self.lists)} members of {size}"
         assert all(each == self.lists[0] and len(each) == size for each in self.lists), f"lists differ: {self.lists}"
 
@@ -167,7 +189,7 @@ class Town:
         return sum(sum(kinds.values()) for kinds in self.sent)
 
     def _cpu(self) -> float:
-        return sum(sum(cpu_seconds(house.process.pid)) for house in (*self.houses, self.alone))
+        return sum(sum(cpu_seconds(house.process.pid)) for house in self.all_houses)
 
 
 def measure(size: int, rounds: int, seconds: float, report: Report) -> None:
@@ -179,7 +201,7 @@ def measure(size: int, rounds: int, seconds: float, report: Report) -> None:
             whole.append(town.fill())
             started.append(town.started)
             town.check(size)
-            time.sleep(2.0)
+            time.sleep(2.0)  # rumours of the last joins are told a few more rounds; idle begins after them
             share, rate = town.idle(seconds)
             shares.append(share)
             rates.append(rate)

@@ -5,6 +5,7 @@
     python -m benchmarks.soak --seed 2050                        # one history: its script, and what became of it
     python -m benchmarks.soak --seed 2050 --shrink               # the shortest that still fails alike
     python -m benchmarks.soak --train --seeds 10000              # with processes that train: the promises about steps, too
+    python -m benchmarks.soak --policy storage --seeds 10000     # with a shared store that decides, and fails
     python -m benchmarks.soak --large 2                          # two histories of 1000 members (minutes each)
 
 The exit status is 1 if anything failed. A failing history is the same in every run: seed and menu say all.
@@ -74,13 +75,20 @@ def player(*, train: bool) -> Callable[[Scenario], Result]:
 
 
 def chunk(
-    first: int, count: int, faults: str, size: int | None = None, events: int | None = None, *, train: bool = False
+    first: int,
+    count: int,
+    faults: str,
+    size: int | None = None,
+    events: int | None = None,
+    *,
+    train: bool = False,
+    policy: str = "",
 ) -> Tally:
     """``count`` histories from seed ``first`` on, in this process."""
     tally, menu, tell = Tally(), Menu.parse(faults), player(train=train)
     for seed in range(first, first + count):
         began = time.process_time()  # others may use the machine, too
-        result = tell(draw(seed, menu, size, events))
+        result = tell(draw(seed, menu, size, events, policy=policy))
         took = time.process_time() - began
         tally.add(Tally(1, result.world.events, took, result.world.now - 100.0, took, Counter([result.kind])))
         if not result.good:
@@ -101,6 +109,7 @@ def done_before(path: Path, faults: str) -> dict[int, Tally]:
 def run(args: argparse.Namespace) -> int:
     faults = str(Menu.parse(args.faults))
     kind = f"training, {faults}" if args.train else faults
+    kind = f"{args.policy}, {kind}" if args.policy else kind
     path: Path = args.record
     if args.fresh:
         path.unlink(missing_ok=True)
@@ -116,14 +125,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"{total.seeds} histories were played before: {path}")
     began, shown = time.perf_counter(), 0.0
     with ProcessPoolExecutor(args.jobs) as pool, path.open("a") as record:
-        for first, tally in finished(pool, todo, faults, args.jobs, train=args.train):
+        for first, tally in finished(pool, todo, faults, args.jobs, train=args.train, policy=args.policy):
             total.add(tally)
             record.write(json.dumps({"first": first, "faults": kind, "tally": tally.as_dict()}) + "\n")
             record.flush()
             for seed, text in tally.bad:
                 print(
                     f"\nseed {seed}: {text}\n  python -m benchmarks.soak --seed {seed} --faults {faults} --shrink"
-                    + " --train" * args.train,
+                    + " --train" * args.train
+                    + f" --policy {args.policy}" * bool(args.policy),
                     flush=True,
                 )
             now = time.perf_counter() - began
@@ -134,12 +144,14 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(total.bad))
 
 
-def finished(pool: ProcessPoolExecutor, todo: list[int], faults: str, jobs: int, *, train: bool) -> Iterator[tuple[int, Tally]]:
+def finished(
+    pool: ProcessPoolExecutor, todo: list[int], faults: str, jobs: int, *, train: bool, policy: str
+) -> Iterator[tuple[int, Tally]]:
     """Chunks in order; only a few are handed out at a time, so that an interrupt loses little."""
     waiting = []
     for first in [*todo, None]:
         if first is not None:
-            waiting.append((first, pool.submit(chunk, first, CHUNK, faults, train=train)))
+            waiting.append((first, pool.submit(chunk, first, CHUNK, faults, train=train, policy=policy)))
         while waiting and (first is None or len(waiting) > 2 * jobs):
             start, future = waiting.pop(0)
             yield start, future.result()
@@ -155,7 +167,8 @@ def tell(total: Tally) -> None:
 
 
 def one(args: argparse.Namespace) -> int:
-    scenario, tell = draw(args.seed, Menu.parse(args.faults), args.size), player(train=args.train)
+    scenario = draw(args.seed, Menu.parse(args.faults), args.size, policy=args.policy)
+    tell = player(train=args.train)
     result = tell(scenario)
     if args.shrink and not result.good:
         scenario = shrink(scenario, tell)
@@ -169,7 +182,7 @@ def one(args: argparse.Namespace) -> int:
 def large(args: argparse.Namespace) -> int:
     total = Tally()
     for seed in range(args.first, args.first + args.large):
-        tally = chunk(seed, 1, args.faults, args.size or LARGE, LARGE_FAULTS)
+        tally = chunk(seed, 1, args.faults, args.size or LARGE, LARGE_FAULTS, policy=args.policy)
         print(
             f"seed {seed}: {tally.seconds:.0f} s, {tally.events} events, {dict(tally.outcomes)} {tally.bad or ''}", flush=True
         )
@@ -190,6 +203,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--size", type=int, help="founders, instead of a random number")
     parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--policy", default="", choices=["", "storage"], help="storage: a shared store decides")
     parser.add_argument("--train", action="store_true", help="with processes that train")
     parser.add_argument("--large", type=int, default=0, help="so many histories of 1000 members instead")
     args = parser.parse_args()

@@ -81,6 +81,6 @@ class Watch:
                 if alive:
                     chance.choice(alive).signal(signal.SIGUSR2)
             report.say(f"{now - began:.0f} of {seconds:.0f} s: {self.exclusions} excluded, longest step {self.longest:.2f} s")
-            time.sleep(0.25)
+            time.sleep(0.25)  # between two looks: each reads the logs of all, which is not to slow them down
             now = time.monotonic()
         self.look()
