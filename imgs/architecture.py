@@ -52,7 +52,7 @@ def _training_process(c: Canvas) -> None:
     for left in (38, 146):
         c.arrow([(left + 51, 368), (left + 51, 395)], both=True)
     c.box(
-        482, 284, 120, 216, "consensus", ["its door: Gossip", "", "in: views", "", "out: evidence,", "flush reports"], colour=AMBER
+        482, 284, 120, 216, "consensus", ["its door: Gossip,", "SharedStorage", "", "in: views", "", "out: evidence,", "flush reports"], colour=AMBER
     )  # fmt: skip
     c.arrow([(542, 260), (542, 283)], both=True)
 
@@ -65,7 +65,7 @@ def _agent_process(c: Canvas) -> None:
     c.text(x + 16, y + 24, "agent process", size=14, bold=True, anchor="start")
     c.text(x + width - 16, y + 24, "no torch", colour=QUIET, anchor="end")
     layers = [
-        (190, 94, "protocol", ["detection, evidence, joins,", "one Paxos instance a view", "no socket, clock or thread"]),
+        (190, 94, "protocol", ["detection, evidence, joins,", "votes or records for a view", "no socket, clock or thread"]),
         (298, 66, "codec, envelope", ["exact schema, bounded sizes;", "sealed with a secret"]),
         (378, 122, "runtime", ["driver: the only clock", "UDP · HTTP · tethers", "one port number", "fencing requests"]),
     ]
@@ -93,16 +93,20 @@ def _others(c: Canvas) -> None:
     c.box(
         20,
         590,
-        704,
+        470,
         84,
         "the other workers",
         ["each the same pair of processes; no master, no lighthouse, no driver"],
         colour=GREY,
     )
+    c.box(
+        520, 590, 204, 84, "a shared store, or none", ["directory, Redis or etcd:", "leases, records of views"], colour=AMBER, dashed=True
+    )  # fmt: skip
     c.arrow([(251, 500), (251, 589)], both=True, colour=VIOLET, line=2.6, head=11)
     c.text(264, 545, "tensors: Gloo, TCP,", size=12.5, anchor="start")
     c.text(264, 562, "one connection a pair, a group a view", size=12.5, anchor="start", colour=QUIET)
-    c.arrow([(AGENT[0] + 40, 500), (AGENT[0] + 40, 632), (725, 632)], both=True, colour=AMBER, line=2.6, head=11)
+    c.arrow([(AGENT[0] + 40, 500), (AGENT[0] + 40, 575), (440, 575), (440, 589)], both=True, colour=AMBER, line=2.6, head=11)
+    c.arrow([(AGENT[0] + 52, 500), (AGENT[0] + 52, 632), (725, 632)], both=True, colour=AMBER, dashed=True)
     c.text(AGENT[0] + 30, 545, "control: UDP and HTTP", size=12.5, anchor="end")
     c.text(AGENT[0] + 30, 562, "pings, evidence, ballots", size=12.5, anchor="end", colour=QUIET)
     c.box(

@@ -52,9 +52,8 @@ def rendered(name: str, value: Any) -> str:
 
 def _defaults() -> Iterator[tuple[str, Any]]:
     settings = ftlib.config.resolve({}, {}, {})
-    for name in ftlib.config._READERS:
-        if name in ftlib.config._LATER:
-            continue  # refused by name: not a setting yet
+    yield "consensus", next(name for name, kind in ftlib.config.BACKENDS.items() if kind is settings.backend)
+    for name in (name for name in ftlib.config._READERS if name != "consensus"):
         holder = settings if name in ftlib.config._OWN else settings.consensus
         yield name, getattr(holder, name)
 

@@ -143,6 +143,23 @@ class Cluster:
 
     def close(self) -> None:
         """Kill everything. Idempotent."""
+        self._end_all()
+        self._control.close()
+        try:
+            self._process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def clear(self, directory: Path, **settings: Any) -> None:
+        """Kill all workers and begin anew, with the same zygote, in ``directory``; another job, and these settings."""
+        self._end_all()
+        self.workers = []
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._settings |= {"job": f"test-{secrets.token_hex(6)}", **settings}
+
+    def _end_all(self) -> None:
         if self._process.poll() is None:
             for worker in self.workers:
                 if worker.code is None:
@@ -153,12 +170,6 @@ class Cluster:
                 self._control.settimeout(max(0.01, deadline - time.monotonic()))
                 with contextlib.suppress(TimeoutError):
                     self._take(self._control.recv(1 << 16))
-        self._control.close()
-        try:
-            self._process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     # Starting
 

@@ -20,8 +20,8 @@ __all__ = ["LaunchedRun"]
 class LaunchedRun(Cluster):
     """A ``Cluster`` whose workers the launcher starts. ``join`` is its business too."""
 
-    def __init__(self, directory: Path, size: int, *, restarts: int = 100, **task: Any) -> None:
-        """Starts at once."""
+    def __init__(self, directory: Path, size: int, *options: str, restarts: int = 100, **task: Any) -> None:
+        """Starts at once. ``options``: more of the command line's."""
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.workers = []
@@ -35,7 +35,7 @@ class LaunchedRun(Cluster):
             "PROCESS_TEST_DIRECTORY": str(directory),
         }
         command = [sys.executable, "-m", "ftlib.launch.cli", "run", "-n", str(size), "--max-restarts", str(restarts)]
-        command += ["--restart-delay", "0.2", "--events", str(self._events), "-m", "tests.processes.worker"]
+        command += ["--restart-delay", "0.2", "--events", str(self._events), *options, "-m", "tests.processes.worker"]
         with (directory / "run.out").open("wb") as output:
             self._process = subprocess.Popen(
                 command,

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from consensus.gossip import Gossip
+from consensus.membership import Membership
 from consensus.protocol.installer import Installer
 from consensus.protocol.proposer import Proposer
 from consensus.runtime.agent import Agent
@@ -34,10 +34,10 @@ POINTS: dict[str, tuple[Any, str]] = {
     "deliver": (Call, "deliver"),
     "fail": (Plane, "failed"),
     "freeze": (Plane, "freeze"),
-    "report": (Gossip, "flushed"),
+    "report": (Membership, "flushed"),
     "install": (Rebuilder, "_install"),
     "build": (GlooFramework, "rebuild"),
-    "ready": (Gossip, "ready"),
+    "ready": (Membership, "ready"),
     "activate": (Plane, "activate"),
     "donate": (rebuild, "donate"),
     "adopt": (donation.Adoption, "receive"),

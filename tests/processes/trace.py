@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from consensus.gossip import Gossip
+from consensus.membership import Membership
 from consensus.protocol.proposer import Proposer
 from consensus.protocol.view_change import ViewChange
 from consensus.protocol.voter import Voter
 from consensus.runtime.agent import Agent
-from ftlib import FTLib
 from ftlib.caller import Caller
 from ftlib.frameworks import gloo, rendezvous
+from ftlib.lifetime import Lifetime
 from ftlib.plane import Plane
 from ftlib.rebuild import Rebuilder
 
@@ -27,11 +27,11 @@ _BEFORE: list[tuple[str, Any, str]] = [
     ("propose", Proposer, "_begin"),
     ("accept", Voter, "on_accept"),
     ("freeze asked", Rebuilder, "freeze"),
-    ("report", Gossip, "flushed"),
+    ("report", Membership, "flushed"),
     ("chosen", ViewChange, "_chosen"),
     ("install", ViewChange, "on_install"),
-    ("build", FTLib, "_rebuild"),
-    ("ready", Gossip, "ready"),
+    ("build", Lifetime, "_rebuild"),
+    ("ready", Membership, "ready"),
     ("activate", Rebuilder, "activate"),
     ("attempt", Caller, "_attempt"),
     ("finish", Plane, "finish"),

@@ -43,6 +43,8 @@ class Task:
     """Its lines; one write each, so that a killed worker's are whole."""
     slot: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables for this worker alone."""
     sizes: list[int] = field(default_factory=lambda: [1_000])
     """Elements (float32) of each parameter."""
     pause: float = 0.0
@@ -108,6 +110,7 @@ def main(values: dict[str, Any]) -> int:
     logging.basicConfig(level=logging.DEBUG if task.debug else logging.INFO, handlers=[handler])
     logging.getLogger("asyncio").setLevel(logging.INFO)
     torch.set_num_threads(1)
+    os.environ.update(task.environment)
     lines = Lines(task.log)
     try:
         return _train(task, lines)

@@ -1,0 +1,215 @@
+"""Bad luck with real processes: workers that end in the middle, are too few, or late. The others go on, or say why not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .cluster import ROOT
+from .outcome import healthy, one_line
+from .stage import Stage
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+
+# A worker that ends in the middle
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["with", "without the context manager"])
+def test_user_exception(stage: Stage, bare: bool) -> None:
+    players = stage.found("train", "user_error", "train", given=[{}, {"calls": 10, "bare": bare, "whole_end": True}, {}])
+    bad = players.pop(1)
+    assert stage.ended(bad) == [1]
+    assert bad.error == 'KeyError: "the user\'s own mistake"'
+    stage.going(*players)
+    healthy(*players)
+    longest = max(b["t"] - a["t"] for p in players for a, b in zip(p.calls, p.calls[1:], strict=False))
+    assert longest < 1.0
+
+
+@pytest.mark.parametrize("part", ["train", "absent"])
+def test_interrupt(stage: Stage, part: str) -> None:
+    """Ctrl-C at one worker: in its calls, and while the others wait for it."""
+    players = stage.found("train", part, "train", given=[{}, {"calls": 10}, {}])
+    bad = players.pop(1)
+    stage.until("ten calls", lambda: len(bad.calls) >= 10)
+    time.sleep(0.1)
+    began = time.monotonic()
+    bad.signal(signal.SIGINT)
+    stage.going(*players)
+    assert time.monotonic() - began < 2
+    assert stage.ended(bad) == [130]
+    assert bad.error.startswith("KeyboardInterrupt")
+    healthy(*players)
+
+
+def test_interrupt_while_waiting(stage: Stage) -> None:
+    """Ctrl-C at the worker that waits for one which never comes."""
+    waiting, away = stage.found("train", "absent", given=[{}, {"calls": 10}])
+    stage.event(away, "away")
+    time.sleep(0.1)
+    waiting.signal(signal.SIGINT)
+    began = time.monotonic()
+    stage.event(waiting, "error", 5)
+    assert time.monotonic() - began < 3  # half a second until Python gets to it, one more to say goodbye
+    assert stage.ended(waiting) == [130]
+    assert away.code is None
+
+
+def test_exceptions_that_are_caught(stage: Stage) -> None:
+    """A program may catch what it raised in the middle of a call, and call again: nobody is lost, nobody diverges.
+
+    In the middle: while it waits for the one that rests. Where the call is finished already, and only its result is not yet
+    delivered, the others apply it and this worker does not: that is its end.
+    """
+    players = stage.found("train", "stubborn", "stubborn", given=[{"value": 1, "rest": 0.3}, {"value": 2}, {"value": 6}])
+    stage.going(*players, calls=1)
+    for number in (signal.SIGINT, signal.SIGUSR2, signal.SIGINT, signal.SIGUSR2):
+        for player in players[1:]:
+            done = len(player.calls)
+            stage.until("the end of a call", lambda player=player, done=done: len(player.calls) > done)
+            time.sleep(0.05)  # it has entered the next one, which ends in a quarter of a second
+            player.signal(number)
+            stage.event(player, "caught")
+            player.lines = [line for line in player.lines if line.get("event") != "caught"]
+            stage.going(*players, calls=1)
+    assert all(call["value"] == 3.0 for player in players for call in player.calls)
+    healthy(*players)
+
+
+SCRIPT = """
+import torch, time
+from consensus.config import PROTOCOL_VERSION
+from ftlib import FTLib
+with FTLib.init() as ft:
+    while True:
+        ft.allreduce_average(torch.ones(3))
+        if ft.step == 10:
+            print("ten steps", flush=True)
+        time.sleep(0.005)
+"""
+
+
+def test_interrupt_of_the_launcher(tmp_path: Path) -> None:
+    """Ctrl-C in the terminal of ``ftlib run``: the workers drain, nothing is left behind, the code is 130."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")} | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ftlib.launch.cli", "run", "-n", "2", "script.py"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if sum("ten steps" in line for line in lines) == 2:
+                break
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        rest = process.stdout.read()
+        assert process.wait(20) == 130, rest
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert "Traceback" not in rest, rest
+    assert "killed" not in rest, rest
+
+
+def test_sigterm_drains(stage: Stage) -> None:
+    players = stage.found("train", "train", "train", given=[{"whole_end": True}, {}, {}])
+    stage.going(*players)
+    leaver = players.pop(0)
+    leaver.signal(signal.SIGTERM)
+    stage.going(*players)
+    assert stage.ended(leaver) == [0]
+    assert leaver.event("exit") == {**(leaver.event("exit") or {}), "code": 0}
+    for player in players:
+        player.signal(signal.SIGTERM)
+    assert stage.ended(*players) == [0, 0]
+    healthy(*players, leaver)
+
+
+def test_all_end_at_once(stage: Stage) -> None:
+    """Whoever ends first leaves only after the last call has ended everywhere: all have the same result of it."""
+    for _ in range(3):
+        players = stage.found(*["train"] * 4, given=[{"total": 10, "rest": 0, "value": value} for value in (1, 2, 4, 9)])
+        assert stage.ended(*players) == [0] * 4
+        for player in players:
+            assert [call["value"] for call in player.calls] == [4.0] * 10, player.calls
+            assert [call["status"] for call in player.calls] == ["SUCCESS"] * 10
+
+
+# Too few, and deadlines
+
+
+def test_min_size(stage: Stage) -> None:
+    players = stage.found("fails_thrice", "fails_thrice", given=[{"calls": 5}], min_size=2, step_timeout=0.4)
+    for player in players:
+        stage.event(player, "ready")
+    killed = players.pop()
+    killed.signal(signal.SIGKILL)
+    (left,) = players
+    stage.until("calls FAIL", lambda: sum(call["status"] == "FAIL" for call in left.calls) >= 2)
+    step = left.calls[-1]["step"]
+    assert {call["step"] for call in left.calls if call["status"] == "FAIL"} == {step}
+    joiner = stage.join("train", min_size=2)
+    stage.going(left, joiner)
+    healthy(left, joiner)
+
+
+def test_max_size(stage: Stage) -> None:
+    """Who is above it waits, disturbs nobody, and takes the next free place."""
+    players = stage.found("train", "train", max_size=2)
+    stage.going(*players)
+    spare = stage.join("train", max_size=2, step_timeout=0.5)
+    stage.event(spare, "init")
+    time.sleep(1.5)
+    stage.going(*players)
+    assert spare.calls == []
+    assert all(call["epoch"] == 1 for player in players for call in player.calls)
+    killed = players.pop(0)
+    killed.signal(signal.SIGKILL)
+    stage.going(*players, spare)
+    healthy(*players, spare)
+
+
+def test_quorum_lost(stage: Stage) -> None:
+    players = stage.found("train", "train", "train", exclude_after=0.4, quorum_timeout=1.0)
+    stage.going(*players)
+    left, *stopped = players
+    for player in stopped:
+        player.signal(signal.SIGSTOP)
+    assert stage.ended(left, limit=6) == [1]
+    assert re.search(r"^QuorumLost: .*quorum_timeout", one_line(left.error)), left.error
+    for player in stopped:
+        assert player.address in left.error, left.error
+
+
+def test_step_timeout_names_who_is_waited_for(stage: Stage) -> None:
+    players = stage.found("train", "absent", "train", given=[{}, {"calls": 5}, {}], step_timeout=1.0)
+    away = players.pop(1)
+    assert stage.ended(*players, limit=6) == [1, 1]
+    for player in players:
+        assert re.search("^RebuildTimeout: call 6.*1 s", one_line(player.error)), player.error
+        assert away.address in player.error, player.error
+    assert away.code is None
+
+
+def test_directory_is_clean(stage: Stage, tmp_path: Path) -> None:
+    """No test of this module left a process: the fixture would hang; and the zygote itself is well."""
+    player = stage.start("train", {"total": 3})
+    assert stage.ended(player) == [0]
+    assert [call["status"] for call in player.calls] == ["NO_NEED"] * 3

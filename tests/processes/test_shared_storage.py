@@ -1,0 +1,135 @@
+"""Workers that meet in a directory and nowhere else: ``consensus="shared_storage"``, and policy ``storage`` for gossip."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cluster import Cluster, Worker
+from .verdict import Verdict
+
+pytestmark = pytest.mark.process
+
+LEASE = 1.0
+
+
+@contextlib.contextmanager
+def sharing(directory: Path, name: str = "one", **settings: Any) -> Iterator[Cluster]:
+    """A job in ``directory``; no introducers."""
+    settings = {"bucket_mb": 0.08, "consensus": "shared_storage", "storage": f"file://{directory}", "lease": LEASE, **settings}
+    directory.mkdir(exist_ok=True)
+    with Cluster(directory.parent / name, sizes=[20_000, 300], settings=settings) as cluster:
+        yield cluster
+
+
+def found(cluster: Cluster, size: int, **settings: Any) -> list[Worker]:
+    return cluster.found(size, settings={"introducers": [], "bind": "127.0.0.1:0", **settings})
+
+
+def join(cluster: Cluster) -> Worker:
+    return cluster.join(settings={"introducers": []})
+
+
+def judge(cluster: Cluster, workers: Iterable[Worker] | None = None) -> int:
+    """No step lost, none divergent, nobody that erred; the newest step."""
+    verdict = Verdict()
+    cluster.read()
+    verdict.check(cluster.workers if workers is None else workers)
+    assert not [*verdict.violations, *cluster.faults()]
+    return verdict.steps
+
+
+def stored(directory: Path, kind: str) -> list[str]:
+    return sorted(path.name for path in directory.glob(f"*/*/keys/{kind}/*"))
+
+
+def together(cluster: Cluster, workers: list[Worker]) -> None:
+    """Wait until exactly those of ``workers`` that live average together."""
+
+    def same() -> bool:
+        alive = [worker for worker in workers if worker.alive]
+        mask = sum(1 << worker.task.slot for worker in alive)
+        return all(worker.last.get("who") == mask for worker in alive)
+
+    cluster.until("the workers of a job train together", same)
+
+
+def test_killed_joined_left_and_stopped(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with sharing(store, rejoin=True) as cluster:
+        found(cluster, 4)
+        cluster.training(4)
+        cluster.workers[1].kill()
+        cluster.training(3)
+        joiner = join(cluster)
+        cluster.training(4)
+        left = next(worker for worker in cluster.alive() if worker is not joiner)
+        left.signal(signal.SIGTERM)
+        cluster.until("it has left", lambda: left.code is not None)
+        assert left.code == 0
+        cluster.training(3)
+        stopped = cluster.alive()[0]
+        began = stopped.killed = stopped.signal(signal.SIGSTOP)
+        cluster.training(2, 10.0)
+        assert time.monotonic() - began > LEASE * 0.5, "it could have been alive for so long"
+        stopped.signal(signal.SIGCONT)
+        stopped.killed = 0.0
+        cluster.training(3)
+        assert stopped.last["lifetime"] == 1, "it was voted out, learnt it, and joined again"
+        cluster.drain()
+        assert judge(cluster) > 20
+        assert stored(store, "leases") == [], "whoever left took its lease along, and that of whom it found dead"
+        assert len(stored(store, "views")) <= 3, "old records are cleaned away"
+
+
+def test_a_whole_job_starts_again_in_its_old_directory(tmp_path: Path) -> None:
+    """After all were killed (with their leases still warm), and after all left. In active mode."""
+    with sharing(tmp_path / "store", mode="active") as cluster:
+        epochs = []
+        for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+            workers = found(cluster, 3)
+            cluster.training(3)
+            cluster.advanced()
+            judge(cluster, workers)
+            epochs.append(workers[0].last["epoch"])
+            workers[2].kill()
+            cluster.training(2)
+            for worker in workers[:2]:
+                worker.signal(end)
+            cluster.until("all have ended", lambda workers=workers: all(worker.code is not None for worker in workers))
+        assert epochs == sorted(set(epochs)), "no epoch is decided twice"
+
+
+def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
+    with sharing(tmp_path / "store") as cluster:
+        here = [found(cluster, 2), found(cluster, 3, job="another")]
+        for workers in here:
+            together(cluster, workers)
+        here[1][0].kill()
+        for workers in here:
+            together(cluster, workers)
+        cluster.advanced()
+        for workers in here:
+            judge(cluster, workers)
+        assert {worker.last["epoch"] for worker in here[0]} == {1}
+
+
+@pytest.mark.parametrize("backend", ["shared_storage", "gossip"])
+def test_down_to_one_and_up_again(tmp_path: Path, backend: str) -> None:
+    """Most of the cluster dies at once: the record decides, not the majority."""
+    more = {} if backend == "shared_storage" else {"consensus": "gossip", "policy": "storage"}
+    with sharing(tmp_path / "store", **more) as cluster:
+        cluster.found(4) if more else found(cluster, 4)
+        cluster.training(4)
+        for worker in cluster.workers[1:]:
+            worker.kill()
+        cluster.training(1)
+        cluster.join() if more else join(cluster)
+        cluster.training(2)
+        judge(cluster)
