@@ -191,13 +191,13 @@ class Detection:
             core.outbox.emit(Check(probe.target))  # SWIM's TCP fallback, and where a crash shows at once
 
     def _failed(self, probe: Probe, now: float) -> None:
-        peer = self._core.table.get(probe.target.id)
-        if peer is None:
+        if (peer := self._core.table.get(probe.target.id)) is None:
             return
         self._suspect(probe.target.id, self._core.member.id, now)
-        if peer.suspicion is not None and peer.suspicion.unanswered is None:
-            peer.suspicion.unanswered = probe.sent
-            if self._core.crowded:
+        if peer.suspicion is not None:
+            first, peer.suspicion.unanswered = peer.suspicion.unanswered is None, peer.suspicion.unanswered or probe.sent
+            # Who hears it with a lease just renewed drops it, so it is told until enough others saw the same.
+            if self._core.crowded and (first or (self.leases is not None and not peer.suspicion.confirmed)):
                 self._tell(Update(peer.member.id, Status.SUSPECT, peer.incarnation, self._core.member.id))
 
     def _tell(self, update: Update) -> None:

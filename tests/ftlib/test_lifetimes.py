@@ -48,19 +48,24 @@ def test_twenty_lifetimes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
         over = threading.Event()
         thread = in_thread(lambda: until(over, staying))
         begin = threading.Event()
+        back = threading.Semaphore(0)  # a rejoin is counted before the call that it happened in has ended
 
         def again(trainee: Trainee) -> None:
             until(begin, trainee)
             for _ in range(5):
                 exclude(trainee.ft)
                 assert trainee.step()
+            back.release()
             until(over, trainee)
 
         threads = [in_thread(functools.partial(again, trainee)) for trainee in leaving]
         eventually(lambda: staying.ft.step > 5, "they train")
         before = held()
         begin.set()
-        eventually(lambda: staying.ft.size == 5 and all(t.ft.metrics()["rejoins"] == 5 for t in leaving), "all are back")
+        for _ in leaving:
+            assert back.acquire(timeout=TIMEOUT)
+        eventually(lambda: staying.ft.size == 5, "all are back")
+        assert all(trainee.ft.metrics()["rejoins"] == 5 for trainee in leaving)
         assert_no_more(held, before, buffers=8)
         for one in leaving:
             one.ft.leave()
