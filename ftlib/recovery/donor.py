@@ -19,7 +19,7 @@ from ..registry import Registered
 from ..session import Session
 from ..transfer import POLL, Transfer
 from . import layouts
-from .blocks import BLOCK, blocks, digest_of
+from .blocks import blocks, digest_of
 from .fetch import ARMED, LATER, PATH
 from .flat import Ground
 from .manifest import Manifest, inline_of, split, stepping

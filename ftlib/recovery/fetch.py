@@ -271,9 +271,7 @@ class HttpSource(Source):
     # --- for the other kinds of source ---------------------------------------------------------------------------------
 
     @contextmanager
-    def asked(
-        self, member: Member, query: Mapping[str, Any], go_on: GoOn, timeout: float = SILENCE
-    ) -> Iterator[Answer]:
+    def asked(self, member: Member, query: Mapping[str, Any], go_on: GoOn, timeout: float = SILENCE) -> Iterator[Answer]:
         """The answer to ``query``, to be read. What goes wrong, then too, is raised as ``Source`` says."""
         if self._ring is not None and (line := self._ring.renew()) is not None:
             logger.info("%s", line)

@@ -18,13 +18,14 @@ from ftlib.recovery import fetch
 from ftlib.recovery.blocks import BLOCK, digest_of
 from ftlib.recovery.fetch import FetchError, HttpSource, Later, Refused
 from ftlib.recovery.flat import Ground
+from ftlib.recovery.manifest import inline_of
 from ftlib.recovery.pace import Pace
 from ftlib.recovery.stripes import Stripe, cut
 from ftlib.threads import Threads
 from tests.ftlib.real import in_thread
 from tests.relay import Relay
 
-from .holders import ORIGIN, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, registered, somebody, whole
+from .holders import ORIGIN, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, somebody, whole
 
 SIZES = [1_500_000, 3, 1_000_000, 700_000]
 """Elements: four blocks, some of which begin in one parameter and end in another."""
@@ -130,9 +131,7 @@ class TestStripes:
         assert joiner.got == joiner.ground.nbytes
         assert same(joiner.model, holder.model)
 
-    def test_a_damaged_block_does_not_count(
-        self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_damaged_block_does_not_count(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
         stripe = joiner.all_of(holder)
         seen: list[int] = []
 
@@ -256,11 +255,9 @@ class TestTheRest:
         armed.close()
 
     def test_inline_parts(self, joiner: Joiner, holder: Holder) -> None:
-        from ftlib.recovery.manifest import inline_of
-
-        assert joiner.source.inline(holder.member, VERSION, ORIGIN, always) == inline_of(
-            registered(holder.model), holder.plane.step
-        )
+        registered = holder.transfer.registered
+        assert registered is not None
+        assert joiner.source.inline(holder.member, VERSION, ORIGIN, always) == inline_of(registered, holder.plane.step)
 
     def test_layouts_of_calls(self, joiner: Joiner, holder: Holder) -> None:
         [(signature, layout)] = holder.layouts.items()
