@@ -39,7 +39,7 @@ def cut(nbytes: int, holders: Sequence[str], turn: int, version: int, window: in
 
 
 def renewed(stripes: Sequence[Stripe], have: Sequence[int], holders: Sequence[str], version: int) -> tuple[Stripe, ...]:
-    """The same after a view change: ``holders`` are those left that hold the state, ``have`` the stripes that have arrived whole.
+    """The same after a view change: ``holders`` are left and hold the state, the stripes in ``have`` have arrived whole.
 
     What has arrived, or has a donor left, stays as it is (without the donors that are gone). The others begin anew at
     ``version`` or later.
