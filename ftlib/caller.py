@@ -162,7 +162,8 @@ class Caller:
                     return results
         except NoFollowing as reason:
             text = "%s: %s; the others wait while this worker loads the state"
-            logger.info(text, name, reason, extra=about(plane, "no_following", why=str(reason)))
+            logger.warning(text, name, reason, extra=about(plane, "no_following", why=str(reason)))
+            recovery.end()
         own.began = self._threads.now()
         plane.turn_to(own)
         return None
