@@ -147,6 +147,22 @@ class Plane:
             self._told()
             self.changed.notify_all()
 
+    def turn_to(self, call: Call) -> None:
+        """The training thread goes on inside ``call`` instead of another of which nothing is under way, or after it."""
+        with self.changed:
+            assert self.running is None, "calls are serialized"
+            self.current = None
+            self.enter(call)
+
+    def caught_up(self, origin: str, number: int) -> bool:
+        """The state on entry to call ``number``, which has just been finished, is here; it descends from ``origin``."""
+        with self.changed:
+            if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
+                return False
+            self.origin = origin
+            self.counters.state_loads += 1
+            return True
+
     def abandon(self) -> tuple[Session | None, Order | None]:
         """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
         with self.changed:
@@ -300,6 +316,7 @@ class Plane:
                 return False
             if self.member_id in plan.healed:
                 self.founder, self.blank, self.origin, self.results = False, True, "", None
+                self._last_signature = b""
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
                     self.origin = ""  # what was loaded belonged to a call that nobody alive has finished

@@ -99,6 +99,8 @@ class Plan:
     """K: the newest call that any survivor finished. Everybody goes on with call K + 1."""
     step: int
     """Steps granted once call K is finished."""
+    signature: bytes = b""
+    """That of call K; empty where nobody knows it."""
     adoptions: tuple[tuple[str, str], ...] = ()
     """Pairs (adopter, donor): the adopter takes the result of call K from the donor."""
     blank: tuple[str, ...] = ()
@@ -144,6 +146,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
     return Plan(
         call=call,
         step=known[leader].step,
+        signature=next((acted[m].last_signature for m in donors if acted[m].last_signature), b""),
         adoptions=tuple((adopter, donors[i % len(donors)]) for i, adopter in enumerate(adopters)),
         blank=blank,
         healed=healed,
