@@ -24,7 +24,8 @@ from .following import Followed, FollowedAttempt
 from .layout_book import LayoutBook
 from .logs import about
 from .patience import WARN_AFTER, Patience
-from .plane import Phase, Plane
+from .phase import Phase
+from .plane import Plane
 from .rebuild import Rebuilder
 from .session import Session
 from .staging import StagingPool

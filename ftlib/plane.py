@@ -10,49 +10,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
 from consensus import View
-from consensus.transitions import Table
 
 from .bucket import Layout
 from .call import Call, Results
 from .counters import Counters
 from .frameworks.base import Group
+from .phase import PLANE, Phase, Switch
+from .recovery.progress import Progress
 from .salvage import Report
 from .session import Session
 from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
-__all__ = ["PLANE", "Finish", "Order", "Phase", "Plane", "Switch"]
-
-
-class Phase(Enum):
-    """Whether this member averages."""
-
-    WAITING = "waiting for a first view"
-    ACTIVE = "active"
-    FROZEN = "frozen for a view change"
-    STOPPED = "stopped"
-
-
-class Switch(Enum):
-    """What changes the phase."""
-
-    ACTIVATE = "every member is ready"
-    FREEZE = "an order, a failure, or a trailer"
-    STOP = "this lifetime is over"
-
-
-PLANE: Table[Phase, Switch] = Table(
-    "data plane",
-    Phase.WAITING,
-    {
-        Phase.WAITING: {Switch.ACTIVATE: Phase.ACTIVE, Switch.STOP: Phase.STOPPED},
-        Phase.ACTIVE: {Switch.FREEZE: Phase.FROZEN, Switch.STOP: Phase.STOPPED},
-        Phase.FROZEN: {Switch.ACTIVATE: Phase.ACTIVE, Switch.STOP: Phase.STOPPED},
-    },
-)
+__all__ = ["Finish", "Order", "Plane"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +89,8 @@ class Plane:
         """(finished, current) of the other members, as their pings told."""
         self.peer_changes: dict[str, float] = {}
         """When that changed last (monotonic seconds)."""
+        self.recovery: Callable[[], Progress] | None = None
+        """How far this member is with getting the state beside the others' training; None where it is not."""
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)

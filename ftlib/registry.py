@@ -31,12 +31,16 @@ class Registered:
         roles: Mapping[str, object],
         state_dict: Callable[[], Any] | None = None,
         load_state_dict: Callable[[Any], Any] | None = None,
+        apply: Callable[[], Any] | None = None,
     ) -> None:
-        """``roles``: name -> one object or a sequence. ConfigError naming the object that has no state."""
+        """``roles``: name -> one object or a sequence. ``apply``: applies the gradients that lie in the parameters.
+
+        ConfigError naming the object that has no state.
+        """
         self._roles = {role: _listed(role, value) for role, value in roles.items() if value is not None}
         if (state_dict is None) != (load_state_dict is None):
             raise ConfigError("register_state needs both state_dict= and load_state_dict=, or neither")
-        self._save, self._load = state_dict, load_state_dict
+        self._save, self._load, self.apply = state_dict, load_state_dict, apply
         if not self._roles and state_dict is None:
             raise ConfigError(
                 "register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict="
@@ -53,6 +57,10 @@ class Registered:
         """The objects of that class, by role and index: ``tree()[role][index]`` is such an object's state."""
         listed = ((role, index, item) for role, items in self._roles.items() for index, item in enumerate(items))
         return {(role, index): item for role, index, item in listed if isinstance(item, kind)}
+
+    def count(self, role: str) -> int:
+        """How many objects have that role."""
+        return len(self._roles.get(role, ()))
 
     def load(self, tree: object) -> None:
         """Take over ``tree``; ConfigError where another program wrote it."""

@@ -22,10 +22,11 @@ from ..session import Session
 from ..staging import Slot
 from .fetch import FetchError, Later, Source
 from .proof import Proof
+from .replay import why_not
 from .round import Round
 from .stripes import cut
 
-__all__ = ["Catchup", "Means"]
+__all__ = ["Allowed", "Catchup"]
 
 logger = logging.getLogger("ftlib")
 
@@ -35,7 +36,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class Allowed:
     """What a joiner may use. Bytes."""
 
     window: int
@@ -50,13 +51,13 @@ class Catchup:
     """The ``Recovery`` of one lifetime. Used on the training thread."""
 
     def __init__(
-        self, plane: Plane, registered: Callable[[], Registered | None], source: Callable[[], Source], means: Means
+        self, plane: Plane, registered: Callable[[], Registered | None], source: Callable[[], Source], allowed: Allowed
     ) -> None:
         """``registered``: what the program registered by now. ``source``: a new one for each round."""
         self._plane = plane
         self._registered = registered
         self._new_source = source
-        self._means = means
+        self._allowed = allowed
         self._round: Round | None = None
         self._proof: Proof | None = None
         """Of the call that is about to be followed."""
@@ -68,11 +69,11 @@ class Catchup:
     def wanted(self, own: Call, session: Session) -> bool:
         """See ``Recovery``."""
         plane, registered = self._plane, self._registered()
-        if self._refused or not self._means.live or registered is None or own.kind is not Kind.AVERAGE or plane.founder:
+        if self._refused or not self._allowed.live or registered is None or own.kind is not Kind.AVERAGE or plane.founder:
             return False
         if not plane.authority or plane.origin == plane.authority or not session.plan.holders:
             return False
-        reason = registered.why_no_replay()
+        reason = why_not(registered)
         if reason:
             self._refused = True
             logger.info("the others wait while this worker loads the state: %s", reason, extra=about(plane, "no_following"))
@@ -170,7 +171,7 @@ class Catchup:
                 version=number,
                 origin=plane.authority,
                 turn=turn,
-                window=self._means.window,
+                window=self._allowed.window,
                 inline_from=plan.holders[turn],
                 go_on=functools.partial(plane.acting_in, session),
             )
@@ -178,12 +179,12 @@ class Catchup:
             if not plane.acting_in(session):
                 return False
             raise NoFollowing(str(error)) from None
-        stripes = cut(offer.nbytes, plan.holders, turn, number, self._means.window)
+        stripes = cut(offer.nbytes, plan.holders, turn, number, self._allowed.window)
         text = "getting %.1f MB of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
         logger.info(text, offer.nbytes / 1e6, session.names(plan.holders), number, extra=extra)
         self._round = Round(
-            plane, registered, self._own, source, session, plane.authority, number, stripes, offer, self._means.pending
+            plane, registered, self._own, source, session, plane.authority, number, stripes, offer, self._allowed.pending
         )
         self._round.begin()
         return True

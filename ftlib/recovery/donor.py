@@ -14,7 +14,8 @@ import torch
 
 from ..bucket import Layout
 from ..errors import ConfigError
-from ..plane import Phase, Plane
+from ..phase import Phase
+from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..transfer import POLL, Transfer

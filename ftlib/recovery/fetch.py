@@ -258,7 +258,7 @@ class HttpSource(Source):
             found = layouts.decode(self._whole(member, {"ask": "layout", "signature": signature.hex()}, go_on))
         except ValueError as error:
             raise FetchError(f"{member}: {error}") from error
-        if found.signature != signature:
+        if not found.signature.startswith(signature):
             raise FetchError(f"{member} answers with another layout than it was asked for")
         return found
 
@@ -272,9 +272,7 @@ class HttpSource(Source):
     # --- for the other kinds of source ---------------------------------------------------------------------------------
 
     @contextmanager
-    def asked(
-        self, member: Member, query: Mapping[str, Any], go_on: GoOn, timeout: float = SILENCE
-    ) -> Iterator[Answer]:
+    def asked(self, member: Member, query: Mapping[str, Any], go_on: GoOn, timeout: float = SILENCE) -> Iterator[Answer]:
         """The answer to ``query``, to be read. What goes wrong, then too, is raised as ``Source`` says."""
         if self._ring is not None and (line := self._ring.renew()) is not None:
             logger.info("%s", line)

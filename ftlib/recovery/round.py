@@ -30,6 +30,7 @@ from .flat import Ground
 from .manifest import prepare
 from .meter import Meter
 from .progress import Progress
+from .replay import replay
 from .stripes import Stripe, renewed
 
 __all__ = ["Round"]
@@ -96,7 +97,7 @@ class Round:
         self._over = False
         self._meter = Meter(offer.nbytes, plane.threads.now)
         self._threads: list[threading.Thread] = []
-        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     # --- the training thread -------------------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class Round:
                 results = self._averages[self._position]
             if results is not None:
                 self._own.deliver(results)
-                self.registered.replay()
+                replay(self.registered)
             with self._changed:
                 del self._averages[self._position]
                 self._position += 1
