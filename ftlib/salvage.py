@@ -39,7 +39,7 @@ class Report:
     step: int
     """Optimizer steps granted so far."""
     last_signature: bytes
-    """Signature of call ``finished``; empty: unknown."""
+    """Signature of call ``finished``."""
     current_signature: bytes
     """Signature of call ``current``; empty: none, or unknown, as at a joiner that follows."""
     origin: str
@@ -146,7 +146,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
     return Plan(
         call=call,
         step=known[leader].step,
-        signature=next((acted[m].last_signature for m in donors if acted[m].last_signature), b""),
+        signature=acted[donors[0]].last_signature,
         adoptions=tuple((adopter, donors[i % len(donors)]) for i, adopter in enumerate(adopters)),
         blank=blank,
         healed=healed,
@@ -190,7 +190,8 @@ def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
 def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
     """The origin that counts and who holds it. A founder's own initial state will do where nobody loaded any yet.
 
-    Whoever follows has none, and is no founder. Where some founders have loaded a checkpoint and others not yet, those who have are further.
+    Whoever follows has none, and is no founder. Where some founders have loaded a checkpoint and others not yet, those who have
+    are further.
     """
     furthest = sorted(acted.values(), key=lambda report: -report.step)  # a stable sort: by seniority where steps are equal
     origin = next((report.origin for report in furthest if report.origin), "")
@@ -211,16 +212,16 @@ def _mismatch(call: int, acted: Mapping[str, Report], donors: Sequence[str], ado
     if late:
         counts = ", ".join(f"{member_id} {report.finished}" for member_id, report in acted.items())
         text = (
-            f"members are more than one call apart, so they did not act together: {counts}; with register_state at every worker "
-            "those behind would get the others' state"
+            f"members are more than one call apart, so they did not act together: {counts}; with register_state at every "
+            "worker those behind would get the others' state"
         )
         return Fault(FaultKind.MISMATCH, late, text)
-    # Who follows may not know yet what it is in, or was: an empty signature is no other one.
-    results = {acted[m].last_signature for m in donors} - {b""}
-    if len(results) > 1:
+    result = acted[donors[0]].last_signature
+    wrong = [m for m in donors if acted[m].last_signature != result]
+    if wrong:
         return Fault(FaultKind.MISMATCH, tuple(donors), f"members finished call {call} with different tensors or operations")
-    entered = {m: acted[m].current_signature for m in adopters if acted[m].current == call and acted[m].current_signature}
-    wrong = [m for m, signature in entered.items() if results and signature not in results]
+    # Who follows may not know yet what it is in: nothing is no other signature.
+    wrong = [m for m in adopters if acted[m].current == call and acted[m].current_signature not in (result, b"")]
     if wrong:
         text = f"call {call}: {', '.join(wrong)} entered it with other tensors or another operation than those who finished it"
         return Fault(FaultKind.MISMATCH, tuple(wrong), text)

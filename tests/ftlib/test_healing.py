@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -103,7 +102,7 @@ def test_without_registered_state_it_has_to_stop() -> None:
         lag(late)
         exclude(gone)
         eventually(lambda: late._plane.phase.value == "stopped", "it is told")
-        with pytest.raises(StepMismatch, match="more than one call apart.*register_state"):
+        with pytest.raises(StepMismatch, match=r"more than one call apart.*register_state"):
             late.barrier()
         late.close()
         assert other.barrier()
