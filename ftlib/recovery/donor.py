@@ -110,7 +110,7 @@ class Donor:
 
     def _again(self, query: Query) -> Chunks:
         joiner, origin, own = _text(query, "joiner"), _text(query, "origin"), self._plane.member_id
-        pins = [Stripe(*numbers, donors=(own,)) for numbers in _numbers(query, "pins", 4)]
+        pins = [Stripe(index, start, stop, version, (own,)) for index, start, stop, version in _numbers(query, "pins", 4)]
         version = min(pin.version for pin in pins)
         call, registered = self._inside_until(version, origin)
         manifest, ground = _split(registered, self._plane.step)
