@@ -4,8 +4,9 @@ A ``program`` of ``worker.Task``. Its orders, ``Task.given``, are ``Orders``; ``
 Gradients come from the parameters themselves (or, ``normed``, from data), so that no two places of the state are alike.
 Two more parameters, at both ends, have gradients that say whose they are: the average tells who took part (``who``).
 
-Lines: ``began`` (an iteration), ``end`` (of its call), ``done`` (the optimizer has stepped); ``hash`` of parameters and optimizer as of
-``done``, ``buffers`` of the buffers. Events, in order: ``ready`` (all is built), ``starting`` (now ``FTLib.init``), ``init``, ``calling``.
+Lines: ``began`` (an iteration), ``end`` (of its call), ``done`` (the optimizer has stepped); ``hash`` of parameters and
+optimizer as of ``done``, ``buffers`` of the buffers. Events, in order: ``ready`` (all is built), ``starting`` (now
+``FTLib.init``), ``init``, ``calling``.
 """
 
 from __future__ import annotations

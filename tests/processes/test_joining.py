@@ -40,16 +40,17 @@ def school(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def cluster(school: Cluster, tmp_path: Path) -> Cluster:
     """A cluster of learners without workers yet."""
     school.clear(tmp_path)
+    slow(school, 0)
     return school
 
 
 def slow(cluster: Cluster, rate: float) -> bool:
-    """Let the joiners of ``cluster`` receive so many bytes a second; whether they can be told."""
+    """Let the joiners of ``cluster`` receive so many bytes a second (0: as they can); whether they can be told."""
     try:
         resolve({"recovery_bandwidth": rate})
     except ConfigError:
         return False
-    cluster.clear(cluster.directory / "slow", recovery_bandwidth=rate)
+    cluster.clear(cluster.directory, recovery_bandwidth=rate)
     return True
 
 

@@ -65,7 +65,7 @@ class Task:
     habit: list[Any] = field(default_factory=list)
     """``["module:name", *arguments]``: what that makes of (FTLib, Lines, *arguments) is called before every average."""
     program: str = ""
-    """``"module:function"`` called with (Task, Lines) instead of the loop below; its module's ``prepare`` runs before any fork."""
+    """``"module:function"`` called with (Task, Lines) instead of the loop below; its module's ``prepare`` before any fork."""
     given: dict[str, Any] = field(default_factory=dict)
     """That program's own orders."""
     debug: bool = False
