@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from consensus import Consensus, LeftError
@@ -28,7 +28,7 @@ from .phase import Phase
 from .plane import Plane
 from .rebuild import Rebuilder
 from .session import Session
-from .staging import StagingPool
+from .staging import Slot, StagingPool
 from .status import Status
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
@@ -79,6 +79,8 @@ class Caller:
         """Gets it beside the others' calls, where it can (set by ``Lifetime``)."""
         self.entering: Callable[[int], None] = lambda _number: None
         """Told of the call that begins, before anything of it is under way: the state is what it is on entry to it."""
+        self.hand_on: Callable[[Call, Results], Sequence[Slot] | None] = lambda _call, _results: None
+        """Takes a finished call's results for others; the buffers to use instead of theirs, None to keep these."""
         self.layouts = LayoutBook()
 
     def run(self, call: Call) -> Status:
@@ -115,6 +117,8 @@ class Caller:
     def _run(self, call: Call) -> Status:
         if self._plane.phase is Phase.WAITING:
             self._consensus.seek_admission()
+            if self.recovery is not None and self._limits.may_be_spare:
+                self.recovery.wait(call)
         self._pool.staging(call.layout).turn()
         patience = self._patience(call)
         while True:
@@ -212,6 +216,8 @@ class Caller:
                 if active and session is not None and session.size >= self._limits.min_size:
                     return session
                 if plane.phase is Phase.WAITING and self._limits.may_be_spare:
+                    if self.recovery is not None and self.recovery.trouble is not None:
+                        raise self.recovery.trouble
                     call.began = self._threads.now()
                     patience.deadline = call.began + self._limits.step_timeout
                 left = patience.deadline - self._threads.now()
@@ -286,7 +292,14 @@ class Caller:
         self.layouts.note(results.layout)
         self._consensus.average_success(call.number)
         self._veto.finished(session, trailer)
+        self._hand(call, results)
         return results
+
+    def _hand(self, call: Call, results: Results) -> None:
+        """To whoever listens beside the job; the buffers too, as they may take longer to read them than the next call does."""
+        spare = self.hand_on(call, results)
+        if spare is not None:
+            self._pool.staging(results.layout).exchange(results.slots, spare)
 
     def _adopt(self, call: Call, session: Session) -> Results | None:
         """Take the result of this call from a survivor that had finished it."""
@@ -314,6 +327,7 @@ class Caller:
             return None
         self._veto.missed()
         self._consensus.average_success(call.number)
+        self._hand(call, results)
         return results
 
     def _failed(self, call: Call, session: Session, error: GroupError) -> None:

@@ -36,7 +36,10 @@ from .rebuild import Rebuilder, RebuildError
 from .recovery.catchup import Allowed, Catchup
 from .recovery.donor import Donor
 from .recovery.fetch import HttpSource, Source
+from .recovery.lessons import Lessons
 from .recovery.post import Post
+from .recovery.warmth import Warmth
+from .registry import Registered
 from .resumption import PATH as RESUMPTION
 from .resumption import Resumption
 from .session import Session
@@ -100,7 +103,11 @@ class Lifetime:
         self.caller.load_state = self._load_state
         self.donor = Donor(plane, self.transfer, self.caller.layouts.find)
         self.caller.entering = self.donor.entering
-        self.caller.recovery = Catchup(plane, lambda: self.transfer.registered, self._source, _allowed(settings))
+        self.caller.hand_on = self.donor.tutor.hand_on
+        spares = settings.consensus.max_size is not None
+        self.caller.recovery = Catchup(
+            plane, lambda: self.transfer.registered, self._source, _allowed(settings), self._warmth if spares else None
+        )
         self.known: View | None = None
         """The job as it was met."""
         self._means = means
@@ -211,10 +218,20 @@ class Lifetime:
         self.resumption.enter()
         return self.transfer.load(call, session)
 
+    def _http(self) -> HttpSource:
+        return HttpSource(self._means.ring, self.plane.member_id, bandwidth=self._means.settings.recovery_bandwidth)
+
+    def _warmth(self, registered: Registered, own: Call) -> Warmth:
+        """How a spare gets the state while it waits."""
+        max_size, allowed = self._means.settings.consensus.max_size, _allowed(self._means.settings)
+        assert max_size is not None
+        lessons = Lessons(self._http(), self.plane.member_id)
+        known = functools.partial(self.consensus.wait_known, 0.0)
+        return Warmth(self.plane, registered, own, lessons, known, max_size, allowed.window, allowed.pending)
+
     def _source(self) -> Source:
         """Where a joiner gets the state from, beside the others' training."""
-        settings = self._means.settings
-        http = HttpSource(self._means.ring, self.plane.member_id, bandwidth=settings.recovery_bandwidth)
+        settings, http = self._means.settings, self._http()
         if settings.recovery_transport == "http":
             return http
         return Post(http, self.plane, patience=settings.step_timeout + CLOSE_TIMEOUT)

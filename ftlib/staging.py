@@ -71,8 +71,8 @@ class Staging:
             self.abandon(slot)
         numbers = {id(bucket): number for number, bucket in enumerate(self.layout.buckets)}
         for slot in spare:
-            row = self._slots[numbers[id(slot.bucket)]]
-            if None in row:
+            number = numbers.get(id(slot.bucket))  # none: this staging was made anew meanwhile
+            if number is not None and None in (row := self._slots[number]):
                 row[row.index(None)] = slot
 
     def abandon(self, slot: Slot) -> None:

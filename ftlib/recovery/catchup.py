@@ -25,6 +25,7 @@ from .proof import Proof
 from .replay import why_not
 from .round import Round
 from .stripes import cut
+from .warmth import Warmth
 
 __all__ = ["Allowed", "Catchup"]
 
@@ -51,13 +52,23 @@ class Catchup:
     """The ``Recovery`` of one lifetime. Used on the training thread."""
 
     def __init__(
-        self, plane: Plane, registered: Callable[[], Registered | None], source: Callable[[], Source], allowed: Allowed
+        self,
+        plane: Plane,
+        registered: Callable[[], Registered | None],
+        source: Callable[[], Source],
+        allowed: Allowed,
+        warmth: Callable[[Registered, Call], Warmth] | None = None,
     ) -> None:
-        """``registered``: what the program registered by now. ``source``: a new one for each round."""
+        """``registered``: what the program registered by now. ``source``: a new one for each round.
+
+        ``warmth``: how a spare gets the state while it waits; None where there are no spares.
+        """
         self._plane = plane
         self._registered = registered
         self._new_source = source
         self._allowed = allowed
+        self._new_warmth = warmth
+        self._warmth: Warmth | None = None
         self._round: Round | None = None
         self._proof: Proof | None = None
         """Of the call that is about to be followed."""
@@ -66,8 +77,30 @@ class Catchup:
         self._refused = False
         """This lifetime does not follow any more."""
 
+    def wait(self, own: Call) -> None:
+        """See ``Recovery``."""
+        registered = self._registered()
+        if self._new_warmth is None or self._warmth is not None or self._refused or not self._allowed.live:
+            return
+        if registered is not None and own.kind is Kind.AVERAGE and not why_not(registered):
+            self._warmth = self._new_warmth(registered, own)
+            self._warmth.begin()
+
+    @property
+    def trouble(self) -> Exception | None:
+        """See ``Recovery``."""
+        return None if self._warmth is None else self._warmth.error
+
     def wanted(self, own: Call, session: Session) -> bool:
         """See ``Recovery``."""
+        wanted = self._wanted(own, session)
+        if not wanted and self._warmth is not None:
+            warmth, self._warmth = self._warmth, None
+            if warmth.end():
+                own.reloaded()  # its gradients are none any more
+        return wanted
+
+    def _wanted(self, own: Call, session: Session) -> bool:
         plane, registered = self._plane, self._registered()
         if self._refused or not self._allowed.live or registered is None or own.kind is not Kind.AVERAGE or plane.founder:
             return False
@@ -134,11 +167,14 @@ class Catchup:
 
     def end(self) -> None:
         """See ``Recovery``."""
+        warmth, self._warmth = self._warmth, None
         round_, self._round = self._round, None
         proof, self._proof = self._proof, None
         self._proved, self._failures = False, 0
         if proof is not None:
             proof.close()
+        if warmth is not None:
+            warmth.end()
         if round_ is not None:
             round_.end()
 
@@ -146,6 +182,12 @@ class Catchup:
 
     def _enter(self, session: Session, number: int) -> bool:
         plane = self._plane
+        if self._warmth is not None:
+            self._warmth.await_call(number - 1, functools.partial(plane.acting_in, session))
+            if not plane.acting_in(session):
+                return False
+            warmth, self._warmth = self._warmth, None
+            self._round = warmth.surrender(number)
         if self._round is not None and self._round.origin != plane.authority:
             self.end()
         if self._round is not None and self._round.session is not session and plane.member_id in session.plan.healed:
@@ -186,7 +228,17 @@ class Catchup:
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
         logger.info(text, offer.nbytes / 1e6, session.names(plan.holders), number, extra=extra)
         self._round = Round(
-            plane, registered, self._own, source, session, plane.authority, number, stripes, offer, self._allowed.pending
+            plane,
+            registered,
+            self._own,
+            source,
+            session,
+            session.view.members,
+            plane.authority,
+            number,
+            stripes,
+            offer,
+            self._allowed.pending,
         )
         self._round.begin()
         return True

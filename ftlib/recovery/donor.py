@@ -27,6 +27,7 @@ from .manifest import Manifest, inline_of, split, stepping
 from .pins import Digest, Pins
 from .sending import Sending
 from .stripes import Stripe, cut
+from .tutor import Tutor, Wish
 
 __all__ = ["Donor"]
 
@@ -53,8 +54,12 @@ class Donor:
         self._layout_of = layouts_of
         self._pins = Pins()
         self._sending = Sending(plane)
+        self.tutor = Tutor(plane, transfer, self._pins)
+        """What it does for those who wait above ``max_size``."""
         self._asks: dict[str, Callable[[Query], Chunks]] = {
             "again": self._again,
+            "averages": self._averages,
+            "begin": self._begin,
             "digest": self._digest,
             "inline": self._inline,
             "layout": self._layout,
@@ -77,14 +82,16 @@ class Donor:
         if registered is not None:
             self._pins.watch(stepping(registered))
             self._pins.entering(call_number)
+            self.tutor.entering(call_number)
 
     def activated(self, session: Session) -> None:
         """Drop what is kept for members that are gone."""
-        self._pins.keep_only(session.view.ids)
+        self._pins.keep_only({*session.view.ids, *self.tutor.guests()})
         self._sending.forget()
 
     def forget(self) -> None:
         """Drop everything."""
+        self.tutor.forget()
         self._pins.forget()
         self._sending.forget()
 
@@ -99,6 +106,7 @@ class Donor:
         registered = self._inside(version, origin)
         manifest, ground = _split(registered, self._plane.step)
         stripes = cut(manifest.nbytes, holders, turn, version, window)
+        self._pins.release(joiner)  # what it asked for as a spare: it begins anew
         self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
         found = {
             "nbytes": manifest.nbytes,
@@ -157,19 +165,24 @@ class Donor:
             self._still(version)  # nothing was changed while it was read
         return _pieces(packed)
 
+    def _begin(self, query: Query) -> Chunks:
+        joiner, origin, holders = (_text(query, name) for name in ("joiner", "origin", "holders"))
+        turn, window, inline = (_number(query, name) for name in ("turn", "window", "inline"))
+        return _pieces(self.tutor.begin(Wish(joiner, origin, holders.split(","), turn, window, bool(inline))))
+
+    def _averages(self, query: Query) -> Chunks:
+        return self.tutor.averages(_signature(query))
+
     def _release(self, query: Query) -> Chunks:
         self._pins.release(_text(query, "joiner"))
+        self.tutor.released(_text(query, "joiner"))
         return iter((b"released",))
 
     def _layout(self, query: Query) -> Chunks:
-        text = _text(query, "signature")
-        try:
-            signature = bytes.fromhex(text)
-        except ValueError:
-            raise LookupError(f"signature={text!r:.80}: expected hexadecimal digits") from None
+        signature = _signature(query)
         found = self._layout_of(signature)
         if found is None:
-            raise LookupError(f"no call with signature {text[:40]} was made here lately")
+            raise LookupError(f"no call with signature {signature.hex():.40} was made here lately")
         return iter((layouts.encode(found),))
 
     # --- inside --------------------------------------------------------------------------------------------------------
@@ -228,6 +241,7 @@ class Donor:
     def _pinned(self, query: Query) -> torch.Tensor:
         """A stripe's bytes, once its copy is complete."""
         joiner, index, version = _text(query, "joiner"), _number(query, "index"), _number(query, "version")
+        self.tutor.seen(joiner)
         data = self._pins.data(joiner, index, version, POLL)
         if data is None:
             raise LookupError(f"{LATER}: stripe {index} of version {version} is not copied yet")
@@ -269,6 +283,14 @@ def _text(query: Query, name: str) -> str:
     if not text:
         raise LookupError(f"expected {name}=...")
     return text
+
+
+def _signature(query: Query) -> bytes:
+    text = _text(query, "signature")
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise LookupError(f"signature={text!r:.80}: expected hexadecimal digits") from None
 
 
 def _number(query: Query, name: str) -> int:

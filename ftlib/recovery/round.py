@@ -45,6 +45,8 @@ PATIENCE = 8
 """Calls in which the averages that wait must become fewer, before the others wait until none is left."""
 _PATIENCE = 10.0
 """Seconds in which a dead donor is excluded, so that its stripes are asked for anew."""
+_SPARE_PATIENCE = 1.0
+"""The same for a spare, which begins anew: it may be promoted, and stripes be asked for anew, meanwhile."""
 _END = 60.0
 """Seconds that a replay under way may still take."""
 _NICE = 10
@@ -60,14 +62,18 @@ class Round:
         registered: Registered,
         own: Call,
         source: Source,
-        session: Session,
+        session: Session | None,
+        members: Sequence[Member],
         origin: str,
         number: int,
         stripes: Sequence[Stripe],
         offer: Offer,
         pending_limit: int,
     ) -> None:
-        """``number``: the call on entry to which the state is asked for. ``pending_limit``: bytes of averages held."""
+        """``number``: the call on entry to which the state is asked for. ``pending_limit``: bytes of averages held.
+
+        ``members``: the donors, among others. ``session``: None for a spare, which no view is waiting for.
+        """
         self.source = source
         self.registered = registered
         self.session = session
@@ -85,7 +91,8 @@ class Round:
         self._offsets: dict[int, int] = {}
         self._barren: set[tuple[int, str]] = set()
         """Stripes and donors that cannot give them."""
-        self._donors = {member.id: member for member in session.view.members}
+        self._donors = {member.id: member for member in members}
+        self._begins = number
         self._position = number
         self._averages: dict[int, Results | None] = {}
         self._held = 0
@@ -111,17 +118,15 @@ class Round:
         for thread in self._threads:
             thread.start()
 
-    def end(self) -> None:
-        """Stop, so that nothing writes the state any more; the donors are told. Idempotent. RebuildTimeout."""
-        self._plane.recovery = None
+    def end(self, *, farewell: bool = True) -> None:
+        """Stop, so that nothing writes the state any more; the donors are told (``farewell``). Idempotent. RebuildTimeout."""
+        if self._plane.recovery == self.progress:
+            self._plane.recovery = None
         with self._changed:
-            if self._over:
-                return
-            self._over = True
-            names = {name for stripe in self.stripes for name in stripe.donors}
-            donors = [self._donors[name] for name in sorted(names & self._donors.keys())]
+            ended, self._over = self._over, True
             self._changed.notify_all()
-        threading.Thread(target=self._release, args=(donors,), name="ftlib-release", daemon=True).start()
+        if farewell and not ended:
+            self.release()
         deadline = self._plane.threads.now() + _END
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._plane.threads.now()))
@@ -169,10 +174,35 @@ class Round:
             self._braking = False
             self._check()
 
-    def level_with(self, number: int) -> bool:
-        """Whether everything has arrived, and every average before call ``number`` was replayed."""
+    def level_with(self, number: int, *, but: int = 0) -> bool:
+        """Whether everything has arrived, and every average before call ``number`` was replayed, ``but`` for so many."""
         with self._changed:
-            return self._arrived() and self._position == number
+            return self._arrived() and self._position >= number - but
+
+    @property
+    def begins(self) -> int:
+        """The call on entry to which the state was asked for: averages from that one on are needed."""
+        return self._begins
+
+    @property
+    def error(self) -> Exception | None:
+        """What went wrong."""
+        with self._changed:
+            return self._error
+
+    def wait_room(self, seconds: float) -> bool:
+        """Whether another average may be held; waits so long for room."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._held == 0 or self._held + self._own.layout.nbytes <= self._limit, seconds
+            )
+
+    def release(self) -> None:
+        """Tell the donors that nothing more is wanted, on a thread of its own."""
+        with self._changed:
+            names = {name for stripe in self.stripes for name in stripe.donors}
+            donors = [self._donors[name] for name in sorted(names & self._donors.keys())]
+        threading.Thread(target=self._release, args=(donors,), name="ftlib-release", daemon=True).start()
 
     def move(self, session: Session, number: int, go_on: Callable[[], bool]) -> None:
         """A new view: go on with the donors that are left; what none of them has begins anew on entry to call ``number``."""
@@ -347,7 +377,7 @@ class Round:
 
     def _none_left(self, stripe: Stripe) -> None:
         """Where all donors of a view that stays are unable to give a stripe there is nothing to wait for."""
-        deadline = self._plane.threads.now() + _PATIENCE
+        deadline = self._plane.threads.now() + (_PATIENCE if self.session is not None else _SPARE_PATIENCE)
         with self._changed:
             while self._wants(stripe) and self._donor_of(self.stripes[stripe.index]) is None:
                 if self._plane.threads.now() > deadline:

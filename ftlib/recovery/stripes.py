@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["MOST", "SMALLEST", "Stripe", "cut", "renewed"]
+__all__ = ["MOST", "SMALLEST", "Stripe", "cut", "renewed", "spread"]
 
 SMALLEST = 4 << 20
 """Bytes of a stripe, but for the last."""
@@ -54,6 +54,21 @@ def cut(nbytes: int, holders: Sequence[str], turn: int, version: int, window: in
         version = versions.find(stripe)
         stripes.append(replace(stripe, version=version))
     return tuple(stripes)
+
+
+def spread(stripes: Sequence[Stripe], version: int, window: int) -> tuple[Stripe, ...]:
+    """The stripes of one donor, from ``version`` on, with no more than ``window`` bytes (0: any number) in each.
+
+    A single stripe is pinned even if it is longer.
+    """
+    found, room = [], window
+    for stripe in stripes:
+        nbytes = stripe.stop - stripe.start
+        if window and room < nbytes and room < window:
+            version, room = version + 1, window
+        room -= nbytes
+        found.append(replace(stripe, version=version))
+    return tuple(found)
 
 
 def renewed(

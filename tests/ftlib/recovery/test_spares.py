@@ -1,0 +1,227 @@
+"""Spares, above ``max_size``: they have the members' state while they wait, and count from their second call on."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from consensus import LeftError
+from ftlib import ConfigError, FTLib
+from ftlib.phase import Phase
+from ftlib.recovery.donor import Donor
+from tests.ftlib.real import Company, at_once, company, eventually, in_thread
+from tests.ftlib.recovery.pupils import Pupil, assert_equal
+
+BACKENDS = pytest.mark.parametrize("backend", ["memory", "gloo"])
+
+
+class Spare(Pupil):
+    """One that notes what it has after every average that is applied, be it replayed or its own."""
+
+    def __init__(self, ft: FTLib, seed: int, **more: Any) -> None:
+        self.trail: dict[int, str] = {}
+        """By the optimizer's own count of steps."""
+        super().__init__(ft, seed, apply=self.apply, **more)
+
+    def apply(self) -> None:
+        super().apply()
+        first = next(iter(self.model.parameters()))
+        self.trail[int(self.optimizer.state[first]["step"])] = self.digest()
+
+    def level_since(self, member: Pupil) -> list[int]:
+        """The steps after which it had what ``member`` had."""
+        return [step for step, found in list(self.trail.items()) if member.hashes.get(step) == found]
+
+
+class School:
+    """Members that train, and spares that wait, until it is over."""
+
+    def __init__(self, crew: Company, members: list[Pupil]) -> None:
+        self.crew = crew
+        self.members = members
+        self.spares: list[Spare] = []
+        self.over = threading.Event()
+        self.threads = [in_thread(functools.partial(pupil.train, self.over)) for pupil in members]
+
+    def spare(self, seed: int = 99, **more: Any) -> Spare:
+        """One more worker, whose program waits in its first call."""
+        spare = Spare(self.crew.init(), seed, **more)
+        self.spares.append(spare)
+        self.threads.append(in_thread(functools.partial(spare.train, self.over)))
+        return spare
+
+    def level(self, spare: Spare, further: int = 5) -> None:
+        """Wait until it has what the members have; from then on it always does."""
+        member = next(pupil for pupil in self.members if not pupil.ft._closed)
+        seen = max(spare.trail, default=0)
+        eventually(lambda: len([s for s in spare.level_since(member) if s > seen]) > further, "the spare is level")
+        first = min(s for s in spare.level_since(member) if s > seen)
+        wrong = [s for s, found in list(spare.trail.items()) if s > first and member.hashes.get(s, found) != found]
+        assert not wrong
+        assert not spare.hashes and spare.ft._plane.phase is Phase.WAITING
+
+    def counts(self, spare: Spare, size: int) -> None:
+        """Wait until it is a member of a view of ``size``; it had the state at once, and nobody loaded one as a whole."""
+        eventually(lambda: len(spare.hashes) > 5 and spare.ft.size == size, "the spare counts")
+        assert spare.ft.metrics()["state_loads"] == 1
+
+    def crash(self, pupil: Pupil) -> None:
+        """As a process that is killed: no goodbye, and nothing answers any more."""
+        self.members.remove(pupil)
+        life = pupil.ft._lives.life
+        life.consensus.stop()
+        life.donor.forget()
+        session = life.plane.session
+        assert session is not None and session.group is not None
+        session.group.abort()
+        pupil.ft._turns.departed = True
+        life.plane.stop(LeftError("crashed"))
+
+
+@contextmanager
+def school(founders: int, backend: str = "memory", *, max_size: int | None = None, **settings: Any) -> Iterator[School]:
+    before = set(threading.enumerate())
+    with company(founders, backend, max_size=max_size or founders, **settings) as crew:
+        pupils = at_once(*[functools.partial(Pupil, ft, seed) for seed, ft in enumerate(crew.members)])
+        made = School(crew, pupils)
+        eventually(lambda: pupils[0].ft.step > 3, "they train")
+        try:
+            yield made
+        finally:
+            made.over.set()
+            at_once(*[ft.close for ft in crew.members])
+            for thread in made.threads:
+                thread.join(15)
+    ours = ("ftlib-warmth", "ftlib-recovery", "ftlib-fetch", "ftlib-release", "ftlib-serve", "ftlib-begin", "ftlib-pins")
+    eventually(
+        lambda: not [t for t in set(threading.enumerate()) - before if t.name.startswith(ours)], "nobody is left at work"
+    )
+
+
+def donor_of(pupil: Pupil) -> Donor:
+    return pupil.ft._lives.life.donor
+
+
+@BACKENDS
+def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str) -> None:
+    with school(3, backend) as made:
+        spare = made.spare()
+        made.level(spare)
+        eventually(lambda: not any(donor_of(pupil)._pins.nbytes for pupil in made.members), "the pins are given back")
+        leaver = made.members.pop(1)
+        began = leaver.ft.step
+        leaver.ft.leave()
+        made.counts(spare, 3)
+        assert assert_equal(*made.members, spare) > 5
+        assert min(spare.hashes) <= began + 8
+        assert not any(pupil.ft.metrics()["state_loads"] > 1 for pupil in made.members)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_whoever_dies_the_spare_takes_its_place(victim: int) -> None:
+    """Its tutor among them."""
+    with school(3) as made:
+        spare = made.spare()
+        made.level(spare)
+        made.crash(made.members[victim])
+        made.counts(spare, 3)
+        assert assert_equal(*made.members, spare) > 5
+
+
+def test_several_spares_and_one_place() -> None:
+    with school(2) as made:
+        spares = [made.spare(seed) for seed in (97, 98, 99)]
+        for spare in spares:
+            made.level(spare)
+        made.crash(made.members[0])
+        eventually(lambda: any(spare.hashes for spare in spares), "one of them is promoted")
+        [promoted] = [spare for spare in spares if spare.hashes]
+        made.counts(promoted, 2)
+        assert_equal(*made.members, promoted)
+        for spare in spares:
+            if spare is not promoted:
+                made.level(spare)
+
+
+def test_members_that_change_while_a_spare_stays_one() -> None:
+    """A second spare, which came first, takes the place: the tutor may be the one that left."""
+    with school(3) as made:
+        first = made.spare(98)
+        made.level(first)
+        second = made.spare(99)
+        made.level(second)
+        made.crash(made.members[0])
+        eventually(lambda: first.hashes or second.hashes, "one is promoted")
+        promoted, waiting = (first, second) if first.hashes else (second, first)
+        made.counts(promoted, 3)
+        made.level(waiting)
+        made.crash(made.members[0])
+        made.counts(waiting, 3)
+        assert_equal(*made.members, promoted, waiting)
+
+
+def test_a_lone_member_has_spares_too() -> None:
+    with school(1) as made:
+        spare = made.spare()
+        made.level(spare)
+        made.members[0].ft.leave()
+        eventually(lambda: spare.ft._plane.phase is not Phase.WAITING, "it is promoted")
+
+
+def test_a_spare_with_another_shape_is_told_so() -> None:
+    with school(2) as made:
+        stranger = Pupil(made.crew.init(), 99, width=32)
+        with pytest.raises(ConfigError, match=r"shape \(32, 32\) here and \(64, 64\) at the job"):
+            stranger.step()
+        assert made.members[0].ft.size == 2
+        stranger.ft.close()
+        eventually(lambda: not any(donor_of(pupil).tutor._feed.heard for pupil in made.members), "nobody listens any more")
+
+
+def test_without_registered_state_spares_wait_as_ever() -> None:
+    with company(2, max_size=2) as crew:
+        over = threading.Event()
+
+        def train(ft: FTLib) -> None:
+            while not over.is_set() and ft.allreduce_average([torch.ones(4)]):
+                time.sleep(0.002)
+
+        threads = [in_thread(functools.partial(train, ft)) for ft in crew.members]
+        spare = crew.init()
+        threads.append(in_thread(functools.partial(train, spare)))
+        time.sleep(0.5)
+        assert spare._plane.phase is Phase.WAITING and spare._plane.recovery is None
+        crew.members[1].leave()
+        eventually(lambda: spare.size == 2 and spare.step > 3, "it takes part")
+        over.set()
+        at_once(*[ft.close for ft in crew.members])
+        for thread in threads:
+            thread.join(15)
+
+
+def test_a_spare_that_leaves_gives_everything_back() -> None:
+    with school(2) as made:
+        spare = made.spare()
+        made.level(spare)
+        assert any(donor_of(pupil).tutor._feed.heard for pupil in made.members)
+        spare.ft.close()
+        eventually(lambda: not any(donor_of(pupil).tutor._feed.heard for pupil in made.members), "nobody listens any more")
+        eventually(lambda: not any(donor_of(pupil)._pins.nbytes for pupil in made.members), "nothing is pinned")
+        assert not spare.hashes
+
+
+def test_a_cold_spare_gets_the_state_when_it_is_promoted() -> None:
+    with school(2, recovery="wait") as made:
+        spare = made.spare()
+        time.sleep(0.3)
+        assert not spare.trail
+        made.members.pop().ft.leave()
+        made.counts(spare, 2)
+        assert_equal(*made.members, spare)
