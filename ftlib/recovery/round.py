@@ -197,6 +197,12 @@ class Round:
                 lambda: self._held == 0 or self._held + self._own.layout.nbytes <= self._limit, seconds
             )
 
+    def check_fit(self) -> None:
+        """Wait until the job's state was compared with this program's. ConfigError where it does not fit."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.ground is not None or self._error is not None or self._over)
+            self._check()
+
     def release(self) -> None:
         """Tell the donors that nothing more is wanted, on a thread of its own."""
         with self._changed:

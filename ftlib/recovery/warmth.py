@@ -247,9 +247,19 @@ class Warmth:
                 view = self._known()
                 if view is not None and tutor.id not in view:
                     raise FetchError(f"{tutor} is in the job's view no more")
-            elif not self._keep(lesson):
-                return
+            else:
+                self._compare(lesson)
+                if not self._keep(lesson):
+                    return
             self._look()
+
+    def _compare(self, lesson: Lesson) -> None:
+        """Whoever averages other tensors than the others will never do the same as they. A difference in the state says why."""
+        own = self._own.layout
+        round_ = self._round
+        if lesson.signature != own.signature and lesson.kind == own.kind and round_ is not None:
+            round_.check_fit()
+            raise NoFollowing("the others average something else")
 
     def _keep(self, lesson: Lesson) -> bool:
         """Pass it on to the round; False once that is somebody else's."""
@@ -263,8 +273,6 @@ class Warmth:
                 return True
             if lesson.number != self._kept + 1:
                 raise FetchError(f"averages {self._kept + 1} to {lesson.number - 1} are missing")
-            if lesson.signature != own.signature and lesson.kind == own.kind:
-                raise NoFollowing("the others average something else")
             if lesson.number >= round_.begins:
                 results = Results(lesson.number, own, lesson.slots, lesson.weight) if lesson.slots else None
                 self._reuse(round_.keep(lesson.number, results) or ())

@@ -171,8 +171,6 @@ def test_a_lone_member_has_spares_too() -> None:
     with school(1) as made:
         spare = made.spare()
         made.level(spare)
-        made.members[0].ft.leave()
-        eventually(lambda: spare.ft._plane.phase is not Phase.WAITING, "it is promoted")
 
 
 def test_a_spare_with_another_shape_is_told_so() -> None:
