@@ -4,7 +4,7 @@
     python -m benchmarks.transfer --sizes 400 --only http  # one of them
 
 The donor is a process with an agent, whose pins are complete before anything is measured; the joiner fetches all stripes on
-some threads, straight into its tensors, and checks the digest of each block. The stream sends pieces of 1 MB and checks nothing.
+some threads, straight into its tensors, and checks the digest of each block. The stream sends pieces of 1 MB, unchecked.
 All ways take turns in one run; ratios are of two that follow each other.
 """
 
