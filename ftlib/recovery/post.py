@@ -20,12 +20,13 @@ from consensus import Answer, Member
 from ..bucket import Layout
 from ..errors import FTLibError, GroupError
 from ..frameworks.base import Group, Work
+from ..pages import huge
 from ..plane import Plane
 from ..session import Session
 from ..threads import SYSTEM, Threads
 from .blocks import BLOCK, DIGEST, blocks, digest_of
 from .fetch import Armed, FetchError, GoOn, HttpSource, Offer, Source
-from .flat import Ground, huge
+from .flat import Ground
 from .sending import FIRST_TAG, RUN
 from .stripes import Stripe
 
