@@ -8,6 +8,7 @@ each and alternate, the others have one.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 
@@ -63,6 +64,16 @@ class Staging:
         if slot is None or not slot.fit(wanted):
             slot = self._slots[number][turn] = Slot(self.layout.buckets[number], wanted)
         return slot
+
+    def exchange(self, kept: Sequence[Slot], spare: Sequence[Slot]) -> None:
+        """Leave the slots ``kept`` to whoever keeps them, and use ``spare`` ones of this layout instead."""
+        for slot in kept:
+            self.abandon(slot)
+        numbers = {id(bucket): number for number, bucket in enumerate(self.layout.buckets)}
+        for slot in spare:
+            row = self._slots[numbers[id(slot.bucket)]]
+            if None in row:
+                row[row.index(None)] = slot
 
     def abandon(self, slot: Slot) -> None:
         """Never use ``slot`` again: an operation that cannot be ended may still write into it."""

@@ -198,7 +198,12 @@ def _train(task: Task, lines: Lines) -> int:
 
 
 class Census:
-    """Counts the control messages sent while resting for ``seconds``, then while training as long, from step 50 on."""
+    """Counts the control messages sent while resting for ``seconds``, then while training as long and for ``MANY`` steps.
+
+    From step 50 on.
+    """
+
+    MANY = 200
 
     def __init__(self, ft: FTLib, lines: Lines, seconds: float) -> None:
         self._ft, self._lines, self._seconds = ft, lines, seconds
@@ -213,7 +218,7 @@ class Census:
             time.sleep(self._seconds)
             self._take("idle", 0)
             self._first, self._until = number, time.monotonic() + self._seconds
-        elif self._until and time.monotonic() > self._until:
+        elif self._until and time.monotonic() > self._until and number - self._first >= self.MANY:
             self._until = 0.0
             self._take("busy", number - self._first)
 
