@@ -115,11 +115,13 @@ class Caller:
         self._plane.results = None
 
     def _run(self, call: Call) -> Status:
+        staging = self._pool.staging(call.layout)
         if self._plane.phase is Phase.WAITING:
+            staging.warm(1 if self.recovery is not None else 0)
             self._consensus.seek_admission()
             if self.recovery is not None and self._limits.may_be_spare:
                 self.recovery.wait(call)
-        self._pool.staging(call.layout).turn()
+        staging.turn()
         patience = self._patience(call)
         while True:
             session = self._await_session(call, patience)
@@ -164,12 +166,14 @@ class Caller:
                 if spare is not None:
                     self._pool.staging(results.layout).exchange(results.slots, spare)
                 if complete and results.layout.signature == own.layout.signature:
-                    own.reloaded()
                     return results
         except NoFollowing as reason:
             text = "%s: %s; the others wait while this worker loads the state"
             logger.warning(text, name, reason, extra=about(plane, "no_following", why=str(reason)))
             recovery.end()
+        finally:
+            own.reloaded()  # averages were replayed through its tensors
+            self._pool.staging(own.layout).cool()
         own.began = self._threads.now()
         plane.turn_to(own)
         return None

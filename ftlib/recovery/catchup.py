@@ -196,7 +196,7 @@ class Catchup:
             if not self._begin(session, number):
                 return False
         elif self._round.session is not session:
-            self._moved(self._round, session, number)
+            self._round.move(session, number, functools.partial(self._plane.acting_in, session))
         round_ = self._current()
         round_.brake(session, number)
         if round_.level_with(number):
@@ -239,17 +239,10 @@ class Catchup:
             stripes,
             offer,
             self._allowed.pending,
+            self._allowed.window,
         )
         self._round.begin()
         return True
-
-    def _moved(self, round_: Round, session: Session, number: int) -> None:
-        """The view changed: stripes whose donors are both gone begin anew, with the state on entry to this call."""
-        try:
-            round_.move(session, number, functools.partial(self._plane.acting_in, session))
-        except (FetchError, Later) as error:
-            if self._plane.acting_in(session):
-                raise NoFollowing(str(error)) from None
 
     def _take_the_rest(self, round_: Round, session: Session, number: int) -> None:
         """All stripes are here, and all averages replayed: what is left is small, or compared while the call is under way."""

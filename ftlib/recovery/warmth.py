@@ -233,6 +233,7 @@ class Warmth:
             stripes,
             offer,
             self._pending,
+            self._window,
         )
         with self._changed:
             if self._over:
