@@ -81,6 +81,7 @@ class Caller:
         """Told of the call that begins, before anything of it is under way: the state is what it is on entry to it."""
         self.hand_on: Callable[[Call, Results], Sequence[Slot] | None] = lambda _call, _results: None
         """Takes a finished call's results for others; the buffers to use instead of theirs, None to keep these."""
+        self._handed = False
         self.layouts = LayoutBook()
 
     def run(self, call: Call) -> Status:
@@ -304,6 +305,9 @@ class Caller:
         spare = self.hand_on(call, results)
         if spare is not None:
             self._pool.staging(results.layout).exchange(results.slots, spare)
+        elif self._handed:
+            self._pool.staging(results.layout).cool()
+        self._handed = spare is not None
 
     def _adopt(self, call: Call, session: Session) -> Results | None:
         """Take the result of this call from a survivor that had finished it."""

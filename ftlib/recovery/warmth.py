@@ -168,17 +168,21 @@ class Warmth:
                 if failed:
                     raise FetchError("; ".join(failed.values()))
                 return  # there is room: this is no spare, or not for long
-            heard = False
+            wrong: ConfigError | None = None
             try:
                 with self._lessons.averages(tutor, self._own.layout.signature, self._slots, self._going) as stream:
-                    self._take_up(tutor, stream)
-                    heard = True
-                    self._listen(tutor, stream)
+                    try:
+                        self._take_up(tutor, stream)
+                        self._listen(tutor, stream)
+                    except ConfigError as error:  # else it would be taken for what the connection may raise
+                        wrong = error
             except (FetchError, Later) as error:
-                if heard:
+                if self._told:
                     failed.clear()
                 failed[tutor.id] = str(error)
                 logger.debug("no averages any more: %s", error, extra=about(self._plane, "spare_tutor", donor=tutor.id))
+            if wrong is not None:
+                raise wrong
 
     def _tutors(self) -> Sequence[Member]:
         """Whom to ask, in this spare's own order; nobody while there is room in the view."""
@@ -203,6 +207,7 @@ class Warmth:
 
     def _begin(self, tutor: Member, stream: Stream) -> None:
         """Have the state pinned: first at the tutor, which tells what it is; then the others are no call behind that."""
+        self._told = False
         hello, plane = stream.hello, self._plane
         holders = list(hello.holders)
         turn = int(plane.member_id[-4:], 16) % len(holders)

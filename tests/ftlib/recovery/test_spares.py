@@ -119,7 +119,7 @@ def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str) -> Non
         began = leaver.ft.step
         leaver.ft.leave()
         made.counts(spare, 3)
-        assert assert_equal(*made.members, spare) > 5
+        assert assert_equal(*made.members, spare) > 2
         assert min(spare.hashes) <= began + 8
         assert not any(pupil.ft.metrics()["state_loads"] > 1 for pupil in made.members)
 
@@ -132,7 +132,7 @@ def test_whoever_dies_the_spare_takes_its_place(victim: int) -> None:
         made.level(spare)
         made.crash(made.members[victim])
         made.counts(spare, 3)
-        assert assert_equal(*made.members, spare) > 5
+        assert assert_equal(*made.members, spare) > 2
 
 
 def test_several_spares_and_one_place() -> None:

@@ -1,0 +1,63 @@
+"""A spare in a process of its own takes the place of a member that got SIGKILL: at once, with the state that it has by then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Worker
+from .verdict import Verdict
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+SIZES = [300_000] * 2
+"""7.2 MB of state under Adam."""
+
+
+@pytest.fixture(scope="module")
+def school(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Where learners come from."""
+    settings = {"agent": "thread", "max_size": 3, "log_level": "info"}
+    with Cluster(tmp_path_factory.mktemp("school"), program="tests.processes.learner:learn", settings=settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(school: Cluster, tmp_path: Path) -> Cluster:
+    """A cluster of learners without workers yet."""
+    school.clear(tmp_path)
+    return school
+
+
+def spare(cluster: Cluster, **task: object) -> Worker:
+    """One that waits, and has said that it has the state."""
+    worker = cluster.join(**task)
+    cluster.until(f"{worker} has the state", lambda: "this spare has the state" in worker.output())
+    assert not worker.calls, "it is no spare"
+    return worker
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_spare_takes_the_place_of_whoever_is_killed(cluster: Cluster, victim: int) -> None:
+    """Its tutor is one of the three."""
+    task = {"sizes": SIZES, "given": {"rest": 0.02}}
+    members = cluster.found(3, **task)
+    cluster.training(3)
+    cluster.advanced()
+    warm = spare(cluster, **task)
+    dead = members.pop(victim)
+    dead.kill()
+    cluster.until("the spare counts", lambda: warm.last.get("who", 0) >> warm.task.slot & 1)
+    cluster.training(3)
+    for _ in range(3):
+        cluster.advanced()
+    since = warm.calls[0]["epoch"]
+    whole = [line for line in members[0].calls if line["epoch"] >= since and line["size"] == 3]
+    assert warm.calls[0]["step"] == whole[0]["step"], "it had to get the state first"
+    assert not warm.calls[0]["who"] >> warm.task.slot & 1, "computed on weights of its own"
+    assert warm.calls[1]["who"] >> warm.task.slot & 1
+    verdict = Verdict()
+    verdict.check(cluster.workers)
+    assert not [*verdict.violations, *cluster.faults()]
