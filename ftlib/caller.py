@@ -165,6 +165,7 @@ class Caller:
             text = "%s: %s; the others wait while this worker loads the state"
             logger.warning(text, name, reason, extra=about(plane, "no_following", why=str(reason)))
             recovery.end()
+            plane.counters.recovery_fallbacks += 1
         own.began = self._threads.now()
         plane.turn_to(own)
         return None

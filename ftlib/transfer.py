@@ -22,6 +22,7 @@ from .errors import ConfigError, FTLibError, RebuildTimeout
 from .logs import about
 from .phase import Phase
 from .plane import Plane
+from .recovery.bulletin import Arrival
 from .registry import Registered
 from .session import Session
 from .state import StateReader, encode, snapshot
@@ -119,7 +120,8 @@ class Transfer:
         while plane.acting_in(session):
             answers = []
             for holder in holders:
-                answers.append(self._fetch(holder, query, self._registered, functools.partial(plane.acting_in, session)))
+                go_on = functools.partial(plane.acting_in, session)
+                answers.append(self._fetch(holder, query, self._registered, go_on, waited_for=True))
                 if answers[-1] is Answer.LOADED:
                     plane.loaded(session, authority)  # if the session has ended meanwhile, the next one loads again
                     return True
@@ -178,14 +180,27 @@ class Transfer:
                 )
             return plane.session
 
-    def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> Answer:
-        answer, tree = self.receive(donor, PATH, query, go_on)
+    def _fetch(
+        self,
+        donor: Member,
+        query: Mapping[str, str],
+        registered: Registered,
+        go_on: Callable[[], bool],
+        *,
+        waited_for: bool = False,
+    ) -> Answer:
+        answer, tree = self.receive(donor, PATH, query, go_on, waited_for=waited_for)
         if answer is Answer.LOADED:
             registered.load(tree)
         return answer
 
-    def receive(self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool]) -> tuple[Answer, object]:
-        """What ``donor`` serves at ``path``: LOADED and the tree, which nobody has taken over yet; or else its words."""
+    def receive(
+        self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool], *, waited_for: bool = False
+    ) -> tuple[Answer, object]:
+        """What ``donor`` serves at ``path``: LOADED and the tree, which nobody has taken over yet; or else its words.
+
+        ``waited_for``: whether the others wait meanwhile, for the person who watches.
+        """
         began = self._plane.threads.now()
         if self._ring is not None and (line := self._ring.renew()) is not None:
             logger.info("%s", line)
@@ -202,10 +217,12 @@ class Transfer:
                     data = answer.read(count)
                     if len(data) != count:
                         raise EOFError("the donor broke off")
+                    arrival.got(count, reader.total)
                     return data
 
                 reader = StateReader(read)
-                tree = reader.read(STATE_LIMIT)
+                with Arrival(self._plane, waited_for=waited_for) as arrival:
+                    tree = reader.read(STATE_LIMIT)
                 answer.finish()
         except (OSError, EOFError, http.client.HTTPException, ValueError, SecretError) as error:
             logger.info("no state from %s: %s", donor, error, extra=about(self._plane, "no_state", donor=donor.id))

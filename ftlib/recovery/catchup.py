@@ -76,6 +76,7 @@ class Catchup:
         reason = why_not(registered)
         if reason:
             self._refused = True
+            plane.counters.recovery_fallbacks += 1
             logger.info("the others wait while this worker loads the state: %s", reason, extra=about(plane, "no_following"))
             return False
         self._own = own
@@ -111,7 +112,7 @@ class Catchup:
                 "what was replayed is not what the others have: they do more in a step than what was registered with apply= "
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
-        return self._plane.caught_up(round_.origin, results.number)
+        return self._caught_up(round_, results.number)
 
     def kept(self, results: Results) -> Sequence[Slot] | None:
         """See ``Recovery``: keeps the averages that the program would have applied."""
@@ -154,6 +155,7 @@ class Catchup:
         elif self._round.session is not session:
             self._moved(self._round, session, number)
         round_ = self._current()
+        round_.bulletin.tell()
         round_.brake(session, number)
         if round_.level_with(number):
             self._take_the_rest(round_, session, number)
@@ -218,6 +220,14 @@ class Catchup:
         if self._failures == _TRIES:
             self._refused = True
             raise NoFollowing(f"the rest of the state did not arrive {_TRIES} times: {why}")
+
+    def _caught_up(self, round_: Round, number: int) -> bool:
+        if not self._plane.caught_up(round_.origin, number):
+            return False
+        self._plane.counters.recoveries += 1
+        self._plane.counters.averages_replayed += round_.progress().replayed
+        round_.bulletin.caught_up(number)
+        return True
 
     def _same_kind(self, results: Results, *, alike: bool) -> None:
         """Whoever averages other tensors than the others will never do the same as they."""

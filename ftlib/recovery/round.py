@@ -25,6 +25,7 @@ from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
+from .bulletin import Bulletin
 from .fetch import FetchError, Later, Offer, Source
 from .flat import Ground
 from .manifest import prepare
@@ -96,6 +97,9 @@ class Round:
         self._error: Exception | None = None
         self._over = False
         self._meter = Meter(offer.nbytes, plane.threads.now)
+        self._replayed = 0
+        # Guarded by its own lock:
+        self.bulletin = Bulletin(plane, self.progress)
         self._threads: list[threading.Thread] = []
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
@@ -118,6 +122,7 @@ class Round:
             if self._over:
                 return
             self._over = True
+            self._plane.counters.state_bytes += self._meter.received
             names = {name for stripe in self.stripes for name in stripe.donors}
             donors = [self._donors[name] for name in sorted(names & self._donors.keys())]
             self._changed.notify_all()
@@ -201,7 +206,7 @@ class Round:
     def progress(self) -> Progress:
         """How far it is. Any thread."""
         with self._changed:
-            return self._meter.progress(len(self._averages), braking=self._braking)
+            return self._meter.progress(len(self._averages), braking=self._braking, replayed=self._replayed)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -279,7 +284,9 @@ class Round:
                 if results is not None:
                     self._held -= results.layout.nbytes
                     self._spare += results.slots
+                    self._replayed += 1
                 self._changed.notify_all()
+            self.bulletin.tell()
 
     def _can_replay(self) -> bool:
         here = all(stripe.index in self._have for stripe in self.stripes if stripe.version <= self._position)
@@ -321,6 +328,7 @@ class Round:
                 if self._wants(stripe):
                     self._offsets[stripe.index] = self._offsets.get(stripe.index, 0) + count
                     self._meter.got(count)
+            self.bulletin.tell()
 
         try:
             self.source.stripe(donor, stripe, ground, offset, got, lambda: self._wants(stripe))
