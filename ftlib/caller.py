@@ -147,6 +147,7 @@ class Caller:
     def _follow(self, own: Call, recovery: Recovery) -> Results | None:
         """Take part in the others' calls until one of them is ``own``: its results. None: ``own`` is in progress as before."""
         plane, name = self._plane, str(own)
+        self.layouts.note(own.layout)
         try:
             while not self.said_goodbye:
                 followed = Followed(own)

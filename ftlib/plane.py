@@ -291,6 +291,9 @@ class Plane:
                 return False
             if self._reported is not None and self._reported[0] > session.view.epoch:
                 return False
+            if self.member_id in plan.healed:
+                self.founder, self.blank, self.origin, self.results = False, True, "", None
+                self._last_signature = b""
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
                     self.origin = ""  # what was loaded belonged to a call that nobody alive has finished
@@ -299,7 +302,7 @@ class Plane:
                     self.current.number = self.finished + 1
                 self._told()
             self.authority = plan.authority
-            if plan.authority == self.member_id:
+            if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
             self.session, self.trailer = session, None
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)

@@ -149,6 +149,8 @@ class Catchup:
         plane = self._plane
         if self._round is not None and self._round.origin != plane.authority:
             self.end()
+        if self._round is not None and self._round.session is not session and plane.member_id in session.plan.healed:
+            self.end()  # it was behind: averages are missing
         if self._round is None:
             if not self._begin(session, number):
                 return False

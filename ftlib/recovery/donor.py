@@ -23,8 +23,8 @@ from . import layouts
 from .blocks import BLOCK, blocks, digest_of
 from .fetch import ARMED, LATER, PATH
 from .flat import Ground
-from .manifest import Manifest, inline_of, split
-from .pins import Pins
+from .manifest import Manifest, inline_of, split, stepping
+from .pins import Digest, Pins
 from .sending import Sending
 from .stripes import Stripe, cut
 
@@ -94,6 +94,7 @@ class Donor:
         registered = self._inside(version, origin)
         manifest, ground = _split(registered, self._plane.step)
         stripes = cut(manifest.nbytes, holders, turn, version, window)
+        self._pins.watch(stepping(registered))
         self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
         found = {
             "nbytes": manifest.nbytes,
@@ -105,12 +106,15 @@ class Donor:
 
     def _again(self, query: Query) -> Chunks:
         joiner, origin, own = _text(query, "joiner"), _text(query, "origin"), self._plane.member_id
-        pins = [Stripe(*numbers, donors=(own,)) for numbers in _numbers(query, "pins", 4)]
+        pins = [
+            Stripe(index, start, stop, version, (own,)) for index, start, stop, version in _numbers(query, "pins", 4)
+        ]
         version = min(pin.version for pin in pins)
         registered = self._inside(version, origin)
         manifest, ground = _split(registered, self._plane.step)
         if any(not pin.start < pin.stop <= manifest.nbytes for pin in pins):
             raise LookupError(f"pins=... is not within the {manifest.nbytes} bytes of the state")
+        self._pins.watch(stepping(registered))
         self._arm(joiner, version, pins, ground)
         return iter((b"pinned",))
 
@@ -138,7 +142,8 @@ class Donor:
             raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
         with self._plane.changed:
             self._still(version)
-            job = self._pins.hashing(version, ranges, ground)
+            self._pins.watch(stepping(registered))
+            job = self._pins.digest(ground, version, ranges, version)
         return _digests(job)
 
     def _inline(self, query: Query) -> Chunks:
@@ -201,7 +206,7 @@ class Donor:
             self._still(version)
             if plane.session is None or joiner not in plane.session.view:
                 raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
-            self._pins.arm(joiner, stripes, ground)
+            self._pins.arm(joiner, stripes, ground, version)
 
     def _pinned(self, query: Query) -> torch.Tensor:
         """A stripe's bytes, once its copy is complete."""
@@ -234,9 +239,11 @@ def _blocks(data: torch.Tensor, spans: list[tuple[int, int]]) -> Chunks:
         yield digest
 
 
-def _digests(job: Chunks) -> Iterator[bytes]:
+def _digests(job: Digest) -> Iterator[bytes]:
     yield ARMED
-    yield from job
+    while (found := job.result(POLL)) is None:
+        pass
+    yield from found
 
 
 def _text(query: Query, name: str) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 __all__ = ["Ground", "Piece", "huge"]
@@ -58,12 +59,19 @@ class Ground:
             start, index = end, index + 1
 
     def copy_out(self, start: int, stop: int, into: torch.Tensor) -> None:
-        """Copy the bytes ``start`` to ``stop`` to ``into``, of that many uint8. Others may run Python meanwhile."""
+        """Copy the bytes ``start`` to ``stop`` to ``into``, of that many uint8. Others may run Python meanwhile.
+
+        One thread copies: torch would let several do it, which wait for each other where the training needs them.
+        """
         _fits(into, stop - start)
         offset = 0
         with torch.no_grad():
             for index, first, end in self.pieces(start, stop):
-                into[offset : offset + end - first].copy_(_bytes(self.tensors[index], first, end))
+                source, target = _bytes(self.tensors[index], first, end), into[offset : offset + end - first]
+                if source.device.type == target.device.type == "cpu":
+                    np.copyto(target.numpy(), source.numpy())
+                else:
+                    target.copy_(source)
                 offset += end - first
 
     def copy_in(self, start: int, data: torch.Tensor) -> None:

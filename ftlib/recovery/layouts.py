@@ -53,7 +53,7 @@ def encode(layout: Layout) -> bytes:
         ]
         for bucket in layout.buckets
     ]
-    return bytes(msgpack.packb([layout.signature, layout.text, buckets]))
+    return bytes(msgpack.packb([layout.signature, layout.kind, layout.text, buckets]))
 
 
 def decode(data: bytes) -> Layout:
@@ -63,8 +63,8 @@ def decode(data: bytes) -> Layout:
     except Exception as error:
         raise ValueError(f"this is no layout: {error}") from error
     match packed:
-        case [bytes(signature), str(text), list(found)] if len(signature) == 16 and found:
-            layout = Layout(signature, text, tuple(_bucket(bucket) for bucket in found))
+        case [bytes(signature), str(kind), str(text), list(found)] if len(signature) == 16 and found:
+            layout = Layout(signature, kind, text, tuple(_bucket(bucket) for bucket in found))
             if layout.nbytes > _MOST_BYTES:
                 raise ValueError(f"this is no layout: {layout.nbytes} bytes are too many")
             return layout

@@ -185,7 +185,8 @@ class Round:
             self._check()
             old = {stripe.index: stripe for stripe in self.stripes}
             now = renewed(self.stripes, sorted(self._have), session.plan.holders, number)
-        lost = [stripe for stripe in now if stripe.version != old[stripe.index].version]
+        # Not by the version: what was to be pinned later than now keeps it, and has other donors all the same.
+        lost = [stripe for stripe in now if not {*stripe.donors} <= {*old[stripe.index].donors}]
         for holder in session.plan.holders:
             pins = [stripe for stripe in lost if holder in stripe.donors]
             if pins:

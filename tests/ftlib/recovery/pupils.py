@@ -15,6 +15,8 @@ from ftlib import FTLib, Status
 
 WIDTH = 64
 
+torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # the first one of a process takes seconds: torch imports its compiler
+
 
 def model_of(seed: int, width: int = WIDTH) -> nn.Module:
     torch.manual_seed(seed)
