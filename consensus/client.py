@@ -97,6 +97,7 @@ class Answer:
 
     def close(self) -> None:
         """Let go of the connection. Idempotent."""
+        self._response.close()  # it owns the connection where the server has said that it closes it
         self._connection.close()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,4 @@
-"""How bytes of the state travel: in blocks, each followed by a digest of its own, so that whoever breaks off goes on at a block.
-
-A *run* is what one request asks for: the bytes of a stripe from an offset, which is a multiple of ``BLOCK``, to its end.
-"""
+"""How bytes of the state travel: in blocks, each with a digest of its own, so that whoever breaks off goes on at a block."""
 
 from __future__ import annotations
 

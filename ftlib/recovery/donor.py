@@ -20,7 +20,7 @@ from ..registry import Registered
 from ..session import Session
 from ..transfer import POLL, Transfer
 from . import layouts
-from .blocks import BLOCK, blocks, digest_of
+from .blocks import blocks, digest_of
 from .fetch import ARMED, LATER, PATH
 from .flat import Ground
 from .manifest import Manifest, inline_of, split, stepping
@@ -32,6 +32,8 @@ __all__ = ["Donor"]
 
 PIECE = 1 << 20
 """Bytes that are handed to the connection at a time, so that a slow reader is not taken for a dead one."""
+PATIENCE = 10.0
+"""Seconds for digests; less than a joiner's patience with silence."""
 _MOST_PINS = 4096
 """Ranges that one question may name."""
 
@@ -71,7 +73,10 @@ class Donor:
 
     def entering(self, call_number: int) -> None:
         """The training thread has entered a call, or begins it anew: what is to be pinned on entry to it is, from now on."""
-        self._pins.entering(call_number)
+        registered = self._transfer.registered
+        if registered is not None:
+            self._pins.watch(stepping(registered))
+            self._pins.entering(call_number)
 
     def activated(self, session: Session) -> None:
         """Drop what is kept for members that are gone."""
@@ -94,7 +99,6 @@ class Donor:
         registered = self._inside(version, origin)
         manifest, ground = _split(registered, self._plane.step)
         stripes = cut(manifest.nbytes, holders, turn, version, window)
-        self._pins.watch(stepping(registered))
         self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
         found = {
             "nbytes": manifest.nbytes,
@@ -106,16 +110,13 @@ class Donor:
 
     def _again(self, query: Query) -> Chunks:
         joiner, origin, own = _text(query, "joiner"), _text(query, "origin"), self._plane.member_id
-        pins = [
-            Stripe(index, start, stop, version, (own,)) for index, start, stop, version in _numbers(query, "pins", 4)
-        ]
+        pins = [Stripe(index, start, stop, version, (own,)) for index, start, stop, version in _numbers(query, "pins", 4)]
         version = min(pin.version for pin in pins)
-        registered = self._inside(version, origin)
+        call, registered = self._inside_until(version, origin)
         manifest, ground = _split(registered, self._plane.step)
         if any(not pin.start < pin.stop <= manifest.nbytes for pin in pins):
             raise LookupError(f"pins=... is not within the {manifest.nbytes} bytes of the state")
-        self._pins.watch(stepping(registered))
-        self._arm(joiner, version, pins, ground)
+        self._arm(joiner, call, pins, ground)
         return iter((b"pinned",))
 
     def _stripe(self, query: Query) -> Chunks:
@@ -142,9 +143,8 @@ class Donor:
             raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
         with self._plane.changed:
             self._still(version)
-            self._pins.watch(stepping(registered))
-            job = self._pins.digest(ground, version, ranges, version)
-        return _digests(job)
+            digest = self._pins.digest(ground, version, [(start, stop) for start, stop in ranges], version)
+        return _digests(digest)
 
     def _inline(self, query: Query) -> Chunks:
         version, origin = _number(query, "version"), _text(query, "origin")
@@ -182,13 +182,18 @@ class Donor:
                 lambda: plane.in_call(version) or plane.finished >= version or plane.phase is Phase.STOPPED, POLL
             )
             self._still(version)
-            own = plane.origin
-        registered = self._transfer.registered
-        if registered is None:
-            raise LookupError("nothing: no state is registered here")
-        if own != origin:
-            raise LookupError(f"{LATER}: this member does not hold that state")
-        return registered
+            return self._held(origin)
+
+    def _inside_until(self, version: int, origin: str) -> tuple[int, Registered]:
+        """The same inside any call up to ``version``; which one it is."""
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(
+                lambda: plane.current is not None or plane.finished >= version or plane.phase is Phase.STOPPED, POLL
+            )
+            call = version if plane.current is None else min(version, plane.current.number)
+            self._still(call)
+            return call, self._held(origin)
 
     def _still(self, version: int) -> None:
         """LookupError unless inside call ``version``. Under the plane's lock: it stays so while that is held."""
@@ -200,13 +205,25 @@ class Donor:
         if not plane.in_call(version):
             raise LookupError(f"{LATER}: not inside call {version} yet")
 
-    def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground) -> None:
+    def _held(self, origin: str) -> Registered:
+        registered = self._transfer.registered
+        if registered is None:
+            raise LookupError("no state is registered here")
+        if self._plane.origin != origin:
+            raise LookupError(f"{LATER}: this member does not hold that state")
+        return registered
+
+    def _arm(self, joiner: str, call: int, stripes: list[Stripe], ground: Ground) -> None:
+        """Pin what was looked at inside ``call``."""
         plane = self._plane
         with plane.changed:
-            self._still(version)
+            self._still(call)
             if plane.session is None or joiner not in plane.session.view:
                 raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
-            self._pins.arm(joiner, stripes, ground, version)
+            try:
+                self._pins.arm(joiner, stripes, ground, call)
+            except ValueError as error:
+                raise LookupError(str(error)) from None
 
     def _pinned(self, query: Query) -> torch.Tensor:
         """A stripe's bytes, once its copy is complete."""
@@ -239,10 +256,11 @@ def _blocks(data: torch.Tensor, spans: list[tuple[int, int]]) -> Chunks:
         yield digest
 
 
-def _digests(job: Digest) -> Iterator[bytes]:
+def _digests(digest: Digest) -> Chunks:
     yield ARMED
-    while (found := job.result(POLL)) is None:
-        pass
+    found = digest.result(PATIENCE)
+    if found is None:
+        raise ConnectionAbortedError(f"no digests within {PATIENCE:g} s")
     yield from found
 
 

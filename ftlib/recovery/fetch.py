@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgpack
@@ -113,7 +113,7 @@ class Source(ABC):
         """Have all ``holders`` pin their stripes, in parallel (see ``stripes.cut``); wait until they are in call ``version``.
 
         ``inline_from``: id of the one that tells the manifest, "" for none. FetchError where that one, or all, failed, or
-        where they do not agree on the state's size.
+        where they do not agree on what the state is.
         """
 
     @abstractmethod
@@ -178,7 +178,7 @@ class HttpSource(Source):
             "turn": turn,
             "window": window,
         }
-        told: dict[str, tuple[int, int, bytes]] = {}
+        told: dict[str, _Told] = {}
         failed: dict[str, FetchError] = {}
 
         def ask(member: Member) -> None:
@@ -197,14 +197,13 @@ class HttpSource(Source):
             thread.join()
         if not told:
             raise FetchError(f"nobody gives the state: {'; '.join(map(str, failed.values())) or 'nobody holds it'}")
-        sizes = {found[:2] for found in told.values()}
-        if len(sizes) > 1:
-            text = ", ".join(f"{member_id} {found[0]} bytes in {found[1]} stripes" for member_id, found in told.items())
-            raise FetchError(f"the donors disagree on the state's size: {text}")
+        if len({found.ground for found in told.values()}) > 1:
+            text = ", ".join(f"{member_id} {found.nbytes} bytes ({found.ground})" for member_id, found in told.items())
+            raise FetchError(f"the donors disagree on what the state is: {text}")
         if inline_from in failed:
             raise failed[inline_from]
-        nbytes, stripes = sizes.pop()
-        return Offer(nbytes, stripes, told[inline_from][2] if inline_from else b"", failed)
+        one = next(iter(told.values()))
+        return Offer(one.nbytes, one.stripes, told[inline_from].packed if inline_from else b"", failed)
 
     def again(self, member: Member, pins: Sequence[Stripe], origin: str, go_on: GoOn) -> None:
         """See ``Source``."""
@@ -300,7 +299,7 @@ class HttpSource(Source):
             answer.finish()
             return b"".join(parts)
 
-    def _until_told(self, member: Member, query: Mapping[str, Any], go_on: GoOn) -> tuple[int, int, bytes]:
+    def _until_told(self, member: Member, query: Mapping[str, Any], go_on: GoOn) -> _Told:
         while True:
             _continue(member, go_on)
             try:
@@ -358,12 +357,21 @@ def _translated(member: Member) -> Iterator[None]:
         raise FetchError(f"{member}: {type(error).__name__}: {error}") from error
 
 
-def _offered(member: Member, data: bytes) -> tuple[int, int, bytes]:
+class _Told(NamedTuple):
+    """One donor's offer. ``ground``: what its streamed tensors are, hashed."""
+
+    nbytes: int
+    stripes: int
+    ground: str
+    packed: bytes
+
+
+def _offered(member: Member, data: bytes) -> _Told:
     try:
         found = msgpack.unpackb(data)
     except Exception as error:
         raise FetchError(f"{member}: its offer is not readable: {error}") from error
     match found:
-        case {"nbytes": int(nbytes), "stripes": int(stripes), "packed": bytes(packed)}:
-            return nbytes, stripes, packed
+        case {"nbytes": int(nbytes), "stripes": int(stripes), "ground": str(ground), "packed": bytes(packed)}:
+            return _Told(nbytes, stripes, ground, packed)
     raise FetchError(f"{member}: its offer has the wrong shape: run one release everywhere")

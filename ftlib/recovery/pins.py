@@ -7,8 +7,6 @@ copy. What anything else changes meanwhile is noticed, and fails what was read o
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -27,7 +25,6 @@ __all__ = ["Digest", "Pins"]
 
 PATIENCE = 10.0
 """Seconds that an optimizer waits for the other thread's unit; what is not read by then has failed."""
-_NICE = 10
 _RELEASED = "it was released"
 
 
@@ -251,9 +248,10 @@ class Pins:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        """Read until nothing is left, and nothing waits. The training comes first."""
-        with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        """Read until nothing is left, and nothing waits.
+
+        At the priority of all others: an optimizer waits for the unit in hand, and would wait longer for a thread that comes last.
+        """
         while True:
             with self._changed:
                 while (found := self._take()) is None and self._waiting:

@@ -16,8 +16,8 @@ from .flat import Ground, huge
 
 __all__ = ["UNIT", "Copying", "Hashing", "Reading", "Stage"]
 
-UNIT = 8 << 20
-"""Bytes that a thread reads in one go."""
+UNIT = 4 << 20
+"""Bytes that a thread reads in one go: about a millisecond, for which an optimizer may have to wait."""
 
 
 class Stage(Enum):

@@ -63,7 +63,7 @@ def test_an_introducer_counts_as_somebody_until_it_is_known_to_be_nobody() -> No
         there: Address = ("127.0.0.1", other)
         async with rig(bind=introducers[0], introducers=introducers) as a:
             await until(lambda: ("attend", there, False) in a.core.calls)
-            assert a.core.named("attend") == [("attend", there, True), ("attend", there, False)]
+            assert a.core.named("attend")[:2] == [("attend", there, True), ("attend", there, False)]
             await until(lambda: len(a.core.named("attend")) > 2)
             assert ("attend", there, True) not in a.core.named("attend")[2:], "it is known"
 
@@ -77,8 +77,8 @@ def test_a_doubt_ends_with_whoever_raised_it() -> None:
         async with rig(bind=introducers[0], introducers=introducers) as a:
             async with rig("b" * 16, bind=introducers[1], secret=SECRET):
                 await until(lambda: a.core.named("heed_introducers"))
-            await until(lambda: len(a.core.named("heed_introducers")) == 2)
-            barred, free = a.core.named("heed_introducers")
+            await until(lambda: len(a.core.named("heed_introducers")) >= 2)
+            barred, free, *_ = a.core.named("heed_introducers")
             assert barred[2] is False and "other secrets" in barred[3]
             assert free[2:4] == (True, "")
 

@@ -39,15 +39,14 @@ def ended(pid: int) -> bool:
 
 
 def test_it_dies_with_its_training_process_and_says_so_first() -> None:
-    with members(2, initial_size=3) as group, peers(1, job="test", initial_size=3, introducers=(address(group[0]),)) as [peer]:
+    settings = {"job": "test", "initial_size": 3, "exclude_after": 60.0}  # no silence could exclude it in time
+    with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
         agree(group, 3)
         agent = peer.agent
-        began = time.monotonic()
         peer.kill()
         agree(group, 2)
-        assert time.monotonic() - began < 1.0  # no timer: T_excl is 2 s
         eventually(lambda: ended(agent), "the agent is gone")
-        assert "its training process ended" in notes(group[0]) + notes(group[1])
+        eventually(lambda: "its training process ended" in notes(group[0]) + notes(group[1]), "it said so")
 
 
 def test_a_fork_keeps_neither_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,13 +84,14 @@ def test_it_goes_on_while_the_interpreter_is_held() -> None:
     settings = {"job": "test", "initial_size": 3, "exclude_after": 1.0}
     with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
         view = agree(group, 3)
-        peer.tell("hold 3")
+        peer.tell("hold 60")  # until it is killed
+        eventually(lambda: status(peer)["ftlib"].get("stale"), "it is held")
         began = time.monotonic()
-        while time.monotonic() - began < 2.5:
+        while time.monotonic() - began < 3.0:
             assert group[0].view == group[1].view == view
             assert status(peer)["ftlib"]["stale"]  # it answers, and says what it does not know
             time.sleep(0.2)
-        assert all(item["status"] == "alive" for item in group[0].status()["members"])
+        eventually(lambda: all(item["status"] == "alive" for item in group[0].status()["members"]), "all are alive")
 
 
 def test_a_thread_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_thread_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
         peers(1, introducers=(address(group[0]),), agent="thread", **settings) as [peer],
     ):
         agree(group, 3)
-        peer.tell("hold 3")
+        peer.tell("hold 60")
         agree(group, 2)
 
 
@@ -117,8 +117,8 @@ def test_a_hung_data_plane_steps_aside() -> None:
         assert len(agree(group, 3)) == 3  # one of three is less than half
         group[1].progress(6, 7)
         agree(group, 2)
-        assert 1.4 < time.monotonic() - began < 3.0
-        assert "stalled: it had not entered call 7" in notes(group[0]) + notes(group[1])
+        assert time.monotonic() - began > 1.4
+        eventually(lambda: "stalled: it had not entered call 7" in notes(group[0]) + notes(group[1]), "it said so")
 
 
 def test_log_records_arrive_with_their_fields(caplog: pytest.LogCaptureFixture) -> None:

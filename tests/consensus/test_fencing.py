@@ -85,12 +85,19 @@ def test_anything_else_proves_nothing_and_is_said_once(command: str, text: str, 
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
-    alive = tmp_path / "alive"
-    seen = Seen(fence_command=shell(f"(sleep 1; touch {alive}) & sleep 60"), fence_timeout=0.3)
-    assert seen.order() < 5
-    assert seen.proofs == [] and "fence_timeout=0.3 s" in seen.notes[0]
-    time.sleep(1.2)
-    assert not alive.exists()
+    child = tmp_path / "child"
+    seen = Seen(fence_command=shell(f"sleep 60 & echo $! > {child}; sleep 60"), fence_timeout=1.0)
+    assert seen.order() < 30
+    assert seen.proofs == [] and "fence_timeout=1 s" in seen.notes[0]
+    eventually(lambda: not alive(int(child.read_text())), "its child is gone, too")
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_not_again_before_a_pause(tmp_path: Path) -> None:
@@ -148,7 +155,7 @@ while open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[0] != "Z":
 @pytest.mark.process
 def test_a_hung_senior_is_killed_and_the_junior_goes_on_alone() -> None:
     """Silence alone would block it for ever: one of two, and not the senior one."""
-    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 3.0, "fence_after": 0.3}
+    settings: dict[str, Any] = {"job": "test", "initial_size": 2, "exclude_after": 10.0, "fence_after": 0.1}
     with peers(1, **settings) as [senior]:
         junior = begin(introducers=(senior.address,), fence_command=KILL, **settings)
         try:
@@ -156,7 +163,7 @@ def test_a_hung_senior_is_killed_and_the_junior_goes_on_alone() -> None:
             time.sleep(1.0)
             senior.pause()
             took = eventually(lambda: ids(junior.view) == (junior.member.id,), "the junior goes on")
-            assert 1.4 < took < 3.0, "after fence_after, and before silence would have been enough"
+            assert took < 9.0, "before silence would have been enough"
             assert "fenced" in str(junior.why(senior.member.id))  # its agent's own last word may come before the command's
         finally:
             junior.stop()

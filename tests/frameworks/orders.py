@@ -143,14 +143,25 @@ def close_under_way(worker: Worker) -> tuple[float, int]:
 
 
 def try_rebuild(worker: Worker, spec: GroupSpec, cancel_after: float | None) -> tuple[float, str]:
-    if cancel_after is not None:
-        threading.Timer(cancel_after, worker.framework.cancel).start()
+    """Seconds it took, and what came of it. Cancelled again and again: a first time may come before it has begun."""
+    over = threading.Event()
+
+    def cancel() -> None:
+        while cancel_after is not None and not over.wait(cancel_after):
+            worker.framework.cancel()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
     begin = time.monotonic()
     try:
         worker.framework.rebuild(spec)
+        text = "built"
     except GroupError as error:
-        return time.monotonic() - begin, f"{error} {error.peers}"
-    return time.monotonic() - begin, "built"
+        text = f"{error} {error.peers}"
+    took = time.monotonic() - begin
+    over.set()
+    canceller.join(TIMEOUT)
+    return took, text
 
 
 def abort_old_while_rebuilding(worker: Worker, spec: GroupSpec) -> str:
@@ -225,7 +236,7 @@ def abandon(worker: Worker) -> tuple[float, bool, float]:
     for _ in range(3):
         assert worker.group.allreduce(torch.ones(10)).wait(TIMEOUT)
     if worker.group.rank > 0:
-        time.sleep(1.5)
+        time.sleep(4.0)  # until the deadline of the group has passed
         return 0.0, True, 0.0
     work = worker.group.allreduce(torch.ones(10))
     assert work.wait(0.25) is False

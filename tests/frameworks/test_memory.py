@@ -168,9 +168,18 @@ def test_rebuild_waits_times_out_and_is_cancelled() -> None:
     with pytest.raises(GroupError, match=r"no sign of ranks \[1\]") as caught:
         framework.rebuild(GroupSpec("a", 1, 0, 2, {}, 0.05))
     assert caught.value.peers == (1,)
-    threading.Timer(0.05, framework.cancel).start()
+
+    def cancel() -> None:
+        deadline = time.monotonic() + WAIT
+        while framework._room is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        framework.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
     with pytest.raises(GroupError, match="cancelled"):
         framework.rebuild(GroupSpec("b", 2, 0, 2, {}, WAIT))
+    thread.join(WAIT)
     assert framework.rebuild(GroupSpec("c", 3, 0, 1, {}, WAIT)).size == 1
 
 

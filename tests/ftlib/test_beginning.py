@@ -132,12 +132,18 @@ def test_one_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_too_late_or_only_at_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resuming, "POLL", 0.1)
     trained(tmp_path, 1, 1)
-    with crew(2, join_timeout=0.7) as trainees:
-        senior, junior = trainees
+
+    def hurried(trainees: list[Trainee]) -> list[Trainee]:
+        for trainee in trainees:  # not by the setting: they shall have the time to meet
+            trainee.ft._lives.life.resumption._patience = 0.7
+        return trainees
+
+    with crew(2) as trainees:
+        senior, junior = hurried(trainees)
         with pytest.raises(ConfigError, match=r"load was called here, but within 0.7 s not by .*call it at every worker"):
             senior.ft.load(tmp_path)
-    with crew(2, join_timeout=0.7) as trainees:
-        senior, junior = trainees
+    with crew(2) as trainees:
+        senior, junior = hurried(trainees)
         with pytest.raises(ConfigError, match=r"has not called load within 0.7 s, but this worker has"):
             junior.ft.load(tmp_path)
         steps(1, trainees)

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import ftlib.ftlib
+from consensus import LeftError
 from ftlib import FTLibError, Status
-from tests.ftlib.real import at_once, company, eventually, in_thread
+from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.workers import Job, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,9 +37,9 @@ def test_leaving_in_the_middle_of_a_call_ends_it(way: str, backend: str) -> None
         eventually(lambda: third._plane.running is not None, "it waits for the others")
         began = time.monotonic()
         getattr(third, way)()
-        inside.join(5)
+        inside.join(TIMEOUT)
         assert not inside.is_alive()
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < ftlib.ftlib.LEAVE_TIMEOUT, "the others agreed"
         assert results == [Status.ABORT]
         assert third.allreduce_average(torch.ones(3)) is Status.ABORT
         tensors = [torch.full((1000,), 1.0), torch.full((1000,), 3.0)]
@@ -58,7 +59,7 @@ def left_behind() -> tuple[int, int]:
 
 def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the others have not agreed yet: they count on that."""
-    monkeypatch.setattr(ftlib.ftlib, "LEAVE_TIMEOUT", 0.3)
+    monkeypatch.setattr(ftlib.ftlib, "LEAVE_TIMEOUT", TIMEOUT)
 
     def body(worker: Worker) -> None:
         worker.ft.barrier()
@@ -68,7 +69,9 @@ def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPat
         assert worker.ft._plane.phase.value == "active"
         assert worker.ft.barrier() is Status.ABORT
         assert worker.ft._plane.finished == 1
-        thread.join(5)
+        worker.consensus.plane.stopped(LeftError("left"))  # type: ignore[union-attr]  # now they have
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
 
     with Job(1) as job:
         job.run({"w0": body})
@@ -104,10 +107,9 @@ def test_a_signal_handler_may_close_in_the_middle_of_a_call() -> None:
     found = run("""
 ft._consensus.leave = lambda: None  # nobody answers: closing has to wait
 def handler(number, frame):
-    began = time.monotonic()
     ft.close()
     ft.close()
-    print("closed in", time.monotonic() - began < 0.2, flush=True)
+    print("still", ft._plane.phase.value, flush=True)  # or it would have waited here until it gave up
 signal.signal(signal.SIGUSR1, handler)
 from ftlib.caller import Caller
 original = Caller._finish
@@ -121,7 +123,7 @@ status = ft.barrier()
 Caller._finish = original
 print(status in (Status.ABORT, Status.NO_NEED), ft.barrier() is Status.ABORT)
 """)
-    assert (found.returncode, found.stdout.splitlines()) == (0, ["closed in True", "True True"]), found.stderr
+    assert (found.returncode, found.stdout.splitlines()) == (0, ["still active", "True True"]), found.stderr
 
 
 @pytest.mark.process

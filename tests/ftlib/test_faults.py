@@ -13,7 +13,8 @@ from torch import nn
 from ftlib import Status, StepMismatch
 from ftlib.frameworks.base import Work
 from ftlib.frameworks.memory import MemoryGroup
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.real import eventually
+from tests.ftlib.workers import TIMEOUT, Job, Worker
 
 STEPS = 30
 
@@ -52,9 +53,12 @@ def test_a_failed_operation_is_salvaged(skip: int, elsewhere: bool) -> None:
     with Job(3, bucket_mb=0.1) as job:
         job.run(dict.fromkeys(records, body))
         assert job.cluster.epoch >= 2
-        adopted = sum(worker.ft.metrics()["adopted"] for worker in job.workers.values())
-        donated = sum(worker.ft.metrics()["donated"] for worker in job.workers.values())
-        assert adopted == donated
+
+        def total(what: str) -> int:
+            return sum(worker.ft.metrics()[what] for worker in job.workers.values())
+
+        # Counted on the donor's rebuild thread, once the sends have begun: by then the adopter may be far ahead.
+        eventually(lambda: total("adopted") == total("donated"), "every result that was taken was given")
     agree(records, {2.0})
     assert all(len(record) == STEPS for record in records.values())
 
@@ -72,13 +76,14 @@ def test_survivors_lose_no_step(delay: float, silent: bool, victim: str) -> None
 
     with Job(4, bucket_mb=0.1) as job:
         workers = [job.start(name, body) for name in records]
-        under_way.wait(5)
+        assert under_way.wait(TIMEOUT)
         time.sleep(delay)  # when the fault falls is the variable here
         job.kill(victim, silent=silent)
         for worker in workers:
             if worker.name != victim:
                 worker.join()
-        assert job.cluster.history[-1].ids == tuple(name for name in sorted(records) if name != victim)
+        left = tuple(name for name in sorted(records) if name != victim)
+        eventually(lambda: job.cluster.history[-1].ids == left, "the last view is without it, though the training may be over")
     survivors = {name: record for name, record in records.items() if name != victim}
     assert all(len(record) == 60 for record in survivors.values())
     four, three = 2.5, (10 - int(victim[1:]) - 1) / 3
@@ -151,38 +156,38 @@ def test_one_after_the_other_down_to_one_and_back_to_three() -> None:
 
 def test_joins_and_leaves_abort_nothing() -> None:
     records: dict[str, dict[int, tuple[float, ...]]] = {f"w{i}": {} for i in range(3)}
-    sizes: dict[int, set[int]] = {}
 
-    def step(worker: Worker) -> None:
-        assert worker.ft.allreduce_average(torch.ones(10))
-        sizes.setdefault(worker.ft.step, set()).add(worker.ft.size)
+    def until_all_see(worker: Worker, size: int) -> None:
+        """Step until everybody did so in a group of that size, then some more: all find that after the same step."""
+        seen = torch.zeros(10)
+        while seen[0] < 1.0:
+            seen.fill_(worker.ft.size == size)
+            assert worker.ft.allreduce_average(seen)
+        for _ in range(20):
+            assert worker.ft.allreduce_average(seen)
+            assert worker.ft.size == size
 
     def body(worker: Worker) -> None:
         train(worker, 10, records[worker.name])
         if worker.name == "w0":
             job.start("w2", late)
-        while worker.ft.step < 400:
-            step(worker)
-            time.sleep(0.001)
+        until_all_see(worker, 3)
         if worker.name == "w1":
             worker.ft._turns.leaving = True
             with pytest.raises(SystemExit):
-                step(worker)
+                worker.ft.allreduce_average(torch.zeros(10))
             assert worker.ft.allreduce_average(torch.ones(10)) is Status.ABORT
             return
-        while worker.ft.step < 500:
-            step(worker)
-        assert worker.ft.size == 2
+        until_all_see(worker, 2)
 
     def late(worker: Worker) -> None:
         assert worker.ft.rank == -1
         assert worker.ft.size == 2
-        step(worker)
+        assert worker.ft.allreduce_average(torch.zeros(10))
         assert worker.ft.rank == 2
         assert worker.ft.step > 10
-        while worker.ft.step < 500:
-            step(worker)
-        assert worker.ft.size == 2
+        until_all_see(worker, 3)
+        until_all_see(worker, 2)
 
     with Job(2) as job:
         job.run({"w0": body, "w1": body})
@@ -190,8 +195,6 @@ def test_joins_and_leaves_abort_nothing() -> None:
         assert sum(worker.ft.metrics()["redone"] for worker in job.workers.values()) == 0
         assert all(not worker.consensus.failures for worker in job.workers.values())
         assert job.workers["w0"].consensus.boundaries[-1][1] == ("w1",)
-        assert sizes[399] == {3}
-        assert sizes[499] == {2}
 
 
 def test_others_go_on_after_a_user_exception() -> None:

@@ -166,7 +166,7 @@ assert "FTLIB_SOCKET_FDS" in os.environ
 wait("introducers-0"), wait("introducers-1")
 """
     # The delay is long enough for the second death to come before the first restart.
-    with running(tmp_path, "-n", 2, "--restart-delay", 1.0, script=script(body)) as run:
+    with running(tmp_path, "-n", 2, "--restart-delay", 2.0, script=script(body)) as run:
         run.finish(0)
     assert (tmp_path / "introducers-0").read_text() == (tmp_path / "introducers-1").read_text()
 
@@ -178,7 +178,7 @@ if first("died"):
     os.kill(os.getpid(), signal.SIGKILL)
 write("after", os.environ["FTLIB_BIND"] + " " + os.environ["FTLIB_INTRODUCERS"])
 """
-    with running(tmp_path, "-n", 1, "--restart-delay", 1.0, script=script(body)) as run:
+    with running(tmp_path, "-n", 1, "--restart-delay", 2.0, script=script(body)) as run:
         run.wait_events("ended", 1)
         host, port = run.wait_file("before").split(":")
         with socket.create_server((host, int(port))):
@@ -333,7 +333,7 @@ wait("go")
         accusation["member"] = "newer"
         started = time.monotonic()
         assert fence(msgpack.packb) == (200, {"reaped": True, "known": True})
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 5.0
         wait_gone(pid, 0.1)
         assert fence(msgpack.packb) == (200, {"reaped": True, "known": False})
         run.wait_events("started", 3)

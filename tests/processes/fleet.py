@@ -102,13 +102,13 @@ class Fleet(Cluster):
         return began
 
     def lost(self, *workers: Worker) -> float:
-        """They are cut off, and not counted among the living from now on. CLOCK_MONOTONIC of that."""
-        began = time.monotonic()
+        """They are cut off, and not counted among the living from now on. CLOCK_MONOTONIC once no packet gets through."""
         gone = [self.host_of(worker) for worker in workers]
         self.network.split(gone, [host for host in self.network.hosts if host not in gone])
+        cut = time.monotonic()
         for worker in workers:
-            worker.killed = began
-        return began
+            worker.killed = cut
+        return cut
 
     # Judging
 

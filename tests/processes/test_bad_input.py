@@ -275,7 +275,7 @@ def test_close_in_the_middle_of_a_call(stage: Stage) -> None:
     closing, away = stage.found("closed_within", "absent", given=[{"calls": 5}])
     ended = stage.event(closing, "ended")
     assert ended["status"] == "ABORT"
-    assert ended["seconds"] < 3
+    assert ended["seconds"] < 15  # the other one is away for a minute
     assert stage.event(closing, "again")["status"] == "ABORT"
     assert stage.ended(closing) == [0]
     assert away.code is None

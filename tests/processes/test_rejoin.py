@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 
 def test_a_stopped_worker_joins_again_and_again(tmp_path: Path) -> None:
     """The most senior one: the first time the founder's own address is bound again, and nothing may be founded there."""
-    settings = {"bucket_mb": 0.08, "exclude_after": 1.0, "rejoin": True}
+    settings = {"bucket_mb": 0.08, "exclude_after": 2.0, "rejoin": True}
     with Cluster(tmp_path, sizes=[20_000, 300], settings=settings) as cluster:
         cluster.found(3)
         cluster.training(3)
@@ -33,7 +33,7 @@ def test_a_stopped_worker_joins_again_and_again(tmp_path: Path) -> None:
             victim.killed = 0.0
             cluster.training(3, 20.0)
             first = next(line for line in victim.calls if line["lifetime"] == lifetime)
-            assert first["end"] - continued < 10.0  # on an idle machine one to two
+            assert first["end"] - continued < 20.0  # on an idle machine one to two
             assert first["who"] >> victim.task.slot & 1 == 0, "what it had computed on old weights does not count"
         cluster.advanced()
         verdict = Verdict()
@@ -45,8 +45,8 @@ def test_a_stopped_worker_joins_again_and_again(tmp_path: Path) -> None:
 
 def test_under_the_launcher_it_stays_the_same_process(tmp_path: Path) -> None:
     """A worker that hung gives itself up and joins again: the launcher restarts nothing, and can still fence it."""
-    settings = {"exclude_after": 1.5, "stall_timeout": 0.5, "rejoin": True}
-    habit = ["tests.processes.test_rejoin:Pause", 2.0]
+    settings = {"exclude_after": 2.0, "stall_timeout": 1.5, "rejoin": True}
+    habit = ["tests.processes.test_rejoin:Pause", 5.0]
     with LaunchedRun(tmp_path, 2, sizes=[300], settings=settings, habit=habit) as run:
         run.training(2, 30.0)
         worker = run.workers[1]

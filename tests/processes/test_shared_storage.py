@@ -16,7 +16,7 @@ from .verdict import Verdict
 
 pytestmark = pytest.mark.process
 
-LEASE = 1.0
+LEASE = 2.0
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def test_killed_joined_left_and_stopped(tmp_path: Path) -> None:
         cluster.training(3)
         stopped = cluster.alive()[0]
         began = stopped.killed = stopped.signal(signal.SIGSTOP)
-        cluster.training(2, 10.0)
+        cluster.training(2)
         assert time.monotonic() - began > LEASE * 0.5, "it could have been alive for so long"
         stopped.signal(signal.SIGCONT)
         stopped.killed = 0.0

@@ -64,6 +64,10 @@ class Task:
     """Note when the phases of a recovery were passed (see ``trace``)."""
     habit: list[Any] = field(default_factory=list)
     """``["module:name", *arguments]``: what that makes of (FTLib, Lines, *arguments) is called before every average."""
+    program: str = ""
+    """``"module:function"`` called with (Task, Lines) instead of the loop below; its module's ``prepare`` before any fork."""
+    given: dict[str, Any] = field(default_factory=dict)
+    """That program's own orders."""
     debug: bool = False
     namespace: str = ""
     """The network namespace to live in, if any."""
@@ -113,7 +117,7 @@ def main(values: dict[str, Any]) -> int:
     os.environ.update(task.environment)
     lines = Lines(task.log)
     try:
-        return _train(task, lines)
+        return int(_named(task.program)(task, lines)) if task.program else _train(task, lines)
     except SystemExit as end:
         lines.write(event="drained", code=end.code)
         raise
@@ -194,7 +198,12 @@ def _train(task: Task, lines: Lines) -> int:
 
 
 class Census:
-    """Counts the control messages sent while resting for ``seconds``, then while training as long, from step 50 on."""
+    """Counts the control messages sent while resting for ``seconds``, then while training as long and for ``MANY`` steps.
+
+    From step 50 on.
+    """
+
+    MANY = 200
 
     def __init__(self, ft: FTLib, lines: Lines, seconds: float) -> None:
         self._ft, self._lines, self._seconds = ft, lines, seconds
@@ -209,7 +218,7 @@ class Census:
             time.sleep(self._seconds)
             self._take("idle", 0)
             self._first, self._until = number, time.monotonic() + self._seconds
-        elif self._until and time.monotonic() > self._until:
+        elif self._until and time.monotonic() > self._until and number - self._first >= self.MANY:
             self._until = 0.0
             self._take("busy", number - self._first)
 

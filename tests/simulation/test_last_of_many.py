@@ -23,7 +23,8 @@ def test_the_last_of_many_goes_on(last: str, leases: int) -> None:
     assert host.activated[-1].ids == (host.id,)
 
 
-UNHEARD = """seed=5226 size=4 fences=1 trust_refused=0 mesh_limit=3 skew=100000 drift=0.9 early=0 policy=storage leases=1 files=0 notices=0 alone=0
+UNHEARD = """seed=5226 size=4 fences=1 trust_refused=0 mesh_limit=3 skew=100000 drift=0.9 early=0 policy=storage leases=1 \
+files=0 notices=0 alone=0
 0.6 stall m0 0.1
 0.62 lossy m0 0.5
 0.62 lossy m2 0.8

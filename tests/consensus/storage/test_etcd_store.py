@@ -167,7 +167,7 @@ async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own:
         await store.create("views/1", b"mine")
     with pytest.raises(StoreAwayError, match=r"within 0\.5 s"):
         await store.read("views/1")
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 6
     own.go_on()
     seen = await once_read(store, "views/1")
     outcome = await store.create("views/1", b"mine")
@@ -203,7 +203,7 @@ async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdSer
     started = time.monotonic()
     assert await store.create("views/1", b"1") is Created.DONE
     assert await store.read("views/1") == b"1"
-    assert time.monotonic() - started < 0.4
+    assert time.monotonic() - started < 1.0
     assert await first_told(store, "views/")
     await store.close()
 
@@ -234,7 +234,7 @@ async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(StoreAwayError):
             await store.create("views/3", b"3")
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 1.4
         servers[1].start()
         assert await created(store, "views/4", b"4")
         found = await store.list("views/")

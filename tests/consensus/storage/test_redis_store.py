@@ -239,7 +239,7 @@ async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own:
         await store.read("views/1")
     with pytest.raises(StoreAwayError, match=r"within 0\.3 s"):  # a fresh connection is greeted by nobody
         await store.create("views/1", b"mine")
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 6
     own.go_on()
     async with asyncio.timeout(10):
         while True:
@@ -261,7 +261,7 @@ async def test_many_operations_at_once_all_end_in_time(own: RedisServer) -> None
     started = time.monotonic()
     results = await asyncio.gather(*(store.write("b", b"") for _ in range(40)), return_exceptions=True)
     assert all(isinstance(result, StoreError) for result in results)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 6, "and not one after the other"
     own.go_on()
     await store.close()
 
@@ -368,7 +368,7 @@ async def test_a_watch_survives_a_restart(own: RedisServer, caplog: pytest.LogCa
 @on_a_loop
 async def test_a_watch_of_a_server_that_falls_silent_notices(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consensus.storage.redis_wire._QUIET", 0.1)
-    store = await opened(own.url, timeout=0.2)
+    store = await opened(own.url, timeout=0.6)
     views = Heard(store, "views/")
     await views.once()
     await views.nothing()  # quiet is not silent

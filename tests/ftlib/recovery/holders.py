@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -50,8 +50,8 @@ class Model(nn.Module):
         return sum(row.numel() * row.element_size() for row in self.rows)
 
 
-def registered(model: Model) -> Registered:
-    return Registered({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+def optimizer_of(model: Model) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 class Holder:
@@ -66,15 +66,16 @@ class Holder:
         self.donor = Donor(self.plane, self.transfer, self.layouts.get)
         self.consensus.serve(Donor.PATH, self.donor.source)
         self.consensus.start(None)
-        self.transfer.register(registered(model))
+        self.optimizer = optimizer_of(model)
+        self.transfer.register(Registered({"model": model, "optimizer": self.optimizer}))
 
     @property
     def member(self) -> Member:
         return self.consensus.member
 
-    def meet(self, others: Sequence[Member], group: Group | None = None, *, version: int = VERSION) -> Session:
+    def meet(self, others: Sequence[Member], group: Group | None = None, *, version: int = VERSION, epoch: int = 2) -> Session:
         """Act in a view of this one and ``others``, whose next call is ``version``."""
-        session = meeting([self.member, *others], self.member.id, group, version=version)
+        session = meeting([self.member, *others], self.member.id, group, version=version, epoch=epoch)
         assert self.plane.activate(session)
         self.plane.origin = ORIGIN
         self.donor.activated(session)
@@ -100,11 +101,11 @@ class Holder:
         self.consensus.stop()
 
 
-def meeting(members: Sequence[Member], own: str, group: Group | None, *, version: int = VERSION) -> Session:
+def meeting(members: Sequence[Member], own: str, group: Group | None, *, version: int = VERSION, epoch: int = 2) -> Session:
     """The session of the view in which all have the ranks of that order."""
     plan = Plan(version - 1, version - 1, authority=ORIGIN, holders=tuple(member.id for member in members))
     ranks = {member.id: rank for rank, member in enumerate(members)}
-    return Session(View(2, "parent", tuple(members)), plan, own, ranks, group)
+    return Session(View(epoch, "parent", tuple(members)), plan, own, ranks, group)
 
 
 @contextmanager
@@ -166,7 +167,7 @@ class HolderProcess:
             if end is not None:
                 end.close()
 
-    def __enter__(self) -> HolderProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
