@@ -3,10 +3,9 @@
     python -m benchmarks.transfer                          # 400 MB and 1.2 GB, five times each
     python -m benchmarks.transfer --sizes 400 --only http  # one of them
 
-The donor is a process with an agent, whose pins are complete before anything is measured; the joiner fetches all stripes on some
-threads, straight into its tensors, and checks the digest of each block. The stream sends pieces of 1 MB and checks nothing. All
-ways take turns in one run; ratios are of two that follow each other.
-"""
+The donor is a process with an agent, whose pins are complete before anything is measured; the joiner fetches all
+stripes on a few threads, straight into its tensors, and checks the digest of each block. The stream sends pieces of 1
+MB and checks nothing. All ways take turns in one run; ratios are of two that follow each other. """
 
 from __future__ import annotations
 
@@ -68,6 +67,7 @@ class Fetcher:
     """The joiner of one donor, with and without a group."""
 
     def __init__(self, megabytes: int, *, secret: str = "", group: bool = False) -> None:
+        from consensus import KeyRing
         from ftlib.frameworks.gloo import GlooFramework
         from ftlib.plane import Plane
         from ftlib.recovery.fetch import HttpSource, Source
@@ -75,8 +75,6 @@ class Fetcher:
         from ftlib.recovery.post import Post
         from ftlib.recovery.stripes import cut
         from tests.ftlib.recovery import holders
-
-        from consensus import KeyRing
 
         sizes = [LAYER, 1000] * max(1, round(megabytes * 1e6 / 4 / LAYER))
         joiner = holders.somebody()

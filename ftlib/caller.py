@@ -113,9 +113,11 @@ class Caller:
         self._plane.results = None
 
     def _run(self, call: Call) -> Status:
+        staging = self._pool.staging(call.layout)
         if self._plane.phase is Phase.WAITING:
+            staging.warm(1 if self.recovery is not None else 0)
             self._consensus.seek_admission()
-        self._pool.staging(call.layout).turn()
+        staging.turn()
         patience = self._patience(call)
         while True:
             session = self._await_session(call, patience)

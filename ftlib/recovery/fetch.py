@@ -7,6 +7,7 @@ FetchError ends what is under way.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import logging
 from abc import ABC, abstractmethod
@@ -190,7 +191,7 @@ class HttpSource(Source):
             except Exception as error:  # noqa: BLE001 - whoever waits for this thread has to learn of it
                 failed[member.id] = FetchError(f"{member}: {type(error).__name__}: {error}")
 
-        threads = [self._threads.thread(lambda member=member: ask(member), "ftlib-offer") for member in holders]
+        threads = [self._threads.thread(functools.partial(ask, member), "ftlib-offer") for member in holders]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -316,7 +317,7 @@ class HttpSource(Source):
             _verify(member, views, _exactly(member, answer, DIGEST))
             return
         buffer = torch.empty(stop - start, dtype=torch.uint8)
-        view = memoryview(buffer.numpy())
+        view = buffer.numpy().data
         self._fill(member, answer, view, go_on)
         _verify(member, [view], _exactly(member, answer, DIGEST))
         ground.copy_in(start, buffer)

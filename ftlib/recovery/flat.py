@@ -6,20 +6,15 @@ same at a member whose convolutions are channels-last. Nothing is copied until i
 
 from __future__ import annotations
 
-import mmap
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-__all__ = ["Ground", "Piece", "huge"]
-
-_HUGE = 2 << 20
-"""Bytes of a huge page."""
+__all__ = ["Ground", "Piece"]
 
 
 class Piece(NamedTuple):
@@ -95,22 +90,6 @@ class Ground:
                 return None
             views.append(_bytes(tensor, first, end).numpy().data)
         return views
-
-
-def huge(nbytes: int) -> torch.Tensor:
-    """Room for ``nbytes``, zero (uint8), in huge pages where the system has them; given back with the tensor.
-
-    The first touch of so many small pages would cost several times what the copy into them does.
-    """
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
-    room = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without: small pages do
-            room.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(room, dtype=torch.uint8)  # holds the mapping
-    skip = -whole.data_ptr() % _HUGE  # only whole, aligned huge pages are given; what is never touched costs nothing
-    return whole[skip : skip + nbytes]
 
 
 def _fits(data: torch.Tensor, nbytes: int) -> None:

@@ -90,7 +90,7 @@ def _piece(packed: object) -> Piece:
     match packed:
         case [int(index), int(start), int(stop), int(offset), shape] if all(map(_natural, (index, start, stop, offset))):
             if start < stop and _is_shape(shape, start, stop):
-                return Piece(index, start, stop, offset, None if shape is None else tuple(shape))
+                return Piece(index, start, stop, offset, tuple(shape) if isinstance(shape, list) else None)
     raise ValueError("this is no layout: a piece has the wrong shape")
 
 

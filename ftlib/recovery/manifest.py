@@ -22,9 +22,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from ..pages import huge
 from ..registry import Registered
 from ..state import DTYPES, decode, snapshot
-from .flat import Ground, huge
+from .flat import Ground
 
 __all__ = ["Manifest", "Streamed", "inline_of", "prepare", "refresh", "split", "stepping"]
 

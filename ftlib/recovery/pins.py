@@ -52,7 +52,7 @@ class Pins:
         self._worker: Thread | None = None
         self._hooks: list[tuple[weakref.ref[Optimizer], RemovableHandle]] = []
         self._trainer: Thread | None = None
-        """Who watches."""
+        """Who entered last."""
 
     @property
     def nbytes(self) -> int:
@@ -63,18 +63,18 @@ class Pins:
     # --- the training thread -------------------------------------------------------------------------------------------
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
-        """From now on, each of them calls ``barrier`` before it steps. Idempotent; for the training thread, between steps."""
-        self._trainer = self._threads.current()
-        self._hooks = [entry for entry in self._hooks if entry[0]() is not None]
-        known = {id(entry[0]()) for entry in self._hooks}
-        for optimizer in optimizers:
-            if id(optimizer) not in known:
-                self._hooks.append((weakref.ref(optimizer), optimizer.register_step_pre_hook(_hook(weakref.ref(self)))))
+        """From now on, each of them calls ``barrier`` before it steps. Idempotent; while none of them steps."""
+        with self._changed:
+            self._hooks = [entry for entry in self._hooks if entry[0]() is not None]
+            known = {id(entry[0]()) for entry in self._hooks}
+            for optimizer in optimizers:
+                if id(optimizer) not in known:
+                    self._hooks.append((weakref.ref(optimizer), optimizer.register_step_pre_hook(_hook(weakref.ref(self)))))
 
     def entering(self, version: int) -> None:
         """The state is now that on entry to call ``version``: begin with what waits for it. Again for the same does nothing."""
         with self._changed:
-            self._version, self._open = version, True
+            self._version, self._open, self._trainer = version, True, self._threads.current()
             self._begun = [reading for reading in self._begun if reading.stage is not Stage.FAILED]
             if self._waiting:
                 waiting, self._waiting = self._waiting, []
@@ -178,7 +178,10 @@ class Pins:
                 self.release(joiner)
 
     def forget(self) -> None:
-        """Let go of everything; who waits is told. Optimizers are watched no more."""
+        """Let go of everything; who waits is told. On the training thread, optimizers are watched no more.
+
+        Elsewhere their hooks stay, and do nothing: one may just be going through them.
+        """
         with self._changed:
             for reading in (*self._waiting, *self._begun, *self._pins.values()):
                 reading.fail("this member has given up its state, or left")
@@ -186,10 +189,10 @@ class Pins:
             self._pins, self._of = {}, {}
             self._version, self._open = None, False
             self._changed.notify_all()
-        if self._trainer is self._threads.current():  # elsewhere, it might be in the middle of a step, and of the hooks
-            for _, handle in self._hooks:
-                handle.remove()
-            self._hooks = []
+            if self._trainer in (None, self._threads.current()):
+                for _, handle in self._hooks:
+                    handle.remove()
+                self._hooks = []
 
     # --- with the lock held --------------------------------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ class Pins:
     def _work(self) -> None:
         """Read until nothing is left, and nothing waits.
 
-        At the priority of all others: an optimizer waits for the unit in hand, and would wait longer for a thread that comes last.
+        At the usual priority: an optimizer waits for the unit in hand, and would wait longer for a thread that comes last.
         """
         while True:
             with self._changed:

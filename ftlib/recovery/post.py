@@ -113,7 +113,7 @@ class Post(Source):
             for work, part in zip(works, parts, strict=True):
                 self._wait(member, work)
                 ended += 1
-                if digest_of(memoryview(part.target.numpy())) != answer.read(DIGEST):
+                if digest_of(part.target.numpy().data) != answer.read(DIGEST):
                     raise FetchError(f"a block arrived damaged from {member}, or what proves it did not")
                 part.settle()
                 got(part.target.numel())

@@ -12,7 +12,8 @@ from enum import Enum
 import torch
 import xxhash
 
-from .flat import Ground, huge
+from ..pages import huge
+from .flat import Ground
 
 __all__ = ["UNIT", "Copying", "Hashing", "Reading", "Stage"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from ftlib import FTLibError, RebuildTimeout, Status, caller
+from ftlib import FTLibError, RebuildTimeout, Status, caller, patience
 from ftlib.call import Call, Results
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.session import Session

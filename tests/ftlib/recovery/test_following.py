@@ -8,10 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-import torch
-
-from ftlib import ConfigError
 from tests.ftlib.real import Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 

@@ -16,7 +16,7 @@ import ftlib.recovery.pins as pinning
 from ftlib.recovery.flat import Ground
 from ftlib.recovery.manifest import split
 from ftlib.recovery.pins import Pins
-from ftlib.recovery.reading import UNIT, Copying, Reading
+from ftlib.recovery.reading import UNIT, Copying, Hashing, Reading
 from ftlib.recovery.stripes import Stripe
 from ftlib.registry import Registered
 
@@ -173,6 +173,16 @@ def test_digests_of_strided_tensors_and_many_units() -> None:
     pins.entering(0)
     digest = pins.digest(ground, 0, [(0, ground.nbytes)], 0)
     assert digest.result(LONG) == [xxhash.xxh3_128_digest(tensor.contiguous().numpy().data)]
+
+
+def test_two_threads_never_hash_one_range_at_once() -> None:
+    hashing = Hashing(Ground([torch.zeros(3 * UNIT, dtype=torch.uint8)], ["w"]), 0, 3 * UNIT, 1)
+    hashing.begin()
+    first = hashing.take()
+    assert first is not None
+    assert hashing.take() is None
+    hashing.finish(hashing.work(first))
+    assert hashing.take() == (UNIT, 2 * UNIT)
 
 
 def test_another_change_is_noticed_and_named() -> None:
@@ -364,6 +374,7 @@ def test_optimizers_are_watched_once_and_let_go() -> None:
     hooks = trainer.optimizer._optimizer_step_pre_hooks
     trainer.pins.watch([trainer.optimizer])
     assert len(hooks) == 1
+    trainer.pins.entering(1)
     elsewhere = threading.Thread(target=trainer.pins.forget)
     elsewhere.start()
     elsewhere.join()
