@@ -1,5 +1,7 @@
 """Bringing registered state to members that lack it: served by a holder over HTTP, fetched by the needy member.
 
+This is for founders, and for joiners that cannot get it beside the others' training (see ``recovery``): the others wait.
+
 *Which* state: the one on entry to a call. The donor's training thread is inside that call, which cannot finish without the
 needy member, so nothing changes while it is read; should the needy one be given up and the call finish, the transfer breaks
 off before it has sent a byte that was changed. Founders load the most senior one's initial state from a snapshot made in

@@ -20,6 +20,7 @@ from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
+from ..units import size
 from .fetch import FetchError, Later, Source
 from .proof import Proof
 from .replay import why_not
@@ -184,9 +185,9 @@ class Catchup:
                 return False
             raise NoFollowing(str(error)) from None
         stripes = cut(offer.nbytes, plan.holders, turn, number, self._allowed.window)
-        text = "getting %.1f MB of state from %s beside the training, as of call %d"
+        text = "getting %s of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
-        logger.info(text, offer.nbytes / 1e6, session.names(plan.holders), number, extra=extra)
+        logger.info(text, size(offer.nbytes), session.names(plan.holders), number, extra=extra)
         self._round = Round(
             plane, registered, self._own, source, session, plane.authority, number, stripes, offer, self._allowed.pending
         )

@@ -48,7 +48,7 @@ def _parts(progress: Mapping[str, Any]) -> Iterator[str]:
     elif got >= total:
         yield f"all {size(total)} are here"
     else:
-        rest = "" if left is None else f", {span(left)} left"
+        rest = "" if left is None else f", {span(left)} left" if left >= 1 else ", less than 1 s left"
         yield f"{size(got)} of {size(total)} ({100 * got // total}%){pace}{rest}"
     if pending:
         yield f"{pending} average{'s wait' if pending > 1 else ' waits'} to be replayed"

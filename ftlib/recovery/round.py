@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ class Round:
         self._averages: dict[int, Results | None] = {}
         self._held = 0
         self._spare: list[Slot] = []
-        self._fewest = number
+        self._fewest = math.inf
         self._since = 0
         self._braking = False
         self._error: Exception | None = None
@@ -155,9 +156,9 @@ class Round:
             last = self._arrived() and self._position >= number - 1
             slow = self._arrived() and not last and self._falls_behind(number)
             if (full or slow) and not self._braking:
-                why = (
-                    "cannot hold more averages (recovery_pending)" if full else "cannot replay averages as quickly as they come"
-                )
+                why = "cannot replay averages as quickly as they come"
+                if full:
+                    why = "cannot hold more averages (recovery_pending_mb)"
                 text = "the others wait for this worker: it %s; %d wait to be replayed"
                 extra = about(self._plane, "recovery_brakes", pending=number - self._position)
                 logger.warning(text, why, number - self._position, extra=extra)

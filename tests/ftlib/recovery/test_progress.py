@@ -60,6 +60,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
             replace(HALF, pending=5, braking=True),
             "600 MB of 1.2 GB (50%) at 300 MB/s, 2.0 s left; 5 averages wait to be replayed; the others wait for it",
         ),
+        (replace(HALF, left=0.2), "600 MB of 1.2 GB (50%) at 300 MB/s, less than 1 s left"),
         (replace(HALF, rate=0.0, left=None), "600 MB of 1.2 GB (50%)"),
         (replace(HALF, got=HALF.total, left=0.0, pending=12), "all 1.2 GB are here; 12 averages wait to be replayed"),
         (replace(HALF, total=0, left=None), "600 MB so far at 300 MB/s"),
@@ -133,9 +134,13 @@ def test_one_that_the_others_wait_for(clock: Clock, plane: Plane, caplog: pytest
 
 
 def test_a_broken_one_is_over(plane: Plane) -> None:
-    with pytest.raises(EOFError), Arrival(plane, waited_for=False) as arrival:
-        arrival.got(1, 2)
-        raise EOFError
+    def fail() -> None:
+        with Arrival(plane, waited_for=False) as arrival:
+            arrival.got(1, 2)
+            raise EOFError
+
+    with pytest.raises(EOFError):
+        fail()
     assert plane.recovery is None
 
 
