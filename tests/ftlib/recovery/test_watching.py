@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
+from torch import nn
 
 from consensus import format_address
+from ftlib import FTLib
 from ftlib.launch.cli import main
 from ftlib.recovery import bulletin
 from tests.ftlib.real import at_once, company, eventually, in_thread
@@ -27,14 +29,18 @@ BANDWIDTH = 6_000_000
 
 
 @contextmanager
-def joining(**settings: Any) -> Iterator[tuple[list[Pupil], Pupil]]:
-    """Two that train, and a third one on its way to them."""
+def joining(extra: bool = False, **settings: Any) -> Iterator[tuple[list[Pupil], Pupil]]:
+    """Two that train, and a third one on its way to them. ``extra``: all register something more."""
     with company(2, "gloo") as crew:
         over = threading.Event()
-        pupils = at_once(*[functools.partial(Pupil, ft, seed, width=WIDTH) for seed, ft in enumerate(crew.members)])
+
+        def pupil_of(ft: FTLib, seed: int) -> Pupil:
+            return Pupil(ft, seed, width=WIDTH, **({"extra": nn.Linear(1, 1)} if extra else {}))
+
+        pupils = at_once(*[functools.partial(pupil_of, ft, seed) for seed, ft in enumerate(crew.members)])
         threads = [in_thread(functools.partial(pupil.train, over)) for pupil in pupils]
         eventually(lambda: pupils[0].ft.step > 3, "they train")
-        joiner = Pupil(crew.init(**settings), 99, width=WIDTH)
+        joiner = pupil_of(crew.init(**settings), 99)
         threads.append(in_thread(functools.partial(joiner.train, over)))
         try:
             yield pupils, joiner
@@ -108,13 +114,15 @@ def test_a_joiner_is_watched(
 
 
 def test_one_that_the_others_wait_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same with the setting that says so."""
+    """As what is registered may be part of a step, and nobody has told how to repeat one."""
     caplog.set_level(logging.INFO, "ftlib")
     monkeypatch.setattr(bulletin, "EVERY", 0.0)
-    with joining(recovery="wait") as (pupils, joiner):
+    with joining(extra=True) as (pupils, joiner):
         eventually(lambda: len(joiner.hashes) > 3, "it has the state")
-        assert joiner.ft.metrics()["recoveries"] == 0
+        found = joiner.ft.metrics()
+        assert (found["recoveries"], found["recovery_fallbacks"], found["recovery"]) == (0, 1, None)
         assert assert_equal(*pupils, joiner) > 2
     records = [record for record in caplog.records if record.member == joiner.ft._plane.member_id]
+    assert any("as extra may change how averages are applied: pass apply=" in record.getMessage() for record in records)
     lines = [record.getMessage() for record in records if record.ftlib_event == "recovery"]
     assert any(line.endswith("; the others wait for it") and " of 12.7 MB (" in line for line in lines)
