@@ -122,8 +122,7 @@ class Transfer:
         while plane.acting_in(session):
             answers = []
             for holder in holders:
-                go_on = functools.partial(plane.acting_in, session)
-                answers.append(self._fetch(holder, query, self._registered, go_on, waited_for=True))
+                answers.append(self._fetch(holder, query, self._registered, functools.partial(plane.acting_in, session)))
                 if answers[-1] is Answer.LOADED:
                     plane.loaded(session, authority)  # if the session has ended meanwhile, the next one loads again
                     return True
@@ -182,16 +181,9 @@ class Transfer:
                 )
             return plane.session
 
-    def _fetch(
-        self,
-        donor: Member,
-        query: Mapping[str, str],
-        registered: Registered,
-        go_on: Callable[[], bool],
-        *,
-        waited_for: bool = False,
-    ) -> Answer:
-        answer, tree = self.receive(donor, PATH, query, go_on, waited_for=waited_for)
+    def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> Answer:
+        inside_a_call = "call" in query
+        answer, tree = self.receive(donor, PATH, query, go_on, waited_for=inside_a_call)
         if answer is Answer.LOADED:
             registered.load(tree)
         return answer
