@@ -3,9 +3,10 @@
     python -m benchmarks.transfer                          # 400 MB and 1.2 GB, five times each
     python -m benchmarks.transfer --sizes 400 --only http  # one of them
 
-The donor is a process with an agent, whose pins are complete before anything is measured; the joiner fetches all
-stripes on a few threads, straight into its tensors, and checks the digest of each block. The stream sends pieces of 1
-MB and checks nothing. All ways take turns in one run; ratios are of two that follow each other. """
+The donor is a process with an agent, whose pins are complete before anything is measured; the joiner fetches all stripes on
+some threads, straight into its tensors, and checks the digest of each block. The stream sends pieces of 1 MB, unchecked.
+All ways take turns in one run; ratios are of two that follow each other.
+"""
 
 from __future__ import annotations
 

@@ -162,13 +162,15 @@ class Caller:
                 if spare is not None:
                     self._pool.staging(results.layout).exchange(results.slots, spare)
                 if complete and results.layout.signature == own.layout.signature:
-                    own.reloaded()
                     return results
         except NoFollowing as reason:
             text = "%s: %s; the others wait while this worker loads the state"
             logger.warning(text, name, reason, extra=about(plane, "no_following", why=str(reason)))
             recovery.end()
             plane.counters.recovery_fallbacks += 1
+        finally:
+            own.reloaded()  # averages were replayed through its tensors
+            self._pool.staging(own.layout).cool()
         own.began = self._threads.now()
         plane.turn_to(own)
         return None

@@ -76,6 +76,10 @@ class Staging:
                 self._spare[number].append(Slot(bucket, 0))
                 self._spare[number][-1].buffer.zero_()
 
+    def cool(self) -> None:
+        """Give back the slots that are in no use."""
+        self._spare = [[] for _ in self._turns]
+
     def exchange(self, kept: Sequence[Slot], spare: Sequence[Slot]) -> None:
         """Leave the slots ``kept`` to whoever keeps them, and use ``spare`` ones of this layout instead."""
         for slot in kept:

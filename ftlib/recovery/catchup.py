@@ -156,7 +156,7 @@ class Catchup:
             if not self._begin(session, number):
                 return False
         elif self._round.session is not session:
-            self._moved(self._round, session, number)
+            self._round.move(session, number, functools.partial(self._plane.acting_in, session))
         round_ = self._current()
         round_.bulletin.tell()
         round_.brake(session, number)
@@ -189,18 +189,20 @@ class Catchup:
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
         logger.info(text, size(offer.nbytes), session.names(plan.holders), number, extra=extra)
         self._round = Round(
-            plane, registered, self._own, source, session, plane.authority, number, stripes, offer, self._allowed.pending
+            plane,
+            registered,
+            self._own,
+            source,
+            session,
+            plane.authority,
+            number,
+            stripes,
+            offer,
+            self._allowed.pending,
+            self._allowed.window,
         )
         self._round.begin()
         return True
-
-    def _moved(self, round_: Round, session: Session, number: int) -> None:
-        """The view changed: stripes whose donors are both gone begin anew, with the state on entry to this call."""
-        try:
-            round_.move(session, number, functools.partial(self._plane.acting_in, session))
-        except (FetchError, Later) as error:
-            if self._plane.acting_in(session):
-                raise NoFollowing(str(error)) from None
 
     def _take_the_rest(self, round_: Round, session: Session, number: int) -> None:
         """All stripes are here, and all averages replayed: what is left is small, or compared while the call is under way."""

@@ -7,7 +7,7 @@ checks everything: sizes become allocations.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypeGuard
 
 import msgpack
 import torch
@@ -89,15 +89,13 @@ def _bucket(packed: object) -> Bucket:
 def _piece(packed: object) -> Piece:
     match packed:
         case [int(index), int(start), int(stop), int(offset), shape] if all(map(_natural, (index, start, stop, offset))):
-            if start < stop and _is_shape(shape, start, stop):
-                return Piece(index, start, stop, offset, tuple(shape) if isinstance(shape, list) else None)
+            if start < stop and (shape is None or _is_whole(shape, start, stop)):
+                return Piece(index, start, stop, offset, None if shape is None else tuple(shape))
     raise ValueError("this is no layout: a piece has the wrong shape")
 
 
-def _is_shape(shape: Any, start: int, stop: int) -> bool:
-    """Whether a piece may have it: None, or that of the whole tensor."""
-    if shape is None:
-        return True
+def _is_whole(shape: object, start: int, stop: int) -> TypeGuard[list[int]]:
+    """Whether a piece from ``start`` to ``stop`` is a whole tensor of that shape."""
     if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(_natural, shape)):
         return False
     return start == 0 and stop == math.prod(shape)

@@ -10,6 +10,7 @@ An operation that does not end could still write into the model, so then nothing
 from __future__ import annotations
 
 import itertools
+import queue
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,6 +20,7 @@ from consensus import Answer, Member
 from ..bucket import Layout
 from ..errors import FTLibError, GroupError
 from ..frameworks.base import Group, Work
+from ..pages import huge
 from ..plane import Plane
 from ..session import Session
 from ..threads import SYSTEM, Threads
@@ -53,6 +55,7 @@ class Post(Source):
         self._patience = patience
         self._threads = threads
         self._runs = itertools.count()
+        self._buffers = _Buffers()
 
     def stripe(
         self, member: Member, stripe: Stripe, ground: Ground, offset: int, got: Callable[[int], None], go_on: GoOn
@@ -91,7 +94,7 @@ class Post(Source):
             "rank": session.rank,
             "tag": tag,
         }
-        parts = [_Part(ground, stripe.start + start, stripe.start + stop) for start, stop in spans]
+        parts = [_Part(ground, stripe.start + start, stripe.start + stop, self._buffers) for start, stop in spans]
         with self._http.asked(member, query, go_on) as answer:
             self._receive(member, session, session.group, parts, tag, answer, got)
 
@@ -184,19 +187,37 @@ class Post(Source):
         self._http.release(member)
 
 
-class _Part:
-    """Where one block is received: in place where its memory is in one row, else in a buffer of its own."""
+class _Buffers:
+    """Rooms for one block each, used again: the first touch of new memory costs more than what is done with it."""
 
-    def __init__(self, ground: Ground, start: int, stop: int) -> None:
+    def __init__(self) -> None:
+        self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+    def take(self) -> torch.Tensor:
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            return huge(BLOCK)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        self._free.put(buffer)
+
+
+class _Part:
+    """Where one block is received: in place where its memory is in one row, else in a buffer."""
+
+    def __init__(self, ground: Ground, start: int, stop: int, buffers: _Buffers) -> None:
         views = ground.views(start, stop)
-        self._ground, self._start = ground, start
-        self._in_place = views is not None and len(views) == 1
+        self._ground, self._start, self._buffers = ground, start, buffers
+        self._buffer: torch.Tensor | None = None
         if views is not None and len(views) == 1:
             self.target = torch.frombuffer(views[0], dtype=torch.uint8)
         else:
-            self.target = torch.empty(stop - start, dtype=torch.uint8)
+            self._buffer = buffers.take()
+            self.target = self._buffer[: stop - start]
 
     def settle(self) -> None:
-        """It is verified: to where it belongs."""
-        if not self._in_place:
+        """It is verified: to where it belongs. What was never settled may still be written to, and is not used again."""
+        if self._buffer is not None:
             self._ground.copy_in(self._start, self.target)
+            self._buffers.give(self._buffer)

@@ -68,8 +68,12 @@ class Round:
         stripes: Sequence[Stripe],
         offer: Offer,
         pending_limit: int,
+        window: int,
     ) -> None:
-        """``number``: the call on entry to which the state is asked for. ``pending_limit``: bytes of averages held."""
+        """``number``: the call on entry to which the state is asked for. ``pending_limit``: bytes of averages held.
+
+        ``window``: bytes that a donor pins in one call.
+        """
         self.source = source
         self.registered = registered
         self.session = session
@@ -79,6 +83,7 @@ class Round:
         self._own = own
         self._offer = offer
         self._limit = pending_limit
+        self._window = window
         self._changed = threading.Condition()
         # Guarded by the condition:
         self.stripes = tuple(_without(stripe, offer.failed) for stripe in stripes)
@@ -123,7 +128,6 @@ class Round:
             if self._over:
                 return
             self._over = True
-            self._plane.counters.state_bytes += self._meter.received
             names = {name for stripe in self.stripes for name in stripe.donors}
             donors = [self._donors[name] for name in sorted(names & self._donors.keys())]
             self._changed.notify_all()
@@ -185,13 +189,19 @@ class Round:
         with self._changed:
             self._check()
             old = {stripe.index: stripe for stripe in self.stripes}
-            now = renewed(self.stripes, sorted(self._have), session.plan.holders, number)
+            now = renewed(self.stripes, sorted(self._have), session.plan.holders, number, self._window)
         # Not by the version: what was to be pinned later than now keeps it, and has other donors all the same.
         lost = [stripe for stripe in now if not {*stripe.donors} <= {*old[stripe.index].donors}]
         for holder in session.plan.holders:
             pins = [stripe for stripe in lost if holder in stripe.donors]
             if pins:
-                self.source.again(session.view.member(holder), pins, self.origin, go_on)
+                try:
+                    self.source.again(session.view.member(holder), pins, self.origin, go_on)
+                except (FetchError, Later) as error:  # it may be dying, too; its stripes have another donor
+                    extra = about(self._plane, "stripe_failed", donor=holder)
+                    logger.info("%s pins nothing more: %s", session.name(holder), error, extra=extra)
+        if not go_on():
+            return  # the next view decides
         if lost:
             text = "%d of %d stripes of the state begin anew, as of call %d: both of their donors are gone"
             extra = about(self._plane, "recovery_restarts", stripes=len(lost), version=number)
@@ -330,11 +340,14 @@ class Round:
                 if self._wants(stripe):
                     self._offsets[stripe.index] = self._offsets.get(stripe.index, 0) + count
                     self._meter.got(count)
+                    self._plane.counters.state_bytes += count
             self.bulletin.tell()
 
         try:
             self.source.stripe(donor, stripe, ground, offset, got, lambda: self._wants(stripe))
-        except Later:
+        except Later:  # the donor has kept the question waiting, unless it is too busy
+            with self._changed:
+                self._changed.wait(LOOK)
             return False
         except FetchError as error:
             text = "stripe %d did not come from %s: %s"

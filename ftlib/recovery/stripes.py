@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 __all__ = ["MOST", "SMALLEST", "Stripe", "cut", "renewed"]
 
-SMALLEST = 4 << 20
+SMALLEST = 8 << 20
 """Bytes of a stripe, but for the last."""
 MOST = 256
 """Stripes; beyond so many they grow, in whole multiples."""

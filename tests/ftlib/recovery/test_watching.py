@@ -66,6 +66,12 @@ def scraped(address: str) -> dict[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
+def of(pupil: Pupil, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What it said of itself."""
+    own = pupil.ft._plane.member_id
+    return [record for record in caplog.records if getattr(record, "member", "") == own]
+
+
 def test_a_joiner_is_watched(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +108,7 @@ def test_a_joiner_is_watched(
         assert (found["recoveries"], found["recovery_fallbacks"], found["state_loads"]) == (1, 0, 1)
         assert found["state_bytes"] >= nbytes
         assert assert_equal(*pupils, joiner) > 2
-    records = [record for record in caplog.records if record.member == joiner.ft._plane.member_id]
+    records = of(joiner, caplog)
     under_way = [record for record in records if record.ftlib_event == "recovery"]
     assert len(under_way) > 1
     assert all(record.getMessage().startswith("getting the state: ") for record in under_way)
@@ -122,7 +128,7 @@ def test_one_that_the_others_wait_for(caplog: pytest.LogCaptureFixture, monkeypa
         found = joiner.ft.metrics()
         assert (found["recoveries"], found["recovery_fallbacks"], found["recovery"]) == (0, 1, None)
         assert assert_equal(*pupils, joiner) > 2
-    records = [record for record in caplog.records if record.member == joiner.ft._plane.member_id]
+    records = of(joiner, caplog)
     assert any("as extra may change how averages are applied: pass apply=" in record.getMessage() for record in records)
     lines = [record.getMessage() for record in records if record.ftlib_event == "recovery"]
     assert any(line.endswith("; the others wait for it") and " of 12.7 MB (" in line for line in lines)
