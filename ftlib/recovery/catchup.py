@@ -20,6 +20,7 @@ from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
+from ..units import size
 from .fetch import FetchError, Later, Source
 from .proof import Proof
 from .replay import why_not
@@ -76,6 +77,7 @@ class Catchup:
         reason = why_not(registered)
         if reason:
             self._refused = True
+            plane.counters.recovery_fallbacks += 1
             logger.info("the others wait while this worker loads the state: %s", reason, extra=about(plane, "no_following"))
             return False
         self._own = own
@@ -111,7 +113,7 @@ class Catchup:
                 "what was replayed is not what the others have: they do more in a step than what was registered with apply= "
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
-        return self._plane.caught_up(round_.origin, results.number)
+        return self._caught_up(round_, results.number)
 
     def kept(self, results: Results) -> Sequence[Slot] | None:
         """See ``Recovery``: keeps the averages that the program would have applied."""
@@ -156,6 +158,7 @@ class Catchup:
         elif self._round.session is not session:
             self._round.move(session, number, functools.partial(self._plane.acting_in, session))
         round_ = self._current()
+        round_.bulletin.tell()
         round_.brake(session, number)
         if round_.level_with(number):
             self._take_the_rest(round_, session, number)
@@ -182,9 +185,9 @@ class Catchup:
                 return False
             raise NoFollowing(str(error)) from None
         stripes = cut(offer.nbytes, plan.holders, turn, number, self._allowed.window)
-        text = "getting %.1f MB of state from %s beside the training, as of call %d"
+        text = "getting %s of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
-        logger.info(text, offer.nbytes / 1e6, session.names(plan.holders), number, extra=extra)
+        logger.info(text, size(offer.nbytes), session.names(plan.holders), number, extra=extra)
         self._round = Round(
             plane,
             registered,
@@ -222,6 +225,14 @@ class Catchup:
         if self._failures == _TRIES:
             self._refused = True
             raise NoFollowing(f"the rest of the state did not arrive {_TRIES} times: {why}")
+
+    def _caught_up(self, round_: Round, number: int) -> bool:
+        if not self._plane.caught_up(round_.origin, number):
+            return False
+        self._plane.counters.recoveries += 1
+        self._plane.counters.averages_replayed += round_.progress().replayed
+        round_.bulletin.caught_up(number)
+        return True
 
     def _same_kind(self, results: Results, *, alike: bool) -> None:
         """Whoever averages other tensors than the others will never do the same as they."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
+from .bulletin import Bulletin
 from .fetch import FetchError, Later, Offer, Source
 from .flat import Ground
 from .manifest import prepare
@@ -95,12 +97,15 @@ class Round:
         self._averages: dict[int, Results | None] = {}
         self._held = 0
         self._spare: list[Slot] = []
-        self._fewest = number
+        self._fewest = math.inf
         self._since = 0
         self._braking = False
         self._error: Exception | None = None
         self._over = False
         self._meter = Meter(offer.nbytes, plane.threads.now)
+        self._replayed = 0
+        # Guarded by its own lock:
+        self.bulletin = Bulletin(plane, self.progress)
         self._threads: list[threading.Thread] = []
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
@@ -155,9 +160,9 @@ class Round:
             last = self._arrived() and self._position >= number - 1
             slow = self._arrived() and not last and self._falls_behind(number)
             if (full or slow) and not self._braking:
-                why = (
-                    "cannot hold more averages (recovery_pending)" if full else "cannot replay averages as quickly as they come"
-                )
+                why = "cannot replay averages as quickly as they come"
+                if full:
+                    why = "cannot hold more averages (recovery_pending_mb)"
                 text = "the others wait for this worker: it %s; %d wait to be replayed"
                 extra = about(self._plane, "recovery_brakes", pending=number - self._position)
                 logger.warning(text, why, number - self._position, extra=extra)
@@ -213,7 +218,7 @@ class Round:
     def progress(self) -> Progress:
         """How far it is. Any thread."""
         with self._changed:
-            return self._meter.progress(len(self._averages), braking=self._braking)
+            return self._meter.progress(len(self._averages), braking=self._braking, replayed=self._replayed)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -291,7 +296,9 @@ class Round:
                 if results is not None:
                     self._held -= results.layout.nbytes
                     self._spare += results.slots
+                    self._replayed += 1
                 self._changed.notify_all()
+            self.bulletin.tell()
 
     def _can_replay(self) -> bool:
         here = all(stripe.index in self._have for stripe in self.stripes if stripe.version <= self._position)
@@ -334,6 +341,7 @@ class Round:
                     self._offsets[stripe.index] = self._offsets.get(stripe.index, 0) + count
                     self._meter.got(count)
                     self._plane.counters.state_bytes += count
+            self.bulletin.tell()
 
         try:
             self.source.stripe(donor, stripe, ground, offset, got, lambda: self._wants(stripe))
