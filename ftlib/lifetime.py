@@ -285,8 +285,7 @@ class Lifetime:
 
 def _allowed(settings: Settings) -> Allowed:
     """What a joiner may use."""
-    window, pending = (int(mb * 2**20) for mb in (settings.recovery_window_mb, settings.recovery_pending_mb))
-    return Allowed(window, pending, live=settings.recovery == "live")
+    return Allowed(int(settings.recovery_pending_mb * 2**20), live=settings.recovery == "live")
 
 
 def _room(view: View, host: Member) -> str:

@@ -40,8 +40,6 @@ _TRIES = 3
 class Allowed:
     """What a joiner may use. Bytes."""
 
-    window: int
-    """That a donor pins in one call; 0: the whole state."""
     pending: int
     """Of averages that wait to be replayed; beyond it the others wait."""
     live: bool = True
@@ -136,33 +134,31 @@ class Catchup:
 
     def end(self) -> None:
         """See ``Recovery``."""
-        round_, self._round = self._round, None
-        proof, self._proof = self._proof, None
-        self._proved, self._failures = False, 0
-        if proof is not None:
-            proof.close()
-        if round_ is not None:
-            round_.end()
+        self._stop(tell=True)
 
     # --- before a call -------------------------------------------------------------------------------------------------
 
     def _enter(self, session: Session, number: int) -> bool:
         plane = self._plane
-        if self._round is not None and self._round.origin != plane.authority:
-            self.end()
-        if self._round is not None and self._round.session is not session and plane.member_id in session.plan.healed:
-            self.end()  # it was behind: averages are missing
-        if self._round is None:
-            if not self._begin(session, number):
-                return False
-        elif self._round.session is not session:
-            self._round.move(session, number, functools.partial(self._plane.acting_in, session))
+        if self._round is not None and not self._goes_on(self._round, session):
+            self._stop(tell=False)
+            text = "getting the state begins anew, as of call %d"
+            logger.info(text, number, extra=about(plane, "recovery_restarts", version=number))
+        if self._round is None and not self._begin(session, number):
+            return False
         round_ = self._current()
         round_.bulletin.tell()
         round_.brake(session, number)
         if round_.level_with(number):
             self._take_the_rest(round_, session, number)
         return plane.acting_in(session)
+
+    def _goes_on(self, round_: Round, session: Session) -> bool:
+        """Whether what was begun is still worth something in ``session``."""
+        if round_.session is session:
+            return True
+        behind = self._plane.member_id in session.plan.healed  # then averages are missing
+        return not behind and round_.origin == self._plane.authority and round_.move(session)
 
     def _begin(self, session: Session, number: int) -> bool:
         """Have the state on entry to this call pinned."""
@@ -176,7 +172,7 @@ class Catchup:
                 version=number,
                 origin=plane.authority,
                 turn=turn,
-                window=self._allowed.window,
+                window=0,
                 inline_from=plan.holders[turn],
                 go_on=functools.partial(plane.acting_in, session),
             )
@@ -184,7 +180,7 @@ class Catchup:
             if not plane.acting_in(session):
                 return False
             raise NoFollowing(str(error)) from None
-        stripes = cut(offer.nbytes, plan.holders, turn, number, self._allowed.window)
+        stripes = cut(offer.nbytes, plan.holders, turn, number, 0)
         text = "getting %s of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
         logger.info(text, size(offer.nbytes), session.names(plan.holders), number, extra=extra)
@@ -199,7 +195,6 @@ class Catchup:
             stripes,
             offer,
             self._allowed.pending,
-            self._allowed.window,
         )
         self._round.begin()
         return True
@@ -239,6 +234,15 @@ class Catchup:
         if not alike and results.layout.kind == self._own.layout.kind:
             self._refused = True
             raise NoFollowing(f"the others average something else ({results.layout.text})")
+
+    def _stop(self, *, tell: bool) -> None:
+        round_, self._round = self._round, None
+        proof, self._proof = self._proof, None
+        self._proved, self._failures = False, 0
+        if proof is not None:
+            proof.close()
+        if round_ is not None:
+            round_.end(tell=tell)
 
     def _current(self) -> Round:
         assert self._round is not None, "a round is under way while calls are followed"

@@ -99,6 +99,7 @@ class Donor:
         registered = self._inside(version, origin)
         manifest, ground = _split(registered, self._plane.step)
         stripes = cut(manifest.nbytes, holders, turn, version, window)
+        self._pins.release(joiner)  # whatever it had: it begins anew
         self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
         found = {
             "nbytes": manifest.nbytes,

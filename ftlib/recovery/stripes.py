@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["MOST", "SMALLEST", "Stripe", "cut", "renewed"]
+__all__ = ["MOST", "SMALLEST", "Stripe", "cut", "renewed", "surviving"]
 
 SMALLEST = 8 << 20
 """Bytes of a stripe, but for the last."""
@@ -66,7 +66,7 @@ def renewed(
     joiner knows what has arrived: it tells the donors which of their stripes are new. ValueError where nobody can give what is
     missing.
     """
-    kept = [_kept(stripe, holders) if stripe.index not in have else stripe for stripe in stripes]
+    kept = [surviving(stripe, holders) if stripe.index not in have else stripe for stripe in stripes]
     lost = [stripe for stripe in kept if not stripe.donors and stripe.index not in have]
     if not lost:
         return tuple(kept)
@@ -86,7 +86,8 @@ def renewed(
     return tuple(found.get(stripe.index, stripe) for stripe in kept)
 
 
-def _kept(stripe: Stripe, holders: Sequence[str]) -> Stripe:
+def surviving(stripe: Stripe, holders: Sequence[str]) -> Stripe:
+    """The stripe with those of its donors that are left and hold the state."""
     left = tuple(donor for donor in stripe.donors if donor in holders)
     return stripe if left == stripe.donors else replace(stripe, donors=left)
 

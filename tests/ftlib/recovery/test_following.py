@@ -77,13 +77,13 @@ def followed(caplog: pytest.LogCaptureFixture) -> bool:
         {},
         {"recovery_transport": "group"},
         {"secret": "a secret of more than thirty-two characters"},
-        {"recovery_window_mb": 8},
+        {"recovery_bandwidth": 40_000_000},
     ],
-    ids=["http", "group", "sealed", "several versions"],
+    ids=["http", "group", "sealed", "large and slow"],
 )
 def test_a_joiner_ends_up_with_what_the_others_have(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    wide = 1500 if "recovery_window_mb" in settings else WIDTH  # a state of 27 MB, in four stripes
+    wide = 1500 if "recovery_bandwidth" in settings else WIDTH  # a state of 27 MB, in four stripes
     with school(3, functools.partial(Pupil, width=wide), **settings) as made:
         founders = list(made.pupils)
         joiner = made.enrol()
