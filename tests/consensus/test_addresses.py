@@ -22,7 +22,7 @@ from tests.network import Host, Network, needs_filter, needs_network
 
 from .peer import Peer, spawn
 
-TIMEOUT = 15.0
+TIMEOUT = 40.0
 
 
 @contextmanager

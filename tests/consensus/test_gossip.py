@@ -34,7 +34,8 @@ from consensus import (
 
 from .peer import ROOT, Peer, spawn
 
-TIMEOUT = 15.0
+TIMEOUT = 40.0
+"""Seconds that anything may take."""
 
 
 @contextmanager
@@ -283,9 +284,9 @@ def test_status_over_http_and_what_is_served() -> None:
         for member in group:
             member.serve("/state", lambda query: iter([query["part"].encode()]))
         url = f"http://{address(group[1])}"
-        with urllib.request.urlopen(f"{url}/state?part=7", timeout=5) as response:
+        with urllib.request.urlopen(f"{url}/state?part=7", timeout=TIMEOUT) as response:
             assert response.read() == b"7"
-        with urllib.request.urlopen(f"{url}/status", timeout=5) as response:
+        with urllib.request.urlopen(f"{url}/status", timeout=TIMEOUT) as response:
             status = json.load(response)
         assert status["member"] == group[1].member.id
         assert len(status["members"]) == 2
@@ -378,7 +379,7 @@ def test_a_stopped_process_is_excluded_by_silence_and_learns_it() -> None:
         os.kill(peer.process.pid, signal.SIGCONT)
 
         def excluded() -> bool:
-            with urllib.request.urlopen(f"http://{peer.address}/status", timeout=5) as response:
+            with urllib.request.urlopen(f"http://{peer.address}/status", timeout=TIMEOUT) as response:
                 return "ExcludedError" in str(json.load(response)["stopped"])
 
         eventually(excluded, "the continued process knows that it is out")
