@@ -226,7 +226,7 @@ def test_a_live_member_survives_a_hostile_network(guarded: Gossip) -> None:
         agree(group, 2)
         eventually(lambda: len(seen) >= 40, "packets on the wire")
         recorded = list(seen)
-        counts = received(group[0])
+        counts, began = received(group[0]), time.monotonic()
         targets = [where, *(member.member.address for member in group)]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for number in range(3000):
@@ -244,7 +244,8 @@ def test_a_live_member_survives_a_hostile_network(guarded: Gossip) -> None:
         assert sum(dropped(guarded).values()) > sum(before.values()) + 500
         assert agree(group, 2).epoch == 1
         for kind, count in received(group[0]).items():
-            assert count - counts.get(kind, 0) < 200, (kind, count, counts)  # its peer's own
+            own = 200 + 30 * (time.monotonic() - began)  # its peer's: ten a second, more where acks are late
+            assert count - counts.get(kind, 0) < own, (kind, count, counts)
 
 
 def received(member: Gossip) -> dict[str, int]:
