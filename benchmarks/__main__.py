@@ -1,4 +1,4 @@
-"""Everything that is claimed, one after another (three hours): ``make bench``. Close other programs first.
+"""Everything that is claimed, one after another (three and a half hours): ``make bench``. Close other programs first.
 
 python -m benchmarks                    # all
 python -m benchmarks --quick            # fewer repetitions, some minutes
@@ -20,6 +20,7 @@ FULL = (
     ("abort",),
     ("shrink", "--rounds", "20"),
     ("kills", "--kills", "1000"),
+    ("transfer",),
     ("quiet",),
     ("imports",),
     ("idle",),
@@ -27,6 +28,7 @@ FULL = (
     ("tight",),
     ("busy",),
     ("churn",),
+    ("joining",),
     ("holds",),
     ("hostile",),
     ("hosts",),
@@ -44,12 +46,26 @@ QUICK = (
     ("average", "--sizes", "25MB"),
     ("shrink", "--rounds", "2"),
     ("kills", "--kills", "20"),
+    ("transfer", "--sizes", "400", "--repetitions", "3"),
     ("imports", "--repeats", "3"),
     ("idle", "--seconds", "10"),
     ("stall", "--repeats", "2", "--big", "2", "--steps", "4"),
     ("tight", "--seconds", "10", "--repeats", "3"),
     ("busy", "--seconds", "20", "--repeats", "2"),
     ("churn", "--seconds", "60", "--warm-up", "30"),
+    (
+        "joining",
+        "--parameters",
+        "1000000",
+        "--repetitions",
+        "4",
+        "--donor-parameters",
+        "5000000",
+        "--kills",
+        "3",
+        "--events",
+        "20",
+    ),
     ("holds", "--repeats", "1", "--seconds", "5", "--kills", "4"),
     ("hosts", "--repetitions", "2"),
     ("sixty_four", "--rounds", "1"),

@@ -7,7 +7,10 @@ with get(("127.0.0.1", 7000), "/status", ring) as answer:
 from __future__ import annotations
 
 import http.client
-from typing import Self
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Self
 
 from .errors import SealError, SecretError
 from .keys import KeyRing
@@ -15,6 +18,9 @@ from .member import Address, format_address
 from .proofs import SCHEME, Exchange, Frames, decode, fresh_nonce, greeting
 
 __all__ = ["Answer", "get"]
+
+_LOOK = 1.0
+"""Seconds without a byte after which somebody who is to be asked is asked again whether to go on."""
 
 
 class Answer:
@@ -54,6 +60,29 @@ class Answer:
             missing -= len(part)
         return b"".join(parts)
 
+    def readinto(self, into: memoryview) -> int:
+        """Fill ``into`` (bytes, writable), without another buffer where the body is plain: how many, fewer at the end.
+
+        Raises what ``read`` does.
+        """
+        done = 0
+        while done < len(into):
+            if self._frames is None:
+                count = self._response.readinto(into[done:])
+            elif self._ready:
+                count = min(len(into) - done, len(self._ready))
+                into[done : done + count] = self._ready[:count]
+                self._ready = self._ready[count:]
+            elif self._ended:
+                break
+            else:
+                self._ready = memoryview(self._frame(self._frames))
+                continue
+            if not count:
+                break
+            done += count
+        return done
+
     def finish(self) -> None:
         """Make sure that what was read was all there is: a sealed body says so at its end. EOFError where it is not."""
         if not self._ended and (self.read(1) or not self._ended):
@@ -68,6 +97,7 @@ class Answer:
 
     def close(self) -> None:
         """Let go of the connection. Idempotent."""
+        self._response.close()  # it owns the connection where the server has said that it closes it
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -77,14 +107,25 @@ class Answer:
         self.close()
 
 
-def get(address: Address, target: str, ring: KeyRing | None = None, *, timeout: float = 5.0) -> Answer:
+def get(
+    address: Address,
+    target: str,
+    ring: KeyRing | None = None,
+    *,
+    timeout: float = 5.0,
+    go_on: Callable[[], bool] | None = None,
+) -> Answer:
     """``GET target`` (path and query) of the member at ``address``, signed with ``ring``.
 
-    ``timeout``: seconds without a byte. OSError or ``http.client.HTTPException``: nobody answers, or no member;
+    ``timeout``: seconds without a byte. ``go_on``: asked every second while nothing comes, from then until the answer is
+    closed; ConnectionAbortedError once it says no. OSError or ``http.client.HTTPException``: nobody answers, or no member;
     SecretError: both sides do not have the same secret.
     """
     host, port = address
-    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    if go_on is None:
+        connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    else:
+        connection = _Connection(host, port, timeout, go_on)
     try:
         connection.connect()
         connection.auto_open = 0  # a second connection would know nothing of the first one's challenge
@@ -96,6 +137,55 @@ def get(address: Address, target: str, ring: KeyRing | None = None, *, timeout: 
     except BaseException:
         connection.close()
         raise
+
+
+class _Connection(http.client.HTTPConnection):
+    """One that is given up when somebody says so."""
+
+    def __init__(self, host: str, port: int, timeout: float, go_on: Callable[[], bool]) -> None:
+        super().__init__(host, port, timeout=min(_LOOK, timeout))
+        self._patience = timeout
+        self._go_on = go_on
+
+    def connect(self) -> None:
+        """Try again and again, as each try is to be short."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                super().connect()
+                break
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                _ask(self._go_on)
+        self.sock: socket.socket = _Socket(self.sock, self._patience, self._go_on)
+
+
+class _Socket(socket.socket):
+    """Reads that are patient, and look up now and then."""
+
+    def __init__(self, connected: socket.socket, patience: float, go_on: Callable[[], bool]) -> None:
+        timeout = connected.gettimeout()
+        super().__init__(connected.family, connected.type, connected.proto, connected.detach())
+        self.settimeout(timeout)
+        self._patience = patience
+        self._go_on = go_on
+
+    def recv_into(self, *args: Any) -> int:
+        """What all that reads from here comes to."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return super().recv_into(*args)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                _ask(self._go_on)
+
+
+def _ask(go_on: Callable[[], bool]) -> None:
+    if not go_on():
+        raise ConnectionAbortedError("given up at this end")
 
 
 def _plain(connection: http.client.HTTPConnection, target: str) -> http.client.HTTPResponse:

@@ -21,16 +21,17 @@ from .frameworks.base import Work
 from .salvage import blame
 from .session import Session
 from .staging import Slot, Staging
+from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
-from .trailer import Trailer
 from .wire import finite
 
-__all__ = ["Attempt", "Disagreement"]
+__all__ = ["BARE", "Attempt", "Disagreement"]
 
 WAIT_SLICE = 0.05
 """Seconds between looks at deadlines, signals and the end of the session while an operation is under way."""
 
-_BARE = Bucket(torch.uint8, 0, "SUM", ())
+BARE = Bucket(torch.uint8, 0, "SUM", ())
+"""A head without data: what the first call of a session starts with."""
 
 
 class Disagreement(GroupError):
@@ -68,7 +69,7 @@ class Attempt:
         if session.agreed is not layout:
             agreed = session.agreed
             if not isinstance(agreed, Layout) or agreed.signature != layout.signature:
-                self._prelude(agreed.head if isinstance(agreed, Layout) else _BARE, saying, entered)
+                self._prelude(agreed.head if isinstance(agreed, Layout) else BARE, saying, entered)
         slots = []
         for number, bucket in enumerate(layout.buckets):
             if len(window) == in_flight:
@@ -121,15 +122,19 @@ class Attempt:
         if self._call.veto and self._finite and slot is not None:
             # Of the result, not of the own input: its bits are the same at all members, so they decide alike without a word.
             # Here, while the next operations are under way and the bucket is in the cache.
-            self._finite = finite(slot.data)
+            self._finite = self._is_finite(slot)
+
+    @staticmethod
+    def _is_finite(slot: Slot) -> bool:
+        return finite(slot.data)
 
     def _check(self, trailer: Trailer) -> None:
         check = self._call.layout.check
-        if all(slot.check == check for slot in trailer.slots):
+        if all(slot.check == check or slot.flags & Flag.FOLLOWING for slot in trailer.slots):
             return
         session = self._session
-        said = {session.by_rank[rank]: slot.check for rank, slot in enumerate(trailer.slots)}
-        blamed = blame({member_id: said[member_id] for member_id in session.view.ids}, session.plan.blank)
+        said = {session.by_rank[rank]: slot.check for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.FOLLOWING}
+        blamed = blame({member_id: said[member_id] for member_id in session.view.ids if member_id in said}, session.plan.blank)
         own = session.name(session.member_id)
         text = (
             f"members entered {self._call} with different tensors or operations (this is what {own} "

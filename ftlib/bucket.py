@@ -58,8 +58,10 @@ class Layout:
 
     signature: bytes
     """16 bytes: hash of what the members of a call must agree on."""
+    kind: str
+    """What the call does: ``average``, ``allreduce SUM``, ``broadcast from 2``, ``barrier``."""
     text: str
-    """The same for people, shortened."""
+    """Kind and tensors for people, shortened."""
     buckets: tuple[Bucket, ...]
     check: bytes = field(init=False)
     """Four bytes of the signature, for the trailer."""
@@ -88,7 +90,7 @@ def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int) 
         buckets += _fill(dtype, members, op, bucket_bytes)
     if not buckets or buckets[0].nbytes > HEAD_BYTES or buckets[0].dtype not in CARRIERS:
         buckets.insert(0, Bucket(torch.uint8, 0, "SUM", ()))
-    return Layout(digest, text, tuple(buckets))
+    return Layout(digest, kind, text, tuple(buckets))
 
 
 def _fill(dtype: torch.dtype, members: Sequence[tuple[int, tuple[int, ...]]], op: str, bucket_bytes: int) -> list[Bucket]:

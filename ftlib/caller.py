@@ -7,18 +7,25 @@ so that nobody waits for this member in vain.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from consensus import Consensus, LeftError
 
 from .average import Attempt, Disagreement
+from .bucket import Layout
 from .call import Call, Results
 from .donation import Adoption
 from .errors import Excluded, GroupError, JoinError, RebuildTimeout, StateLost, StepMismatch
+from .follower import NoFollowing, Recovery
+from .following import Followed, FollowedAttempt
+from .layout_book import LayoutBook
 from .logs import about
-from .plane import Phase, Plane
+from .patience import WARN_AFTER, Patience
+from .phase import Phase
+from .plane import Plane
 from .rebuild import Rebuilder
 from .session import Session
 from .staging import StagingPool
@@ -26,13 +33,11 @@ from .status import Status
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 from .turns import Turns
+from .veto import Veto
 
 __all__ = ["Caller", "Limits"]
 
 logger = logging.getLogger("ftlib")
-
-WARN_AFTER = 10.0
-"""Seconds of waiting after which a warning names who is waited for; again each time it doubles."""
 
 SETTLE = 0.1
 """Seconds that operations of an aborted group get to end before their buffers are given up.
@@ -51,27 +56,6 @@ class Limits:
     """Whether this member may have to wait for room in the view; as long as it takes, since the job answers meanwhile."""
 
 
-@dataclass(slots=True)
-class _Patience:
-    """How long something has been waited for, and when to say so."""
-
-    deadline: float
-    now: Callable[[], float]
-    began: float = field(init=False)
-    warn_at: float = WARN_AFTER
-
-    def __post_init__(self) -> None:
-        self.began = self.now()
-
-    def due(self) -> float | None:
-        """Seconds waited if a warning is due now."""
-        waited = self.now() - self.began
-        if waited < self.warn_at:
-            return None
-        self.warn_at *= 2
-        return waited
-
-
 class Caller:
     """Carries out the calls of one lifetime, one at a time."""
 
@@ -86,14 +70,16 @@ class Caller:
         self._in_flight = in_flight
         self._pool = StagingPool(in_flight)
         self._threads = plane.threads
-        self._vetoed = ""
-        """The call before, where it was vetoed and nobody has said yet because of whom."""
-        self._tainted = False
-        """Whether it was because of this member."""
+        self._veto = Veto(plane)
         self.said_goodbye = False
         """Whether a finished call said that this member leaves: everybody knows."""
         self.load_state: Callable[[Call, Session], bool] = lambda _call, _session: False
         """Loads registered state where this member lacks it (set by ``Lifetime``); whether it did."""
+        self.recovery: Recovery | None = None
+        """Gets it beside the others' calls, where it can (set by ``Lifetime``)."""
+        self.entering: Callable[[int], None] = lambda _number: None
+        """Told of the call that begins, before anything of it is under way: the state is what it is on entry to it."""
+        self.layouts = LayoutBook()
 
     def run(self, call: Call) -> Status:
         """Finish ``call`` in this thread's turn; the status it ends with. Raises what ends this lifetime."""
@@ -110,13 +96,15 @@ class Caller:
                 raise
             return Status.ABORT  # it leaves anyway: the others were quicker
         except BaseException as error:
-            if self._plane.current is not call and self._plane.finished == call.number:
+            if self._plane.current is None and self._plane.finished == call.number:
                 # Finished by all, and not delivered here (Ctrl-C, no memory): this member differs from the others from now on.
                 text = f"{call} was finished, but its result could not be delivered here ({type(error).__name__})"
                 self._stop(Excluded(f"{text}: start this worker anew, as a joiner"))
             raise
         finally:
-            if self._plane.current is call:
+            if self.recovery is not None:
+                self.recovery.end()
+            if self._plane.current is not None:
                 self._abandon()
 
     def forget(self) -> None:
@@ -125,17 +113,25 @@ class Caller:
         self._plane.results = None
 
     def _run(self, call: Call) -> Status:
+        staging = self._pool.staging(call.layout)
         if self._plane.phase is Phase.WAITING:
+            staging.warm(1 if self.recovery is not None else 0)
             self._consensus.seek_admission()
-        self._pool.staging(call.layout).turn()
-        patience = _Patience(call.began + self._limits.step_timeout, self._threads.now)
+        staging.turn()
+        patience = self._patience(call)
         while True:
             session = self._await_session(call, patience)
             if session is None:
                 return Status.FAIL
-            if session.plan.donor_of(self._plane.member_id) is not None and call.number == session.plan.call:
+            if self._adopts(call, session):
                 results = self._adopt(call, session)
+            elif self.recovery is not None and self.recovery.wanted(call, session):
+                results = self._follow(call, self.recovery)
+                patience = self._patience(call)
+                if self.said_goodbye:
+                    return Status.FAIL
             else:
+                self.entering(call.number)
                 if self.load_state(call, session):
                     call.reloaded()
                 results = self._attempt(call, session)
@@ -144,13 +140,68 @@ class Caller:
             call.check_untouched()
         if call.void(results):
             if not results.finite:
-                self._explain_veto(call, session)
+                self._veto.explain(call, session)
             return Status.FAIL
         call.deliver(results)
         self._plane.counters.call_seconds.add(self._threads.now() - call.began)
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
 
-    def _await_session(self, call: Call, patience: _Patience) -> Session | None:
+    def _follow(self, own: Call, recovery: Recovery) -> Results | None:
+        """Take part in the others' calls until one of them is ``own``: its results. None: ``own`` is in progress as before."""
+        plane, name = self._plane, str(own)
+        self.layouts.note(own.layout)
+        try:
+            while not self.said_goodbye:
+                followed = Followed(own)
+                followed.began = self._threads.now()
+                plane.turn_to(followed)
+                results = self._followed(followed, recovery)
+                own.number = followed.number
+                complete = recovery.finished(results)
+                spare = recovery.kept(results)
+                if spare is not None:
+                    self._pool.staging(results.layout).exchange(results.slots, spare)
+                if complete and results.layout.signature == own.layout.signature:
+                    return results
+        except NoFollowing as reason:
+            text = "%s: %s; the others wait while this worker loads the state"
+            logger.warning(text, name, reason, extra=about(plane, "no_following", why=str(reason)))
+            recovery.end()
+        finally:
+            own.reloaded()  # averages were replayed through its tensors
+            self._pool.staging(own.layout).cool()
+        own.began = self._threads.now()
+        plane.turn_to(own)
+        return None
+
+    def _followed(self, followed: Followed, recovery: Recovery) -> Results:
+        """One call of the others, finished."""
+        patience = self._patience(followed)
+        while True:
+            session = self._await_session(followed, patience)
+            if session is None:
+                raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
+            if self._adopts(followed, session):
+                followed.learn(self._layout(session, session.plan.signature))
+                results = self._adopt(followed, session)
+            elif recovery.enter(session, followed.number):
+                results = self._attempt(followed, session)
+            else:
+                results = None
+            if results is not None:
+                return results
+
+    def _layout(self, session: Session, start: bytes) -> Layout:
+        assert self.recovery is not None  # only a follower may not know it
+        return self.layouts.find(start) or self.recovery.layout(session, start)
+
+    def _adopts(self, call: Call, session: Session) -> bool:
+        return session.plan.donor_of(self._plane.member_id) is not None and call.number == session.plan.call
+
+    def _patience(self, call: Call) -> Patience:
+        return Patience(call.began + self._limits.step_timeout, self._threads.now)
+
+    def _await_session(self, call: Call, patience: Patience) -> Session | None:
         """The session to act in; None where too few members are there and it is time to tell the caller."""
         plane = self._plane
         while True:
@@ -189,9 +240,10 @@ class Caller:
         if not plane.begin(session):
             return None
         flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
-        flags |= Flag.NONFINITE if self._tainted else Flag(0)
+        flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
+        flags |= Flag.FOLLOWING if isinstance(call, Followed) else Flag(0)
         saying = Saying(call.weight, 0, flags, call.layout.check)
-        attempt = Attempt(call, session, self._pool.staging(call.layout), self._watch(call, session), self._threads.now)
+        attempt = self._attempt_at(call, session)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)
         except GroupError as error:
@@ -206,6 +258,13 @@ class Caller:
             attempt.settle(SETTLE)
             raise
         return self._finish(call, session, trailer, results)
+
+    def _attempt_at(self, call: Call, session: Session) -> Attempt:
+        watch, now = self._watch(call, session), self._threads.now
+        if isinstance(call, Followed):
+            return FollowedAttempt(call, session, self._pool, watch, now, functools.partial(self._layout, session))
+        self.layouts.note(call.layout)
+        return Attempt(call, session, self._pool.staging(call.layout), watch, now)
 
     def _alone(self, call: Call, session: Session, leaving: bool) -> Results | None:
         """A single member needs no operation; what it did is the result."""
@@ -228,29 +287,10 @@ class Caller:
             self.said_goodbye = session.rank in trailer.leaving
         if finish.order is not None:
             self._rebuilder.order(finish.order)
+        self.layouts.note(results.layout)
         self._consensus.average_success(call.number)
-        self._tainted = False
-        if self._vetoed:
-            self._blame(session.names(session.members_of(trailer.tainted)))
+        self._veto.finished(session, trailer)
         return results
-
-    def _explain_veto(self, call: Call, session: Session) -> None:
-        """Only who brought inf or nan can tell where; the flag in the next call's trailer tells the others who it was."""
-        self._plane.counters.vetoed += 1
-        spoilt = call.spoilt()
-        self._tainted = bool(spoilt)
-        if spoilt:
-            shown = ", ".join(call.name(index) for index in spoilt[:8]) + (" and more" if len(spoilt) > 8 else "")
-            name = session.name(session.member_id)
-            extra = about(self._plane, "vetoed", call=call.number, tensors=shown)
-            logger.warning("%s is applied by nobody: inf or nan at this worker, %s, in %s", call, name, shown, extra=extra)
-        elif session.size > 1:
-            self._vetoed = str(call)
-
-    def _blame(self, names: str) -> None:
-        vetoed, self._vetoed = self._vetoed, ""
-        whose = f"inf or nan at {names}" if names else "the sum overflowed, or whoever had inf or nan is gone"
-        logger.warning("%s was applied by nobody: %s", vetoed, whose, extra=about(self._plane, "vetoed_elsewhere", by=names))
 
     def _adopt(self, call: Call, session: Session) -> Results | None:
         """Take the result of this call from a survivor that had finished it."""
@@ -276,7 +316,7 @@ class Caller:
         if not plane.adopt(session, call, results):
             plane.counters.redone += 1
             return None
-        self._tainted, self._vetoed = False, ""  # the trailer that would tell was not seen here
+        self._veto.missed()
         self._consensus.average_success(call.number)
         return results
 
@@ -317,7 +357,7 @@ class Caller:
         self._consensus.leave()
 
     def _watch(self, call: Call, session: Session) -> Callable[[float], None]:
-        patience = _Patience(call.began + self._limits.step_timeout, self._threads.now)
+        patience = self._patience(call)
 
         def watch(waited: float) -> None:
             plane = self._plane

@@ -16,7 +16,8 @@ from .call import Call, Kind
 from .caller import Caller
 from .errors import ConfigError
 from .logs import about
-from .plane import Phase, Plane
+from .phase import Phase
+from .plane import Plane
 from .status import Status
 from .succession import Succession
 from .targets import Layouts, Targets, check_writable, targets_of

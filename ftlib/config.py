@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import os
-import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import consensus
 from consensus import Gossip, Membership, SharedStorage
 
+from . import readers
 from .environment import Launched, launched
 from .errors import ConfigError
 from .logs import FORMATS, LEVELS
+from .readers import VETO
 
-__all__ = ["BACKENDS", "UNSAID", "Settings", "check_storage", "resolve"]
+__all__ = ["BACKENDS", "UNSAID", "VETO", "Settings", "check_storage", "resolve"]
 
 
 class _Unsaid(str):
@@ -41,17 +40,12 @@ UNSAID = _Unsaid("gossip")
 BACKENDS: Mapping[str, type[Membership]] = {"gossip": Gossip, "shared_storage": SharedStorage}
 """By the names that the setting ``consensus`` takes."""
 
-_Choice = TypeVar("_Choice", bound=Enum)
-
 _PREFIX = "FTLIB_"
 _OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT", "FENCE_NAME"})
 """Variables that are no settings, though some look like one."""
 _DEFAULT_FILE = Path("ftlib.toml")
 BUCKET_MB = 8.0
 """Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
-VETO = "veto"
-_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)\s*")
 _DECIDED = frozenset({"liveness"})
 """Follows from the backend."""
 _SECRETS = ("secret", "secret_file")
@@ -77,6 +71,16 @@ class Settings:
     """What inf or nan in an average does: ``veto`` (nobody applies it) or ``pass`` (it is delivered); equal at all members."""
     keep: int = 3
     """Checkpoints that ``save`` leaves in its directory, the newest ones."""
+    recovery: str = "live"
+    """How a joiner gets the state: ``live`` (beside the others' training, where averages can be replayed) or ``wait``."""
+    recovery_transport: str = "http"
+    """How a live one gets it: ``http``, or ``group`` (through the process group, in place)."""
+    recovery_bandwidth: float = 0.0
+    """Bytes a second that a joiner asks for at most; 0: no limit."""
+    recovery_window_mb: float = 512.0
+    """MiB that a donor copies in one call, so that its training goes on; 0: all at once."""
+    recovery_pending_mb: float = 2048.0
+    """MiB of averages that a joiner holds until they are replayed; beyond it the others wait."""
     resume: str = ""
     """Directory of checkpoints whose newest complete one the founders of the job load in ``register_state``."""
     log_format: str = ""
@@ -204,151 +208,33 @@ def _close(name: str, cutoff: float) -> list[str]:
     return difflib.get_close_matches(name, _READERS, n=1, cutoff=cutoff)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("expected a string")
-    return value
-
-
-def _duration(value: Any) -> float:
-    """Seconds, or text with a unit: ``"500 ms"``, ``"2s"``, ``"10 min"``."""
-    if isinstance(value, str):
-        match = _DURATION.fullmatch(value)
-        if match is None:
-            raise ValueError('expected seconds, or a number with ms, s, min or h, as in "500 ms"')
-        value = float(match[1]) * _UNITS[match[2]]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError("expected a number of seconds")
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError("expected a positive number of seconds")
-    return float(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError("expected a number")
-    number = float(value)
-    if not math.isfinite(number) or number < 0:
-        raise ValueError("expected a number of at least 0")
-    return number
-
-
-def _positive(value: Any) -> float:
-    number = _number(value)
-    if number <= 0:
-        raise ValueError("expected a number above 0")
-    return number
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, str) and value.strip().isdigit():
-        value = int(value)
-    if type(value) is not int:
-        raise TypeError("expected a whole number")
-    return value
-
-
-def _count(value: Any) -> int:
-    number = _integer(value)
-    if number < 1:
-        raise ValueError("expected at least 1")
-    return number
-
-
-def _optional_count(value: Any) -> int | None:
-    return None if value is None or value == "" else _count(value)
-
-
-def _flag(value: Any) -> bool:
-    if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on", "0", "false", "no", "off"):
-        return value.lower() in ("1", "true", "yes", "on")
-    if not isinstance(value, bool):
-        raise TypeError("expected true or false")
-    return value
-
-
-def _addresses(value: Any) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
-        raise TypeError("expected a list of host:port")
-    return tuple(part.strip() for part in parts if part.strip())
-
-
-def _descriptors(value: Any) -> tuple[int, ...]:
-    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-    return tuple(_integer(part) for part in parts)
-
-
-def _secrets(value: Any) -> tuple[str, ...]:
-    parts = value.splitlines() if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
-        raise TypeError("expected a secret, or a list of them")
-    found = tuple(part.strip() for part in parts if part.strip())
-    if not isinstance(value, str):
-        return found
-    kept = tuple(part for part in found if not part.startswith("#"))  # the text may be that of a secret_file
-    if found and not kept:
-        raise ValueError("there are only comments in it: lines that begin with # are no secrets")
-    return kept
-
-
-def _policy(value: Any) -> consensus.Policy:
-    return _choice(consensus.Policy, value.value if isinstance(value, consensus.Policy) else _text(value))
-
-
-def _mode(value: Any) -> consensus.Mode:
-    return _choice(consensus.Mode, value.value if isinstance(value, consensus.Mode) else _text(value))
-
-
-def _nonfinite(value: Any) -> str:
-    if value not in (VETO, "pass"):
-        raise ValueError("choose one of veto, pass")
-    return str(value)
-
-
-def _home(value: Any) -> consensus.Home:
-    return _choice(consensus.Home, value.value if isinstance(value, consensus.Home) else _text(value))
-
-
-def _choice(kind: type[_Choice], text: str) -> _Choice:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"choose one of {', '.join(item.value for item in kind)}") from None
-
-
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        text = _text(value).strip().lower()
-        if text and text not in choices:
-            raise ValueError(f"choose one of {', '.join(choices)}")
-        return text
-
-    return read
-
-
 _OWN: dict[str, Callable[[Any], Any]] = {
-    "step_timeout": _duration,
-    "min_size": _count,
-    "bucket_mb": _positive,
-    "in_flight": _count,
-    "rejoin": _flag,
-    "nonfinite": _nonfinite,
-    "keep": _count,
-    "resume": _text,
-    "log_format": _one_of(*FORMATS),
-    "log_level": _one_of(*LEVELS),
+    "step_timeout": readers.as_duration,
+    "min_size": readers.as_count,
+    "bucket_mb": readers.as_positive,
+    "in_flight": readers.as_count,
+    "rejoin": readers.as_flag,
+    "nonfinite": readers.as_nonfinite,
+    "keep": readers.as_count,
+    "recovery": readers.one_of("live", "wait"),
+    "recovery_transport": readers.one_of("http", "group"),
+    "recovery_bandwidth": readers.as_number,
+    "recovery_window_mb": readers.as_number,
+    "recovery_pending_mb": readers.as_positive,
+    "resume": readers.as_text,
+    "log_format": readers.one_of(*FORMATS),
+    "log_level": readers.one_of(*LEVELS),
 }
 _SPECIAL: dict[str, Callable[[Any], Any]] = {
-    "consensus": _one_of(*BACKENDS),
-    "introducers": _addresses,
-    "initial_size": _count,
-    "max_size": _optional_count,
-    "socket_fds": _descriptors,
-    "policy": _policy,
-    "mode": _mode,
-    "secret": _secrets,
-    "agent": _home,
+    "consensus": readers.one_of(*BACKENDS),
+    "introducers": readers.as_addresses,
+    "initial_size": readers.as_count,
+    "max_size": readers.as_optional_count,
+    "socket_fds": readers.as_descriptors,
+    "policy": readers.as_policy,
+    "mode": readers.as_mode,
+    "secret": readers.as_secrets,
+    "agent": readers.as_home,
     "advertise": lambda value: value or None,
 }
 _DURATIONS = frozenset(
@@ -374,15 +260,20 @@ _DURATIONS = frozenset(
         "storage_poll",
     ]
 )
-_BY_TYPE: dict[str, Callable[[Any], Any]] = {"str": _text, "int": _integer, "float": _number, "bool": _flag}
+_BY_TYPE: dict[str, Callable[[Any], Any]] = {
+    "str": readers.as_text,
+    "int": readers.as_integer,
+    "float": readers.as_number,
+    "bool": readers.as_flag,
+}
 
 
 def _readers() -> dict[str, Callable[[Any], Any]]:
-    readers = {
-        item.name: _duration if item.name in _DURATIONS else _BY_TYPE.get(str(item.type), _text)
+    found = {
+        item.name: readers.as_duration if item.name in _DURATIONS else _BY_TYPE.get(str(item.type), readers.as_text)
         for item in dataclasses.fields(consensus.Config)
     }
-    return {name: reader for name, reader in {**readers, **_SPECIAL, **_OWN}.items() if name not in _DECIDED}
+    return {name: reader for name, reader in {**found, **_SPECIAL, **_OWN}.items() if name not in _DECIDED}
 
 
 _READERS = _readers()

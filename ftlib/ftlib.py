@@ -28,7 +28,7 @@ from .frameworks.base import Framework, Group
 from .lifetime import CLOSE_TIMEOUT, Lifetime, Means
 from .logs import configure
 from .meeting import introduced
-from .plane import Phase
+from .phase import Phase
 from .ranks import RankAssignScheme
 from .registry import Registered
 from .resumption import Loaded
@@ -127,22 +127,24 @@ class FTLib(Calls):
         sampler: Any = None,
         extra: Any = None,
         *,
-        apply: Callable[..., Any] | None = None,
+        apply: Callable[[], Any] | None = None,
         state_dict: Callable[[], Any] | None = None,
         load_state_dict: Callable[[Any], Any] | None = None,
     ) -> None:
         """Say what makes up the training state, so that joiners get it and founders start alike.
 
         Each takes one object with ``state_dict`` and ``load_state_dict`` or a list of them, or pass two callables. A founder
-        returns with the most senior founder's state loaded; a joiner loads in its first call. ``apply`` is kept for replaying
-        averages; this release loads before the first call instead.
+        returns with the most senior founder's state loaded; a joiner gets it in its first call, beside the others' training:
+        averages that come meanwhile are replayed there through ``apply()``, which applies the gradients that lie in the
+        parameters (by default, the optimizers' step). Where it leaves out what the program does, such as clipping, or where
+        ``extra`` is registered without it, the others wait for the joiner instead.
 
         With the setting ``resume`` (``ftlib run --resume PATH``) founders then ``load`` that directory's newest checkpoint.
         """
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
-        self._lives.life.transfer.register(Registered(roles, state_dict, load_state_dict))
+        self._lives.life.transfer.register(Registered(roles, state_dict, load_state_dict, apply))
         if self.settings.resume:
             self.load(self.settings.resume)
 

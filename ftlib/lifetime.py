@@ -29,9 +29,14 @@ from .facts import facts
 from .frameworks.base import Framework, Group, GroupSpec
 from .launch.announce import announce
 from .logs import about
-from .plane import Phase, Plane
+from .phase import Phase
+from .plane import Plane
 from .ranks import RankAssignScheme
 from .rebuild import Rebuilder, RebuildError
+from .recovery.catchup import Allowed, Catchup
+from .recovery.donor import Donor
+from .recovery.fetch import HttpSource, Source
+from .recovery.post import Post
 from .resumption import PATH as RESUMPTION
 from .resumption import Resumption
 from .session import Session
@@ -93,6 +98,9 @@ class Lifetime:
         )
         self.resumption = Resumption(plane, self.transfer, settings.consensus.join_timeout)
         self.caller.load_state = self._load_state
+        self.donor = Donor(plane, self.transfer, self.caller.layouts.find)
+        self.caller.entering = self.donor.entering
+        self.caller.recovery = Catchup(plane, lambda: self.transfer.registered, self._source, _allowed(settings))
         self.known: View | None = None
         """The job as it was met."""
         self._means = means
@@ -128,6 +136,7 @@ class Lifetime:
             meta["supervisor"] = settings.supervisor
         consensus.serve(PATH, self.transfer.source)
         consensus.serve(RESUMPTION, self.resumption.source)
+        consensus.serve(Donor.PATH, self.donor.source)
         self._rebuilder.start()
         try:
             consensus.start(self._rebuilder, meta=meta)
@@ -191,6 +200,7 @@ class Lifetime:
                 self.consensus.stop()
             self._rebuilder.close(CLOSE_TIMEOUT)
         self.caller.forget()  # this may be garbage for long, and its buffers are as large as the model
+        self.donor.forget()
         self.transfer.forget()
         self.resumption.forget()
 
@@ -200,6 +210,14 @@ class Lifetime:
         """See ``Caller.load_state``."""
         self.resumption.enter()
         return self.transfer.load(call, session)
+
+    def _source(self) -> Source:
+        """Where a joiner gets the state from, beside the others' training."""
+        settings = self._means.settings
+        http = HttpSource(self._means.ring, self.plane.member_id, bandwidth=settings.recovery_bandwidth)
+        if settings.recovery_transport == "http":
+            return http
+        return Post(http, self.plane, patience=settings.step_timeout + CLOSE_TIMEOUT)
 
     # --- on the rebuild thread -----------------------------------------------------------------------------------------
 
@@ -225,6 +243,9 @@ class Lifetime:
 
     def _activated(self, view: View) -> None:
         """After a view was activated: tell the launcher, on a thread of its own."""
+        session = self.plane.session
+        if session is not None:
+            self.donor.activated(session)
         if self._past is not None:
             self._tell_of(self._past, view)
             self._past = None
@@ -260,6 +281,12 @@ class Lifetime:
             address=format_address(member.address),
             epoch=epoch,
         )
+
+
+def _allowed(settings: Settings) -> Allowed:
+    """What a joiner may use."""
+    window, pending = (int(mb * 2**20) for mb in (settings.recovery_window_mb, settings.recovery_pending_mb))
+    return Allowed(window, pending, live=settings.recovery == "live")
 
 
 def _room(view: View, host: Member) -> str:

@@ -10,49 +10,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
 from consensus import View
-from consensus.transitions import Table
 
 from .bucket import Layout
 from .call import Call, Results
 from .counters import Counters
 from .frameworks.base import Group
+from .phase import PLANE, Phase, Switch
+from .recovery.progress import Progress
 from .salvage import Report
 from .session import Session
 from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
-__all__ = ["PLANE", "Finish", "Order", "Phase", "Plane", "Switch"]
-
-
-class Phase(Enum):
-    """Whether this member averages."""
-
-    WAITING = "waiting for a first view"
-    ACTIVE = "active"
-    FROZEN = "frozen for a view change"
-    STOPPED = "stopped"
-
-
-class Switch(Enum):
-    """What changes the phase."""
-
-    ACTIVATE = "every member is ready"
-    FREEZE = "an order, a failure, or a trailer"
-    STOP = "this lifetime is over"
-
-
-PLANE: Table[Phase, Switch] = Table(
-    "data plane",
-    Phase.WAITING,
-    {
-        Phase.WAITING: {Switch.ACTIVATE: Phase.ACTIVE, Switch.STOP: Phase.STOPPED},
-        Phase.ACTIVE: {Switch.FREEZE: Phase.FROZEN, Switch.STOP: Phase.STOPPED},
-        Phase.FROZEN: {Switch.ACTIVATE: Phase.ACTIVE, Switch.STOP: Phase.STOPPED},
-    },
-)
+__all__ = ["Finish", "Order", "Plane"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +89,8 @@ class Plane:
         """(finished, current) of the other members, as their pings told."""
         self.peer_changes: dict[str, float] = {}
         """When that changed last (monotonic seconds)."""
+        self.recovery: Callable[[], Progress] | None = None
+        """How far this member is with getting the state beside the others' training; None where it is not."""
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)
@@ -146,6 +120,22 @@ class Plane:
             self.training_thread = threading.get_ident()
             self._told()
             self.changed.notify_all()
+
+    def turn_to(self, call: Call) -> None:
+        """The training thread goes on inside ``call`` instead of another of which nothing is under way, or after it."""
+        with self.changed:
+            assert self.running is None, "calls are serialized"
+            self.current = None
+            self.enter(call)
+
+    def caught_up(self, origin: str, number: int) -> bool:
+        """The state on entry to call ``number``, which has just been finished, is here; it descends from ``origin``."""
+        with self.changed:
+            if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
+                return False
+            self.origin = origin
+            self.counters.state_loads += 1
+            return True
 
     def abandon(self) -> tuple[Session | None, Order | None]:
         """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
@@ -298,6 +288,9 @@ class Plane:
                 return False
             if self._reported is not None and self._reported[0] > session.view.epoch:
                 return False
+            if self.member_id in plan.healed:
+                self.founder, self.blank, self.origin, self.results = False, True, "", None
+                self._last_signature = b""
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
                     self.origin = ""  # what was loaded belonged to a call that nobody alive has finished
@@ -306,7 +299,7 @@ class Plane:
                     self.current.number = self.finished + 1
                 self._told()
             self.authority = plan.authority
-            if plan.authority == self.member_id:
+            if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
             self.session = session
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)

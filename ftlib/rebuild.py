@@ -234,9 +234,13 @@ class Rebuilder:
             self._stop((errors.StateLost if lost else errors.StepMismatch)(fault.text + entered))
             self._consensus.leave()
             return
+        behind = session.plan.call - self._plane.finished  # frozen: it stays so
         if not self._plane.activate(session):
             return
         self._log(old, session)
+        if self._plane.member_id in session.plan.healed:
+            text = "this worker was %d calls behind the others: it gets their state, and counts again from the call after that"
+            logger.warning(text, behind, extra=about(self._plane, "healed", behind=behind))
         self._activated(view)
         for adopter in session.plan.adopters_of(self._plane.member_id):
             if results is None or session.group is None or results.number != session.plan.call:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from .errors import ConfigError
 
 __all__ = ["Registered", "Stateful"]
+
+Kind = TypeVar("Kind")
 
 
 @runtime_checkable
@@ -29,12 +31,16 @@ class Registered:
         roles: Mapping[str, object],
         state_dict: Callable[[], Any] | None = None,
         load_state_dict: Callable[[Any], Any] | None = None,
+        apply: Callable[[], Any] | None = None,
     ) -> None:
-        """``roles``: name -> one object or a sequence. ConfigError naming the object that has no state."""
+        """``roles``: name -> one object or a sequence. ``apply``: applies the gradients that lie in the parameters.
+
+        ConfigError naming the object that has no state.
+        """
         self._roles = {role: _listed(role, value) for role, value in roles.items() if value is not None}
         if (state_dict is None) != (load_state_dict is None):
             raise ConfigError("register_state needs both state_dict= and load_state_dict=, or neither")
-        self._save, self._load = state_dict, load_state_dict
+        self._save, self._load, self.apply = state_dict, load_state_dict, apply
         if not self._roles and state_dict is None:
             raise ConfigError(
                 "register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict="
@@ -47,8 +53,27 @@ class Registered:
             tree["custom"] = self._save()
         return {"step": step, **tree}
 
+    def of(self, kind: type[Kind]) -> dict[tuple[str, int], Kind]:
+        """The objects of that class, by role and index: ``tree()[role][index]`` is such an object's state."""
+        listed = ((role, index, item) for role, items in self._roles.items() for index, item in enumerate(items))
+        return {(role, index): item for role, index, item in listed if isinstance(item, kind)}
+
+    def count(self, role: str) -> int:
+        """How many objects have that role."""
+        return len(self._roles.get(role, ()))
+
     def load(self, tree: object) -> None:
         """Take over ``tree``; ConfigError where another program wrote it."""
+        self.check(tree)
+        assert isinstance(tree, dict)
+        for role, items in self._roles.items():
+            for item, state in zip(items, tree[role], strict=True):
+                _load(role, item.load_state_dict, state)
+        if self._load is not None:
+            _load("load_state_dict", self._load, tree["custom"])
+
+    def check(self, tree: object) -> None:
+        """ConfigError where ``tree`` is of other roles, or of another number of objects."""
         if not isinstance(tree, dict):
             raise ConfigError("the state that arrived is no dict: do all workers run the same program?")
         expected = {role: len(items) for role, items in self._roles.items()}
@@ -59,11 +84,6 @@ class Registered:
             raise ConfigError(
                 f"this worker registered {_summary(expected)}, the donor {_summary(arrived)}: register the same everywhere"
             )
-        for role, items in self._roles.items():
-            for item, state in zip(items, tree[role], strict=True):
-                _load(role, item.load_state_dict, state)
-        if self._load is not None:
-            _load("load_state_dict", self._load, tree["custom"])
 
 
 def _load(role: str, load: Callable[[Any], Any], state: object) -> None:

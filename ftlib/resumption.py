@@ -20,7 +20,8 @@ from .checkpoints.checkpoint import Found, newest
 from .checkpoints.manifest import TornError
 from .errors import ConfigError, FTLibError
 from .logs import about
-from .plane import Phase, Plane
+from .phase import Phase
+from .plane import Plane
 from .registry import Registered
 from .session import Session
 from .state import snapshot

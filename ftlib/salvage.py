@@ -3,6 +3,9 @@
 Virtual synchrony for allreduce. Every call ends all-to-all, so whoever finishes an operation of call k + 1 knows that everyone
 finished k: survivors' counts differ by at most one. If any survivor finished call K, all adopt its result; else all redo it
 from their untouched inputs. A call is therefore averaged over one member set on every survivor, or on none.
+
+Whoever is further behind all the same did not act with the others: it goes on like a joiner, with their state. A joiner that
+*follows* (``following``) has finished calls like everybody, but has no state yet, and may not know what it takes part in.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Report:
     last_signature: bytes
     """Signature of call ``finished``."""
     current_signature: bytes
-    """Signature of call ``current``."""
+    """Signature of call ``current``; empty: none, or unknown, as at a joiner that follows."""
     origin: str
     """Whose state this member's descends from (a member id); empty: unknown."""
     founder: bool
@@ -96,10 +99,14 @@ class Plan:
     """K: the newest call that any survivor finished. Everybody goes on with call K + 1."""
     step: int
     """Steps granted once call K is finished."""
+    signature: bytes = b""
+    """That of call K; empty where nobody knows it."""
     adoptions: tuple[tuple[str, str], ...] = ()
     """Pairs (adopter, donor): the adopter takes the result of call K from the donor."""
     blank: tuple[str, ...] = ()
-    """Joiners that have finished nothing yet: they count call K as finished."""
+    """Joiners that have finished nothing yet, and whoever is healed: they count call K as finished."""
+    healed: tuple[str, ...] = ()
+    """Those who were more than one call behind: what they have is worth nothing, and they get the state like joiners."""
     authority: str = ""
     """The origin whose state is *the* state; empty where nobody holds any."""
     holders: tuple[str, ...] = ()
@@ -121,23 +128,31 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         return Plan(0, 0, authority=view.ids[0], holders=(view.ids[0],))
     known = {member_id: Report.decode(reports[member_id]) for member_id in view.ids if member_id in reports}
     acted = {member_id: report for member_id, report in known.items() if not report.blank} or _substitutes(known)
-    blank = tuple(member_id for member_id in view.ids if member_id not in acted or acted[member_id].blank)
     if not acted:
         text = "every member that held the state ended before it was passed on: start anew, from a checkpoint if there is one"
-        return Plan(0, 0, blank=blank, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
+        return Plan(0, 0, blank=view.ids, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
     call = max(report.finished for report in acted.values())
+    healed = tuple(member_id for member_id, report in acted.items() if report.finished < call - 1 and report.has_state)
+    for member_id in healed:
+        del acted[member_id]
+    blank = tuple(member_id for member_id in view.ids if member_id not in acted or acted[member_id].blank)
     donors = [member_id for member_id, report in acted.items() if report.finished == call]
     adopters = [member_id for member_id, report in acted.items() if report.finished < call]
     authority, holders = _authority(acted)
-    leader = next((member_id for member_id in donors if member_id in holders), donors[0])
+    if not authority:  # those who act follow only, and a joiner may have loaded what they lack, in the call they are in
+        fresh = {m: report for m, report in known.items() if report.blank and report.origin and report.finished == call}
+        authority, holders = _authority(fresh)
+    leader = next((member_id for member_id in holders if known[member_id].finished == call), donors[0])
     return Plan(
         call=call,
-        step=acted[leader].step,
+        step=known[leader].step,
+        signature=acted[donors[0]].last_signature,
         adoptions=tuple((adopter, donors[i % len(donors)]) for i, adopter in enumerate(adopters)),
         blank=blank,
+        healed=healed,
         authority=authority,
         holders=holders,
-        fault=_mismatch(call, acted, donors, adopters) or _lost(view, acted, authority),
+        fault=_mismatch(call, acted, donors, adopters) or _lost(view, acted, healed, authority),
     )
 
 
@@ -175,7 +190,8 @@ def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
 def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
     """The origin that counts and who holds it. A founder's own initial state will do where nobody loaded any yet.
 
-    Where some founders have loaded a checkpoint and others not yet, those who have are further.
+    Whoever follows has none, and is no founder. Where some founders have loaded a checkpoint and others not yet, those who have
+    are further.
     """
     furthest = sorted(acted.values(), key=lambda report: -report.step)  # a stable sort: by seniority where steps are equal
     origin = next((report.origin for report in furthest if report.origin), "")
@@ -185,8 +201,8 @@ def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
     return (founder, (founder,)) if founder else ("", ())
 
 
-def _lost(view: View, acted: Mapping[str, Report], authority: str) -> Fault | None:
-    if authority or not any(report.has_state for report in acted.values()):
+def _lost(view: View, acted: Mapping[str, Report], healed: Sequence[str], authority: str) -> Fault | None:
+    if authority or not (healed or any(report.has_state for report in acted.values())):
         return None
     return Fault(FaultKind.STATE_LOST, view.ids, "all who held the trained state are gone: start anew from a checkpoint")
 
@@ -195,17 +211,21 @@ def _mismatch(call: int, acted: Mapping[str, Report], donors: Sequence[str], ado
     late = tuple(member_id for member_id in adopters if acted[member_id].finished < call - 1)
     if late:
         counts = ", ".join(f"{member_id} {report.finished}" for member_id, report in acted.items())
-        text = f"members are more than one call apart, so they did not act together: {counts}"
+        text = (
+            f"members are more than one call apart, so they did not act together: {counts}; with register_state at every "
+            "worker those behind would get the others' state"
+        )
         return Fault(FaultKind.MISMATCH, late, text)
     result = acted[donors[0]].last_signature
     wrong = [m for m in donors if acted[m].last_signature != result]
     if wrong:
         return Fault(FaultKind.MISMATCH, tuple(donors), f"members finished call {call} with different tensors or operations")
-    wrong = [m for m in adopters if acted[m].current == call and acted[m].current_signature != result]
+    # Who follows may not know yet what it is in: nothing is no other signature.
+    wrong = [m for m in adopters if acted[m].current == call and acted[m].current_signature not in (result, b"")]
     if wrong:
         text = f"call {call}: {', '.join(wrong)} entered it with other tensors or another operation than those who finished it"
         return Fault(FaultKind.MISMATCH, tuple(wrong), text)
-    entered = {m: acted[m].current_signature for m in donors if acted[m].current == call + 1}
+    entered = {m: acted[m].current_signature for m in donors if acted[m].current == call + 1 and acted[m].current_signature}
     blamed = blame(entered)
     if not blamed:
         return None

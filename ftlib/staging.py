@@ -8,10 +8,12 @@ each and alternate, the others have one.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 
 from .bucket import Bucket, Layout
+from .pages import room
 
 __all__ = ["Slot", "Staging", "StagingPool"]
 
@@ -25,7 +27,7 @@ class Slot:
 
     def __init__(self, bucket: Bucket, trailer_elements: int) -> None:
         self.bucket = bucket
-        self.buffer = torch.empty(bucket.count + trailer_elements, dtype=bucket.dtype, device="cpu")
+        self.buffer = room(bucket.count + trailer_elements, bucket.dtype)
         self.data = self.buffer[: bucket.count]
         self.views = [self._view(piece.offset, piece.stop - piece.start, piece.shape) for piece in bucket.pieces]
         self.fit(trailer_elements)
@@ -49,6 +51,7 @@ class Staging:
         self.layout = layout
         self._turns = [2 if number < in_flight else 1 for number in range(len(layout.buckets))]
         self._slots: list[list[Slot | None]] = [[None] * turns for turns in self._turns]
+        self._spare: list[list[Slot]] = [[] for _ in self._turns]
         self._turn = 0
 
     def turn(self) -> None:
@@ -60,9 +63,30 @@ class Staging:
         turn = self._turn % self._turns[number]
         slot = self._slots[number][turn]
         wanted = 0 if number else trailer_elements
+        if slot is None and self._spare[number]:
+            slot = self._slots[number][turn] = self._spare[number].pop()
         if slot is None or not slot.fit(wanted):
             slot = self._slots[number][turn] = Slot(self.layout.buckets[number], wanted)
         return slot
+
+    def warm(self, more: int) -> None:
+        """Touch all memory that attempts will use, and ``more`` sets of slots besides, before anybody waits for it."""
+        for number, bucket in enumerate(self.layout.buckets):
+            while len(self._spare[number]) < self._turns[number] + more:
+                self._spare[number].append(Slot(bucket, 0))
+                self._spare[number][-1].buffer.zero_()
+
+    def cool(self) -> None:
+        """Give back the slots that are in no use."""
+        self._spare = [[] for _ in self._turns]
+
+    def exchange(self, kept: Sequence[Slot], spare: Sequence[Slot]) -> None:
+        """Leave the slots ``kept`` to whoever keeps them, and use ``spare`` ones of this layout instead."""
+        for slot in kept:
+            self.abandon(slot)
+        numbers = {id(bucket): number for number, bucket in enumerate(self.layout.buckets)}
+        for slot in spare:
+            self._spare[numbers[id(slot.bucket)]].append(slot)
 
     def abandon(self, slot: Slot) -> None:
         """Never use ``slot`` again: an operation that cannot be ended may still write into it."""

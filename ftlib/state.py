@@ -20,7 +20,7 @@ import torch
 
 from .errors import ConfigError
 
-__all__ = ["StateReader", "decode", "encode", "flatten", "restore", "snapshot"]
+__all__ = ["DTYPES", "StateReader", "decode", "encode", "flatten", "restore", "snapshot"]
 
 MAGIC = b"ftstate1"
 _LENGTH = struct.Struct("<I")
@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 HEADER_LIMIT = 256 << 20
 DEPTH_LIMIT = 64
 
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in [
         "float16",
@@ -52,7 +52,8 @@ _DTYPES: dict[str, torch.dtype] = {
     ]
     if hasattr(torch, name)
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+"""What may travel, by name."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Read = Callable[[int], bytes]
 """Exactly that many bytes; raises EOFError where there are fewer."""
@@ -195,11 +196,11 @@ def _unpack(packed: object, tensors: list[torch.Tensor], left: list[int], depth:
     if packed is None or isinstance(packed, (bool, int, float, str, bytes)):
         return packed
     match packed:
-        case ["T", str(name), list(shape)] if name in _DTYPES and all(type(n) is int and n >= 0 for n in shape):
-            left[0] -= math.prod(shape) * _DTYPES[name].itemsize
+        case ["T", str(name), list(shape)] if name in DTYPES and all(type(n) is int and n >= 0 for n in shape):
+            left[0] -= math.prod(shape) * DTYPES[name].itemsize
             if left[0] < 0:
                 raise ValueError("state is larger than what was announced")
-            tensor = torch.empty(shape, dtype=_DTYPES[name])
+            tensor = torch.empty(shape, dtype=DTYPES[name])
             tensors.append(tensor)
             return tensor
         case ["D", list(items)] if all(isinstance(item, list) and len(item) == 2 for item in items):

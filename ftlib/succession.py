@@ -18,7 +18,7 @@ from consensus import LeftError
 from .call import Call
 from .errors import Excluded, FTLibError
 from .lifetime import Lifetime
-from .plane import Phase
+from .phase import Phase
 from .status import Status
 from .turns import Turns
 

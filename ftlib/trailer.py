@@ -43,6 +43,8 @@ class Flag(IntFlag):
     """This rank leaves after this call."""
     NONFINITE = 4
     """This rank contributed inf or nan to the call before, which was vetoed because of it."""
+    FOLLOWING = 8
+    """This rank takes part in whatever the others do, with nothing of its own: its ``check`` says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from consensus import KeyRing, Member, SecretError, get
 from .call import Call
 from .errors import ConfigError, FTLibError, RebuildTimeout
 from .logs import about
-from .plane import Phase, Plane
+from .phase import Phase
+from .plane import Plane
 from .registry import Registered
 from .session import Session
 from .state import StateReader, encode, snapshot

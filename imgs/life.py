@@ -8,7 +8,7 @@ from canvas import AMBER, BLUE, GREEN, GREY, INK, QUIET, RED, VIOLET, Canvas
 from statechart import Arrow, Box, chart
 
 from consensus.protocol.life import LIFE, Life, Turn
-from ftlib.plane import PLANE, Phase, Switch
+from ftlib.phase import PLANE, Phase, Switch
 
 
 def picture() -> str:

@@ -15,9 +15,14 @@ __all__ = ["Relay"]
 class Relay:
     """Listens on ``port`` and hands on to ``target``, a port of this machine. Use as a context manager."""
 
-    def __init__(self, target: int) -> None:
-        """Listens at once; nothing is accepted before it is entered."""
+    def __init__(self, target: int, *, most: int | None = None, keep: bool = False) -> None:
+        """Listens at once; nothing is accepted before it is entered.
+
+        ``most``: bytes of answers, after which their connection is cut. ``keep``: what clients get is in ``kept``.
+        """
         self._target = target
+        self._left = most
+        self.kept: bytearray | None = bytearray() if keep else None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
@@ -75,8 +80,14 @@ class Relay:
     def _pass_on(self, sock: socket.socket) -> None:
         try:
             data = sock.recv(1 << 16)
-            if data and not (self._losing.is_set() and sock in self._towards_clients):
+            answer = sock in self._towards_clients
+            if answer and self._left is not None:
+                data = data[: self._left]
+                self._left -= len(data)
+            if data and not (self._losing.is_set() and answer):
                 self._other[sock].sendall(data)
+                if answer and self.kept is not None:
+                    self.kept += data
                 return
         except OSError:
             pass

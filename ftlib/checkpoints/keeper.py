@@ -25,7 +25,8 @@ from pathlib import Path
 from consensus import LeftError
 
 from ..logs import about
-from ..plane import Phase, Plane
+from ..phase import Phase
+from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..state import flatten

@@ -3,7 +3,8 @@
 A call may have two results in one way only: all who finish it with the old view are dead or excluded before others have it,
 and the others, who cannot know, redo it without them. So a result *stands* as soon as anybody who has it finishes another call,
 for which everybody of the view must have it; no call has two that stand, and no view has members with different ones. Whoever
-is excluded may have one call, its last, that the others did otherwise.
+is excluded may have one call, its last, that the others did otherwise. Nobody is ever more than one call behind, unless a
+script has made it so; then it is healed, and has to be like the others from there on.
 """
 
 from __future__ import annotations
@@ -88,10 +89,12 @@ class Promises(Observer):
         self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
         self._parameters_stand: dict[int, bytes] = {}
         self._plans: dict[str, Plan] = {}
+        self.lagging: set[str] = set()
+        """Members that a script has made lag."""
         self.violation = ""
         """The first one: threads of the data plane may swallow what is raised in them."""
         self.story: deque[str] = deque(maxlen=STORY)
-        self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0}
+        self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
     # What processes tell
@@ -108,7 +111,8 @@ class Promises(Observer):
 
     def loaded(self, process: Process, call: Call) -> None:
         """State was loaded within ``call``."""
-        self._place(process).reloaded = True
+        place = self._place(process)
+        place.reloaded, place.applied = True, None
         self._void.add((process.host.id, call.number))
         self.counts["loaded"] += 1
         self._tell(process, f"loaded the state on entry to call {call.number}")
@@ -163,6 +167,11 @@ class Promises(Observer):
         known = self._plans.setdefault(session.view.view_id, plan)
         assert known == plan, self._say(process, f"follows another plan for {session.view} than the others: {plan}, {known}")
         self._tell(process, f"acts in {session.view}: {self._plan_text(plan)}")
+        unexpected = [member_id for member_id in plan.healed if member_id not in self.lagging]
+        assert not unexpected, self._say(process, f"takes {self._names(unexpected)} for more than one call behind")
+        if process.host.id in plan.healed:  # it goes on like a joiner
+            place.outcome = None
+            self.counts["healed"] += 1
         if place.reloaded and process.plane.current is not None:
             self._void.add((process.host.id, process.plane.current.number))
         if place.outcome is not None and plan.donor_of(process.host.id) is None:
@@ -183,7 +192,8 @@ class Promises(Observer):
         if isinstance(error, StateLost):
             view = process.door.installed
             inside = [self._jobs.processes[member_id] for member_id in view.ids] if view is not None else []
-            holders = [other for other in inside if not other.plane.blank]
+            acted = [other for other in inside if not other.plane.blank]
+            holders = [other for other in acted if other.plane.origin or other.plane.founder]
             assert not holders, self._say(process, f"ended: {error}, though {holders} hold it")
 
     def killed(self, host: Host) -> None:

@@ -17,7 +17,7 @@ import torch
 from ftlib.bucket import lay_out
 from ftlib.call import Call, Kind
 from ftlib.errors import FTLibError
-from ftlib.plane import Phase
+from ftlib.phase import Phase
 from ftlib.registry import Registered
 from ftlib.status import Status
 

@@ -45,7 +45,7 @@ def rendered(name: str, value: Any) -> str:
         return str(value.value)
     if isinstance(value, bool):
         return str(value).lower()
-    if ftlib.config._READERS[name] is ftlib.config._duration:
+    if ftlib.config._READERS[name] is ftlib.readers.as_duration:
         return f"{value:g} s" if value >= 1 else f"{value * 1e3:g} ms"
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
 

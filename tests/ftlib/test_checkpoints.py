@@ -19,7 +19,7 @@ from ftlib.checkpoints.checkpoint import Taken, newest, publish, read, remove
 from ftlib.checkpoints.manifest import Manifest, TornError
 from ftlib.checkpoints.names import Name, Part, complete, parts
 from ftlib.registry import Registered
-from ftlib.state import _DTYPES
+from ftlib.state import DTYPES
 from tests.ftlib.test_state import trees
 
 numbers = st.integers(0, 10**14)
@@ -78,7 +78,7 @@ def test_what_json_lacks_survives(tmp_path: Path) -> None:
 
 
 def test_tensors_of_all_dtypes_and_shapes_survive_bit_for_bit(tmp_path: Path) -> None:
-    tree = {name: torch.randint(0, 2, (3, 5)).to(dtype) for name, dtype in _DTYPES.items()}
+    tree = {name: torch.randint(0, 2, (3, 5)).to(dtype) for name, dtype in DTYPES.items()}
     tree |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(float("nan")), "turned": torch.randn(4, 6).t()}
     tree |= {"part": torch.randn(1000)[::7], "wide": torch.randn(1).expand(5), "parameter": nn.Parameter(torch.randn(2))}
     assert same(read(write(tmp_path, tree)), {**tree, "parameter": tree["parameter"].detach()})

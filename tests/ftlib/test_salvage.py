@@ -73,6 +73,50 @@ def test_plan_is_alike_complete_and_never_mixes(case: tuple[list[str], dict[str,
     )
 
 
+@st.composite
+def uneven(draw: st.DrawFn) -> tuple[list[str], dict[str, Report], list[str], list[str]]:
+    """The same beside members that lag, by two calls and more, and joiners that follow: their ids come last."""
+    ids, reports = draw(consistent())
+    newest = max(found.finished for found in reports.values() if not found.blank)
+    lagging = [f"l{i}" for i in range(draw(st.integers(0, 3) if newest >= 2 else st.just(0)))]
+    for name in lagging:
+        finished = draw(st.integers(0, newest - 2))
+        current = draw(st.sampled_from([0, finished + 1]))
+        origin, founder = draw(st.sampled_from(["", "m0", name])), draw(st.booleans())
+        reports[name] = report(finished, current=current, last=b"o", now=b"o", origin=origin, founder=founder)
+    following = [f"f{i}" for i in range(draw(st.integers(0, 3)))]
+    for name in following:
+        behind = draw(st.booleans()) and newest > 0
+        current = newest if behind else draw(st.sampled_from([0, newest + 1]))
+        known = next(found.last_signature for found in reports.values() if not found.blank and found.finished == newest)
+        last = b"o" if behind else known
+        reports[name] = report(newest - behind, current=current, last=last, now=b"", step=0, origin="", founder=False)
+    return draw(st.permutations([*ids, *lagging, *following])), reports, lagging, following
+
+
+@given(uneven(), st.randoms())
+@settings(max_examples=300)
+def test_who_lags_is_healed_and_who_follows_has_no_state(
+    case: tuple[list[str], dict[str, Report], list[str], list[str]], rng: object
+) -> None:
+    ids, reports, lagging, following = case
+    encoded = [(name, found.encode()) for name, found in reports.items()]
+    chosen = plan(view(ids), dict(encoded))
+    rng.shuffle(encoded)  # type: ignore[attr-defined]
+    assert plan(view(ids), dict(encoded)) == chosen
+    assert chosen.fault is None
+    acted = {name: found for name, found in reports.items() if not found.blank and name not in lagging}
+    assert chosen.call == max(found.finished for found in acted.values())
+    assert chosen.healed == tuple(name for name in ids if name in lagging)
+    assert chosen.blank == tuple(name for name in ids if name not in acted)
+    assert {adopter for adopter, _ in chosen.adoptions} == {n for n, found in acted.items() if found.finished < chosen.call}
+    assert all(acted[donor].finished == chosen.call for _, donor in chosen.adoptions)
+    assert chosen.holders
+    assert not {*chosen.holders} & {*lagging, *following}
+    if any(acted[name].finished == chosen.call for name in chosen.holders):
+        assert chosen.step == chosen.call, "as those count who hold the state"
+
+
 @given(
     st.builds(
         Report,
@@ -103,11 +147,71 @@ def test_founding_starts_from_the_most_senior_members_state() -> None:
     assert chosen == Plan(0, 0, authority="a", holders=("a",))
 
 
-def test_more_than_one_call_apart_stops_those_behind() -> None:
-    chosen = planned({"a": report(7), "b": report(5), "c": report(7)})
+def test_more_than_one_call_apart_heals_those_behind() -> None:
+    chosen = planned({"a": report(5), "b": report(7), "c": report(6, current=7)})
+    assert chosen.fault is None
+    assert (chosen.call, chosen.healed, chosen.blank) == (7, ("a",), ("a",))
+    assert (chosen.authority, chosen.holders, chosen.adoptions) == ("a", ("b", "c"), (("c", "b"),))
+
+
+def test_without_registered_state_it_stops_them() -> None:
+    reports = {"a": report(7), "b": report(5, has_state=False), "c": report(4)}
+    chosen = planned(reports)
     assert chosen.fault is not None
     assert chosen.fault.kind is FaultKind.MISMATCH
     assert chosen.fault.blamed == ("b",)
+    assert "register_state" in chosen.fault.text
+    assert chosen.healed == ("c",)
+
+
+def test_where_all_holders_lag_the_state_is_lost() -> None:
+    following = report(9, origin="", founder=False, now=b"")
+    for odd in (following, report(9, origin="", founder=False, has_state=False)):
+        chosen = planned({"a": report(5), "b": odd})
+        assert chosen.healed == ("a",)
+        assert chosen.fault is not None
+        assert chosen.fault.kind is FaultKind.STATE_LOST
+
+
+def follower(finished: int, *, current: int = 0, last: bytes = b"x") -> Report:
+    return report(finished, current=current, last=last, now=b"", step=0, origin="", founder=False)
+
+
+def test_who_follows_is_not_blamed_for_what_it_does_not_know() -> None:
+    entered = planned({"f": follower(7, current=8), "a": report(7, current=8), "b": report(7, current=8)})
+    assert entered.fault is None
+    assert (entered.step, entered.signature) == (7, b"x")
+    adopts = planned({"f": follower(6, current=7, last=b"w"), "a": report(7)})
+    assert (adopts.fault, adopts.adoptions) == (None, (("f", "a"),))
+    gives = planned({"f": follower(7), "a": report(6, current=7, last=b"w")})
+    assert (gives.fault, gives.adoptions, gives.holders, gives.signature) == (None, (("a", "f"),), ("a",), b"x")
+
+
+def test_beside_who_follows_those_who_differ_are_named() -> None:
+    entering = {"f": follower(7, current=8), "a": report(7, current=8), "b": report(7, current=8, now=b"y")}
+    entered = planned({**entering, "c": report(7, current=8)}).fault
+    assert entered is not None
+    assert entered.blamed == ("b",)
+    behind = planned({"f": follower(7), "b": report(6, current=7, now=b"y")}).fault
+    assert behind is not None
+    assert behind.blamed == ("b",)
+
+
+def test_who_follows_cannot_go_on_without_those_who_hold_the_state() -> None:
+    fault = planned({"f": follower(7), "g": follower(6, current=7)}, ["f", "g", "j"]).fault
+    assert fault is not None
+    assert fault.kind is FaultKind.STATE_LOST
+    assert fault.blamed == ("f", "g", "j")
+
+
+def test_who_follows_goes_on_with_a_joiner_that_has_loaded() -> None:
+    loaded = report(7, blank=True, founder=False, origin="a", step=6)
+    chosen = planned({"f": follower(7, current=8), "j": loaded})
+    assert chosen.fault is None
+    assert (chosen.call, chosen.step, chosen.holders, chosen.blank) == (7, 6, ("j",), ("j",))
+    too_old = planned({"f": follower(8), "j": loaded})
+    assert too_old.fault is not None
+    assert too_old.fault.kind is FaultKind.STATE_LOST
 
 
 def test_who_entered_the_call_with_something_else_is_named() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from ftlib import FTLibError, RebuildTimeout, Status, caller
+from ftlib import FTLibError, RebuildTimeout, Status, caller, patience
 from ftlib.call import Call, Results
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.session import Session
@@ -211,7 +211,7 @@ def test_waiting_to_adopt_a_result() -> None:
 def test_a_warning_names_who_is_waited_for_long_before(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caller._Patience, "__init__", _impatient)
+    monkeypatch.setattr(patience.Patience, "__init__", _impatient)
 
     def body(worker: Worker) -> None:
         worker.ft.barrier()
@@ -234,8 +234,8 @@ def test_a_warning_names_who_is_waited_for_long_before(
     finally:
         logging.getLogger("ftlib").removeHandler(handler)
     assert any("call 2, barrier(): waiting for" in record.getMessage() for record in caplog.records)
-    assert math.isfinite(caller.WARN_AFTER)
+    assert math.isfinite(patience.WARN_AFTER)
 
 
-def _impatient(self: caller._Patience, deadline: float, now: Callable[[], float]) -> None:
+def _impatient(self: patience.Patience, deadline: float, now: Callable[[], float]) -> None:
     self.deadline, self.now, self.began, self.warn_at = deadline, now, now(), 0.1

@@ -114,11 +114,12 @@ class Cluster:
         self._settings.setdefault("job", f"test-{secrets.token_hex(6)}")
         self._settings.setdefault("secret", secrets.token_hex(16))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = str(self._common.get("program", "")).partition(":")[0]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         with theirs, (directory / "zygote.out").open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.processes.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.processes.zygote", str(theirs.fileno()), *filter(None, [program])],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
                 env=environment,

@@ -22,8 +22,8 @@ __all__ = ["Episode"]
 class Episode:
     """One cluster's life."""
 
-    def __init__(self, directory: Path, seed: int, kills: int, settings: Mapping[str, Any] | None = None) -> None:
-        """``settings``: of all workers."""
+    def __init__(self, directory: Path, seed: int, kills: int, settings: Mapping[str, Any] | None = None, **task: Any) -> None:
+        """``settings`` and ``task``: of all workers, instead of what is drawn."""
         chance = self._chance = random.Random(seed)
         self.kills = 0
         self.kinds: collections.Counter[str] = collections.Counter()
@@ -38,7 +38,8 @@ class Episode:
         bucket_mb = 0.02 if elements < 1_000 else elements * 4 / 2**20 * 1.01
         sizes = [elements] * buckets if elements >= 1_000 else [elements, 7, 1][:buckets]
         pause = chance.choice([0.0, 0.0, 0.003, 0.01])
-        self.cluster = Cluster(directory, sizes=sizes, pause=pause, settings={"bucket_mb": bucket_mb, **(settings or {})})
+        drawn = {"sizes": sizes, "pause": pause, "settings": {"bucket_mb": bucket_mb, **(settings or {})}}
+        self.cluster = Cluster(directory, **{**drawn, **task})
         self.text = f"{self._target} workers, {buckets} x {elements} elements, pauses up to {pause * 1e3:g} ms"
 
     def run(self) -> None:

@@ -64,6 +64,10 @@ class Task:
     """Note when the phases of a recovery were passed (see ``trace``)."""
     habit: list[Any] = field(default_factory=list)
     """``["module:name", *arguments]``: what that makes of (FTLib, Lines, *arguments) is called before every average."""
+    program: str = ""
+    """``"module:function"`` called with (Task, Lines) instead of the loop below; its module's ``prepare`` before any fork."""
+    given: dict[str, Any] = field(default_factory=dict)
+    """That program's own orders."""
     debug: bool = False
     namespace: str = ""
     """The network namespace to live in, if any."""
@@ -113,7 +117,7 @@ def main(values: dict[str, Any]) -> int:
     os.environ.update(task.environment)
     lines = Lines(task.log)
     try:
-        return _train(task, lines)
+        return int(_named(task.program)(task, lines)) if task.program else _train(task, lines)
     except SystemExit as end:
         lines.write(event="drained", code=end.code)
         raise

@@ -1,7 +1,8 @@
 """A process that has imported everything and forks workers: they then start in tens of milliseconds, not two seconds.
 
-    python -m tests.processes.zygote FD
+    python -m tests.processes.zygote FD [MODULE]
 
+``MODULE``: that of the workers' ``program``, which is prepared too.
 ``FD`` is one end of a Unix socket pair of type SEQPACKET. Each request is the JSON of one worker's ``Task``, with its control
 sockets attached if it has any; the answers are ``{"pid"}`` for each, in order, and ``{"ended", "code", "t"}`` whenever a worker
 has been reaped. There is no thread here, so that forking is safe. Workers die with the zygote, and it dies with its client.
@@ -10,6 +11,7 @@ has been reaped. There is no thread here, so that forking is safe. Workers die w
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -80,6 +82,8 @@ def main() -> int:
     from tests.processes import worker
 
     worker.prepare()
+    for module in sys.argv[2:]:
+        importlib.import_module(module).prepare()
     control.send(b'{"pid": 0}')
     task = serve(control)
     if task is None:

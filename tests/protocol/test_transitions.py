@@ -26,7 +26,7 @@ from consensus.protocol.standing import STANDING, News, Standing
 from consensus.reports import Reports
 from consensus.simulation import World
 from consensus.transitions import IllegalTransitionError, Table
-from ftlib.plane import PLANE
+from ftlib.phase import PLANE
 
 from .people import core_of, machine_in, member, sends, view_of
 

@@ -1,0 +1,128 @@
+"""A call of the others, as a follower takes part in it: with nothing of its own, and without knowing beforehand what it is.
+
+Every call begins with an operation whose size all members know: the head of the call before, or a prelude just as large. So a
+follower reads in the first trailer what the others are about to do, and asks one of them for the layout where it is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .average import BARE, Attempt
+from .bucket import Layout
+from .call import Call, Kind, Results
+from .errors import GroupError
+from .session import Session
+from .staging import Slot, Staging, StagingPool
+from .trailer import Flag, Trailer
+from .trailer import Slot as Saying
+
+__all__ = ["Followed", "FollowedAttempt", "neutral"]
+
+UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
+
+
+class Followed(Call):
+    """A call of the others, as far as a follower knows it."""
+
+    def __init__(self, own: Call) -> None:
+        super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)
+        self._own = own
+        self.began = own.began
+        self._turned: set[bytes] = set()
+
+    def learn(self, layout: Layout) -> None:
+        """This is what it is."""
+        self.layout = layout
+        self.kind = next((kind for kind in Kind if layout.kind.startswith(kind.value)), Kind.BARRIER)
+        self.veto = self.kind is Kind.AVERAGE and self._own.veto
+
+    def turn(self, staging: Staging) -> Staging:
+        """``staging``, ready for this call's first attempt in it or a further one."""
+        if staging.layout.signature not in self._turned:
+            self._turned.add(staging.layout.signature)
+            staging.turn()
+        return staging
+
+    def fill(self, slot: Slot) -> None:
+        """Stage what changes nothing."""
+        slot.data.fill_(neutral(slot.bucket.op, slot.bucket.dtype))
+
+
+class FollowedAttempt(Attempt):
+    """One attempt at a call of the others within one session."""
+
+    def __init__(
+        self,
+        call: Followed,
+        session: Session,
+        pool: StagingPool,
+        watch: Callable[[float], None],
+        now: Callable[[], float],
+        layout_of: Callable[[bytes], Layout],
+    ) -> None:
+        """``layout_of``: the layout whose signature starts so; GroupError where nobody tells. Else see ``Attempt``."""
+        agreed = session.agreed if isinstance(session.agreed, Layout) else UNKNOWN
+        super().__init__(call, session, call.turn(pool.staging(agreed)), watch, now)
+        self._followed = call
+        self._pool = pool
+        self._layout_of = layout_of
+        self._agreed = agreed
+
+    def run(self, saying: Saying, in_flight: int, entered: Callable[[], None]) -> tuple[Trailer, Results]:
+        """See ``Attempt.run``."""
+        first = self._begin(saying, 0)
+        self._reap(entered)
+        assert self._trailer is not None
+        said = self._said(self._trailer)
+        if self._agreed is not UNKNOWN and said == self._agreed.check:
+            layout, begun = self._agreed, [first]
+        else:  # that was a prelude
+            layout, begun = self._layout_of(said), []
+            self._staging, self._trailer, self._finite = self._followed.turn(self._pool.staging(layout)), None, True
+        self._followed.learn(layout)
+        if begun and self._followed.veto:
+            self._finite = self._finite and self._is_finite(first)
+        slots = list(begun)
+        for number in range(len(begun), len(layout.buckets)):
+            if len(self._window) == in_flight:
+                self._reap(entered)
+            slots.append(self._begin(saying, number))
+        while self._window:
+            self._reap(entered)
+        trailer = self._trailer
+        assert trailer is not None
+        self._session.agreed = layout
+        return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite)
+
+    def _begin(self, saying: Saying, number: int) -> Slot:
+        group, codec = self._session.group, self._session.codec
+        assert group is not None
+        slot = self._staging.slot(number, codec.elements)
+        self._call.fill(slot)
+        if number == 0:
+            codec.write(slot.trailer, saying, slot.bucket.op)
+        self._window.append((group.allreduce(slot.flat, slot.bucket.op), slot))
+        return slot
+
+    def _said(self, trailer: Trailer) -> bytes:
+        """The check of those that do not follow. GroupError where they differ: they find out who has to stop."""
+        checks = {slot.check for slot in trailer.slots if not slot.flags & Flag.FOLLOWING}
+        if len(checks) != 1:
+            raise GroupError(f"there is no one call to follow: {len(checks)} different ones were entered")
+        return next(iter(checks))
+
+    def _check(self, trailer: Trailer) -> None:
+        """A follower has no opinion."""
+        self._said(trailer)
+
+
+def neutral(op: str, dtype: torch.dtype) -> int:
+    """What changes no result of ``op`` on the wire; floats never have minima there (see ``wire``)."""
+    if op == "PRODUCT":
+        return 1
+    if op == "SUM":
+        return 0
+    return torch.iinfo(dtype).max if op == "MIN" else torch.iinfo(dtype).min

@@ -1,0 +1,37 @@
+"""Whether a member averages, and what changes that: the table that the code keeps to, and its diagram is drawn from."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from consensus.transitions import Table
+
+__all__ = ["PLANE", "Phase", "Switch"]
+
+
+class Phase(Enum):
+    """Whether this member averages."""
+
+    WAITING = "waiting for a first view"
+    ACTIVE = "active"
+    FROZEN = "frozen for a view change"
+    STOPPED = "stopped"
+
+
+class Switch(Enum):
+    """What changes the phase."""
+
+    ACTIVATE = "every member is ready"
+    FREEZE = "an order, a failure, or a trailer"
+    STOP = "this lifetime is over"
+
+
+PLANE: Table[Phase, Switch] = Table(
+    "data plane",
+    Phase.WAITING,
+    {
+        Phase.WAITING: {Switch.ACTIVATE: Phase.ACTIVE, Switch.STOP: Phase.STOPPED},
+        Phase.ACTIVE: {Switch.FREEZE: Phase.FROZEN, Switch.STOP: Phase.STOPPED},
+        Phase.FROZEN: {Switch.ACTIVATE: Phase.ACTIVE, Switch.STOP: Phase.STOPPED},
+    },
+)

@@ -1,0 +1,179 @@
+"""From what a setting was given as, in a program, a file or a variable, to its value.
+
+TypeError or ValueError says what is expected.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, TypeVar
+
+import consensus
+
+__all__ = [
+    "VETO",
+    "as_addresses",
+    "as_count",
+    "as_descriptors",
+    "as_duration",
+    "as_flag",
+    "as_home",
+    "as_integer",
+    "as_mode",
+    "as_nonfinite",
+    "as_number",
+    "as_optional_count",
+    "as_policy",
+    "as_positive",
+    "as_secrets",
+    "as_text",
+    "one_of",
+]
+
+Chosen = TypeVar("Chosen", bound=Enum)
+
+VETO = "veto"
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SECONDS = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|m|h|)\s*")
+
+
+def as_text(value: Any) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise TypeError("expected a string")
+    return value
+
+
+def as_duration(value: Any) -> float:
+    """Seconds, or text with a unit: ``"500 ms"``, ``"2s"``, ``"10 min"``."""
+    if isinstance(value, str):
+        match = _SECONDS.fullmatch(value)
+        if match is None:
+            raise ValueError('expected seconds, or a number with ms, s, min or h, as in "500 ms"')
+        value = float(match[1]) * _UNITS[match[2]]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("expected a number of seconds")
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError("expected a positive number of seconds")
+    return float(value)
+
+
+def as_number(value: Any) -> float:
+    """At least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError("expected a number")
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError("expected a number of at least 0")
+    return number
+
+
+def as_positive(value: Any) -> float:
+    """Above 0."""
+    number = as_number(value)
+    if number <= 0:
+        raise ValueError("expected a number above 0")
+    return number
+
+
+def as_integer(value: Any) -> int:
+    """A whole number, maybe as text."""
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
+    if type(value) is not int:
+        raise TypeError("expected a whole number")
+    return value
+
+
+def as_count(value: Any) -> int:
+    """A whole number of at least 1."""
+    number = as_integer(value)
+    if number < 1:
+        raise ValueError("expected at least 1")
+    return number
+
+
+def as_optional_count(value: Any) -> int | None:
+    """The same, or None for nothing."""
+    return None if value is None or value == "" else as_count(value)
+
+
+def as_flag(value: Any) -> bool:
+    """True or false, or a word for it."""
+    if isinstance(value, str) and value.lower() in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        return value.lower() in ("1", "true", "yes", "on")
+    if not isinstance(value, bool):
+        raise TypeError("expected true or false")
+    return value
+
+
+def as_addresses(value: Any) -> tuple[str, ...]:
+    """A list of ``host:port``, or text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise TypeError("expected a list of host:port")
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def as_descriptors(value: Any) -> tuple[int, ...]:
+    """Numbers of open files."""
+    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return tuple(as_integer(part) for part in parts)
+
+
+def as_secrets(value: Any) -> tuple[str, ...]:
+    """One or several, without the comments of a file."""
+    parts = value.splitlines() if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise TypeError("expected a secret, or a list of them")
+    found = tuple(part.strip() for part in parts if part.strip())
+    if not isinstance(value, str):
+        return found
+    kept = tuple(part for part in found if not part.startswith("#"))  # the text may be that of a secret_file
+    if found and not kept:
+        raise ValueError("there are only comments in it: lines that begin with # are no secrets")
+    return kept
+
+
+def as_policy(value: Any) -> consensus.Policy:
+    """Who may act after a split."""
+    return _choice(consensus.Policy, value.value if isinstance(value, consensus.Policy) else as_text(value))
+
+
+def as_mode(value: Any) -> consensus.Mode:
+    """Active or passive."""
+    return _choice(consensus.Mode, value.value if isinstance(value, consensus.Mode) else as_text(value))
+
+
+def as_nonfinite(value: Any) -> str:
+    """What inf or nan does."""
+    if value not in (VETO, "pass"):
+        raise ValueError("choose one of veto, pass")
+    return str(value)
+
+
+def as_home(value: Any) -> consensus.Home:
+    """Where the agent runs."""
+    return _choice(consensus.Home, value.value if isinstance(value, consensus.Home) else as_text(value))
+
+
+def _choice(kind: type[Chosen], text: str) -> Chosen:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"choose one of {', '.join(item.value for item in kind)}") from None
+
+
+def one_of(*choices: str) -> Callable[[Any], str]:
+    """Reads one of these words, or nothing."""
+
+    def read(value: Any) -> str:
+        text = as_text(value).strip().lower()
+        if text and text not in choices:
+            raise ValueError(f"choose one of {', '.join(choices)}")
+        return text
+
+    return read

@@ -1,0 +1,234 @@
+"""The joiner's side: what it asks of the donors at each call that it follows, until the state is its own.
+
+The training thread asks and waits where the others may have to wait too; the ``Round`` brings the stripes and replays the
+averages beside it. Whatever cannot be done ends in ``NoFollowing``: then the state is loaded while the others wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..bucket import Layout
+from ..call import Call, Kind, Results
+from ..errors import GroupError
+from ..follower import NoFollowing
+from ..logs import about
+from ..plane import Plane
+from ..registry import Registered
+from ..session import Session
+from ..staging import Slot
+from .fetch import FetchError, Later, Source
+from .proof import Proof
+from .replay import why_not
+from .round import Round
+from .stripes import cut
+
+__all__ = ["Allowed", "Catchup"]
+
+logger = logging.getLogger("ftlib")
+
+_MEBI = 1 << 20
+_TRIES = 3
+"""Calls on entry to which the rest of the state may fail to arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a joiner may use. Bytes."""
+
+    window: int
+    """That a donor pins in one call; 0: the whole state."""
+    pending: int
+    """Of averages that wait to be replayed; beyond it the others wait."""
+    live: bool = True
+    """Whether to follow at all."""
+
+
+class Catchup:
+    """The ``Recovery`` of one lifetime. Used on the training thread."""
+
+    def __init__(
+        self, plane: Plane, registered: Callable[[], Registered | None], source: Callable[[], Source], allowed: Allowed
+    ) -> None:
+        """``registered``: what the program registered by now. ``source``: a new one for each round."""
+        self._plane = plane
+        self._registered = registered
+        self._new_source = source
+        self._allowed = allowed
+        self._round: Round | None = None
+        self._proof: Proof | None = None
+        """Of the call that is about to be followed."""
+        self._proved = False
+        self._failures = 0
+        self._refused = False
+        """This lifetime does not follow any more."""
+
+    def wanted(self, own: Call, session: Session) -> bool:
+        """See ``Recovery``."""
+        plane, registered = self._plane, self._registered()
+        if self._refused or not self._allowed.live or registered is None or own.kind is not Kind.AVERAGE or plane.founder:
+            return False
+        if not plane.authority or plane.origin == plane.authority or not session.plan.holders:
+            return False
+        reason = why_not(registered)
+        if reason:
+            self._refused = True
+            logger.info("the others wait while this worker loads the state: %s", reason, extra=about(plane, "no_following"))
+            return False
+        self._own = own
+        return True
+
+    def enter(self, session: Session, number: int) -> bool:
+        """See ``Recovery``."""
+        try:
+            return self._enter(session, number)
+        except NoFollowing:
+            self._refused = True
+            raise
+
+    def finished(self, results: Results) -> bool:
+        """See ``Recovery``."""
+        proof, self._proof = self._proof, None
+        alike = results.layout.signature == self._own.layout.signature
+        if proof is None or proof.number != results.number or not alike:
+            if proof is not None:
+                proof.close()
+            self._same_kind(results, alike=alike)
+            return False
+        round_ = self._current()
+        try:
+            if not self._proved:
+                self._proved = proof.holds()
+        except FetchError as error:
+            self._failed(str(error))
+            return False
+        if not self._proved:
+            self._refused = True
+            raise NoFollowing(
+                "what was replayed is not what the others have: they do more in a step than what was registered with apply= "
+                "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
+            )
+        return self._plane.caught_up(round_.origin, results.number)
+
+    def kept(self, results: Results) -> Sequence[Slot] | None:
+        """See ``Recovery``: keeps the averages that the program would have applied."""
+        round_ = self._current()
+        if self._plane.origin == round_.origin:
+            return None
+        applied = results.layout.signature == self._own.layout.signature and not self._own.void(results)
+        return round_.keep(results.number, results if applied else None)
+
+    def layout(self, session: Session, start: bytes) -> Layout:
+        """See ``Recovery``."""
+        source = self._round.source if self._round is not None else self._new_source()
+        go_on = functools.partial(self._plane.acting_in, session)
+        for holder in session.plan.holders:
+            try:
+                return source.layout(session.view.member(holder), start, go_on)
+            except (FetchError, Later) as error:
+                logger.debug("no layout: %s", error, extra=about(self._plane, "no_layout"))
+        raise GroupError(f"{session.names(session.plan.holders)} did not say what they are doing")
+
+    def end(self) -> None:
+        """See ``Recovery``."""
+        round_, self._round = self._round, None
+        proof, self._proof = self._proof, None
+        self._proved, self._failures = False, 0
+        if proof is not None:
+            proof.close()
+        if round_ is not None:
+            round_.end()
+
+    # --- before a call -------------------------------------------------------------------------------------------------
+
+    def _enter(self, session: Session, number: int) -> bool:
+        plane = self._plane
+        if self._round is not None and self._round.origin != plane.authority:
+            self.end()
+        if self._round is not None and self._round.session is not session and plane.member_id in session.plan.healed:
+            self.end()  # it was behind: averages are missing
+        if self._round is None:
+            if not self._begin(session, number):
+                return False
+        elif self._round.session is not session:
+            self._round.move(session, number, functools.partial(self._plane.acting_in, session))
+        round_ = self._current()
+        round_.brake(session, number)
+        if round_.level_with(number):
+            self._take_the_rest(round_, session, number)
+        return plane.acting_in(session)
+
+    def _begin(self, session: Session, number: int) -> bool:
+        """Have the state on entry to this call pinned."""
+        plane, plan, registered = self._plane, session.plan, self._registered()
+        assert registered is not None
+        source = self._new_source()
+        turn = session.view.index(plane.member_id) % len(plan.holders)
+        try:
+            offer = source.offer(
+                [session.view.member(holder) for holder in plan.holders],
+                version=number,
+                origin=plane.authority,
+                turn=turn,
+                window=self._allowed.window,
+                inline_from=plan.holders[turn],
+                go_on=functools.partial(plane.acting_in, session),
+            )
+        except (FetchError, Later) as error:
+            if not plane.acting_in(session):
+                return False
+            raise NoFollowing(str(error)) from None
+        stripes = cut(offer.nbytes, plan.holders, turn, number, self._allowed.window)
+        text = "getting %.1f MB of state from %s beside the training, as of call %d"
+        extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
+        logger.info(text, offer.nbytes / 1e6, session.names(plan.holders), number, extra=extra)
+        self._round = Round(
+            plane,
+            registered,
+            self._own,
+            source,
+            session,
+            plane.authority,
+            number,
+            stripes,
+            offer,
+            self._allowed.pending,
+            self._allowed.window,
+        )
+        self._round.begin()
+        return True
+
+    def _take_the_rest(self, round_: Round, session: Session, number: int) -> None:
+        """All stripes are here, and all averages replayed: what is left is small, or compared while the call is under way."""
+        if self._proof is not None:
+            self._proof.close()
+        go_on = functools.partial(self._plane.acting_in, session)
+        proof = Proof(round_, session, number, go_on, compare=not self._proved)
+        try:
+            proof.arm()
+        except (FetchError, Later) as error:
+            proof.close()
+            if self._plane.acting_in(session):
+                self._failed(str(error))
+            return
+        self._proof = proof
+
+    def _failed(self, why: str) -> None:
+        self._failures += 1
+        logger.info("the rest of the state did not arrive: %s", why, extra=about(self._plane, "recovery_delayed"))
+        if self._failures == _TRIES:
+            self._refused = True
+            raise NoFollowing(f"the rest of the state did not arrive {_TRIES} times: {why}")
+
+    def _same_kind(self, results: Results, *, alike: bool) -> None:
+        """Whoever averages other tensors than the others will never do the same as they."""
+        if not alike and results.layout.kind == self._own.layout.kind:
+            self._refused = True
+            raise NoFollowing(f"the others average something else ({results.layout.text})")
+
+    def _current(self) -> Round:
+        assert self._round is not None, "a round is under way while calls are followed"
+        return self._round

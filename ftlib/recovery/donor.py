@@ -1,0 +1,288 @@
+"""The donor's end over HTTP: what a joiner may ask of a member that holds the state, and what it is answered.
+
+Whoever asks has shown that it knows the secret, where there is one (``consensus.serve``). Questions that have to wait, for the
+training thread to be inside a call or for a copy to be complete, wait ``POLL`` at most and are then told to ask again; what is
+wrong or over is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgpack
+import torch
+
+from ..bucket import Layout
+from ..errors import ConfigError
+from ..phase import Phase
+from ..plane import Plane
+from ..registry import Registered
+from ..session import Session
+from ..transfer import POLL, Transfer
+from . import layouts
+from .blocks import blocks, digest_of
+from .fetch import ARMED, LATER, PATH
+from .flat import Ground
+from .manifest import Manifest, inline_of, split, stepping
+from .pins import Digest, Pins
+from .sending import Sending
+from .stripes import Stripe, cut
+
+__all__ = ["Donor"]
+
+PIECE = 1 << 20
+"""Bytes that are handed to the connection at a time, so that a slow reader is not taken for a dead one."""
+PATIENCE = 10.0
+"""Seconds for digests; less than a joiner's patience with silence."""
+_MOST_PINS = 4096
+"""Ranges that one question may name."""
+
+Query = Mapping[str, str]
+Chunks = Iterator[bytes | memoryview]
+
+
+class Donor:
+    """One member's, in one lifetime. ``source`` runs on threads of the agent, several at a time."""
+
+    PATH = PATH
+
+    def __init__(self, plane: Plane, transfer: Transfer, layouts_of: Callable[[bytes], Layout | None]) -> None:
+        """``layouts_of``: the layout with a signature, of a call that this member made lately."""
+        self._plane = plane
+        self._transfer = transfer
+        self._layout_of = layouts_of
+        self._pins = Pins()
+        self._sending = Sending(plane)
+        self._asks: dict[str, Callable[[Query], Chunks]] = {
+            "again": self._again,
+            "digest": self._digest,
+            "inline": self._inline,
+            "layout": self._layout,
+            "offer": self._offer,
+            "release": self._release,
+            "send": self._send,
+            "stripe": self._stripe,
+        }
+
+    def source(self, query: Query) -> Chunks:
+        """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
+        answer = self._asks.get(query.get("ask", ""))
+        if answer is None:
+            raise LookupError(f"expected ask= one of {', '.join(self._asks)}")
+        return answer(query)
+
+    def entering(self, call_number: int) -> None:
+        """The training thread has entered a call, or begins it anew: what is to be pinned on entry to it is, from now on."""
+        registered = self._transfer.registered
+        if registered is not None:
+            self._pins.watch(stepping(registered))
+            self._pins.entering(call_number)
+
+    def activated(self, session: Session) -> None:
+        """Drop what is kept for members that are gone."""
+        self._pins.keep_only(session.view.ids)
+        self._sending.forget()
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self._pins.forget()
+        self._sending.forget()
+
+    # --- what may be asked ---------------------------------------------------------------------------------------------
+
+    def _offer(self, query: Query) -> Chunks:
+        joiner, version, origin = _text(query, "joiner"), _number(query, "version"), _text(query, "origin")
+        holders, own = _text(query, "holders").split(","), self._plane.member_id
+        turn, window, wants_inline = _number(query, "turn"), _number(query, "window"), _number(query, "inline")
+        if own not in holders:
+            raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
+        registered = self._inside(version, origin)
+        manifest, ground = _split(registered, self._plane.step)
+        stripes = cut(manifest.nbytes, holders, turn, version, window)
+        self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
+        found = {
+            "nbytes": manifest.nbytes,
+            "stripes": len(stripes),
+            "ground": manifest.fingerprint,
+            "packed": manifest.packed if wants_inline else b"",
+        }
+        return _pieces(msgpack.packb(found))
+
+    def _again(self, query: Query) -> Chunks:
+        joiner, origin, own = _text(query, "joiner"), _text(query, "origin"), self._plane.member_id
+        pins = [Stripe(index, start, stop, version, (own,)) for index, start, stop, version in _numbers(query, "pins", 4)]
+        version = min(pin.version for pin in pins)
+        call, registered = self._inside_until(version, origin)
+        manifest, ground = _split(registered, self._plane.step)
+        if any(not pin.start < pin.stop <= manifest.nbytes for pin in pins):
+            raise LookupError(f"pins=... is not within the {manifest.nbytes} bytes of the state")
+        self._arm(joiner, call, pins, ground)
+        return iter((b"pinned",))
+
+    def _stripe(self, query: Query) -> Chunks:
+        data = self._pinned(query)
+        try:
+            spans = list(blocks(_number(query, "offset"), data.numel()))
+        except ValueError as error:
+            raise LookupError(str(error)) from None
+        return _blocks(data, spans)
+
+    def _send(self, query: Query) -> Chunks:
+        numbers = [_number(query, name) for name in ("offset", "count", "rank", "tag")]
+        view_id = _text(query, "view")
+        data = self._pinned(query)
+        offset, count, rank, tag = numbers
+        return self._sending.send(data, offset, count, view_id, rank, tag)
+
+    def _digest(self, query: Query) -> Chunks:
+        version, origin = _number(query, "version"), _text(query, "origin")
+        ranges = _numbers(query, "ranges", 2)
+        registered = self._inside(version, origin)
+        manifest, ground = _split(registered, self._plane.step)
+        if any(not start < stop <= manifest.nbytes for start, stop in ranges):
+            raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
+        with self._plane.changed:
+            self._still(version)
+            digest = self._pins.digest(ground, version, [(start, stop) for start, stop in ranges], version)
+        return _digests(digest)
+
+    def _inline(self, query: Query) -> Chunks:
+        version, origin = _number(query, "version"), _text(query, "origin")
+        registered = self._inside(version, origin)
+        try:
+            packed = inline_of(registered, self._plane.step)
+        except ConfigError as error:
+            raise LookupError(str(error)) from error
+        with self._plane.changed:
+            self._still(version)  # nothing was changed while it was read
+        return _pieces(packed)
+
+    def _release(self, query: Query) -> Chunks:
+        self._pins.release(_text(query, "joiner"))
+        return iter((b"released",))
+
+    def _layout(self, query: Query) -> Chunks:
+        text = _text(query, "signature")
+        try:
+            signature = bytes.fromhex(text)
+        except ValueError:
+            raise LookupError(f"signature={text!r:.80}: expected hexadecimal digits") from None
+        found = self._layout_of(signature)
+        if found is None:
+            raise LookupError(f"no call with signature {text[:40]} was made here lately")
+        return iter((layouts.encode(found),))
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _inside(self, version: int, origin: str) -> Registered:
+        """What is registered, once the training thread is inside call ``version``: the state is what it was on entry."""
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(
+                lambda: plane.in_call(version) or plane.finished >= version or plane.phase is Phase.STOPPED, POLL
+            )
+            self._still(version)
+            return self._held(origin)
+
+    def _inside_until(self, version: int, origin: str) -> tuple[int, Registered]:
+        """The same inside any call up to ``version``; which one it is."""
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(
+                lambda: plane.current is not None or plane.finished >= version or plane.phase is Phase.STOPPED, POLL
+            )
+            call = version if plane.current is None else min(version, plane.current.number)
+            self._still(call)
+            return call, self._held(origin)
+
+    def _still(self, version: int) -> None:
+        """LookupError unless inside call ``version``. Under the plane's lock: it stays so while that is held."""
+        plane = self._plane
+        if plane.phase is Phase.STOPPED:
+            raise LookupError("this member has left the job")
+        if plane.finished >= version:
+            raise LookupError(f"call {version} is over here")
+        if not plane.in_call(version):
+            raise LookupError(f"{LATER}: not inside call {version} yet")
+
+    def _held(self, origin: str) -> Registered:
+        registered = self._transfer.registered
+        if registered is None:
+            raise LookupError("no state is registered here")
+        if self._plane.origin != origin:
+            raise LookupError(f"{LATER}: this member does not hold that state")
+        return registered
+
+    def _arm(self, joiner: str, call: int, stripes: list[Stripe], ground: Ground) -> None:
+        """Pin what was looked at inside ``call``."""
+        plane = self._plane
+        with plane.changed:
+            self._still(call)
+            if plane.session is None or joiner not in plane.session.view:
+                raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
+            try:
+                self._pins.arm(joiner, stripes, ground, call)
+            except ValueError as error:
+                raise LookupError(str(error)) from None
+
+    def _pinned(self, query: Query) -> torch.Tensor:
+        """A stripe's bytes, once its copy is complete."""
+        joiner, index, version = _text(query, "joiner"), _number(query, "index"), _number(query, "version")
+        data = self._pins.data(joiner, index, version, POLL)
+        if data is None:
+            raise LookupError(f"{LATER}: stripe {index} of version {version} is not copied yet")
+        return data
+
+
+def _split(registered: Registered, step: int) -> tuple[Manifest, Ground]:
+    try:
+        return split(registered, step)
+    except ConfigError as error:
+        raise LookupError(str(error)) from error
+
+
+def _pieces(data: bytes) -> Chunks:
+    view = memoryview(data)
+    return iter([view[start : start + PIECE] for start in range(0, len(data), PIECE)])
+
+
+def _blocks(data: torch.Tensor, spans: list[tuple[int, int]]) -> Chunks:
+    """In each block's turn: it is hashed while it is sent."""
+    view = data.numpy().data
+    for start, stop in spans:
+        digest = digest_of(view[start:stop])
+        for begin in range(start, stop, PIECE):
+            yield view[begin : min(begin + PIECE, stop)]
+        yield digest
+
+
+def _digests(digest: Digest) -> Chunks:
+    yield ARMED
+    found = digest.result(PATIENCE)
+    if found is None:
+        raise ConnectionAbortedError(f"no digests within {PATIENCE:g} s")
+    yield from found
+
+
+def _text(query: Query, name: str) -> str:
+    text = query.get(name, "")
+    if not text:
+        raise LookupError(f"expected {name}=...")
+    return text
+
+
+def _number(query: Query, name: str) -> int:
+    text = query.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise LookupError(f"expected {name}=NUMBER, not {text!r:.80}")
+    return int(text)
+
+
+def _numbers(query: Query, name: str, each: int) -> list[tuple[int, ...]]:
+    """Groups of so many numbers, with colons between them, and commas between groups."""
+    groups = [text.split(":") for text in _text(query, name).split(",", _MOST_PINS)]
+    if len(groups) > _MOST_PINS:
+        raise LookupError(f"{name}=...: at most {_MOST_PINS} at a time")
+    if any(len(group) != each for group in groups):
+        raise LookupError(f"{name}=...: expected {each} numbers with colons between them, and commas between such groups")
+    return [tuple(_number({name: text}, name) for text in group) for group in groups]

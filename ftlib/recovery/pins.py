@@ -1,0 +1,298 @@
+"""What a donor keeps of its state on entry to a call, for those who fetch it while it trains on.
+
+A range is *pinned* by being copied before the next optimizer step changes it. A thread of its own begins as soon as the version
+has come; an optimizer about to step (``barrier``) helps with what is left, and then goes on. A digest is the same without a
+copy. What anything else changes meanwhile is noticed, and fails what was read of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ..threads import SYSTEM, Thread, Threads
+from .flat import Ground
+from .reading import Copying, Hashing, Reading, Stage
+from .stripes import Stripe
+
+__all__ = ["Digest", "Pins"]
+
+PATIENCE = 10.0
+"""Seconds that an optimizer waits for the other thread's unit; what is not read by then has failed."""
+_RELEASED = "it was released"
+
+
+class Pins:
+    """One a lifetime. Any thread may call anything, but for what says otherwise."""
+
+    def __init__(self, threads: Threads = SYSTEM) -> None:
+        """Nothing is pinned, and no optimizer is watched."""
+        self._threads = threads
+        self._changed = threads.condition()
+        """Guards all below. Nobody reads the state while holding it."""
+        self._version: int | None = None
+        """The call that was entered last."""
+        self._open = False
+        """Whether no optimizer has stepped since."""
+        self._pins: dict[Hashable, Copying] = {}
+        """By what is copied, for all who need that."""
+        self._of: dict[str, dict[tuple[int, int], Copying]] = {}
+        """joiner -> (index, version) of a stripe -> its pin."""
+        self._waiting: list[Reading] = []
+        self._todo: list[Reading] = []
+        """Begun, with units that nobody has taken."""
+        self._begun: list[Reading] = []
+        """All begun since the last step."""
+        self._worker: Thread | None = None
+        self._hooks: list[tuple[weakref.ref[Optimizer], RemovableHandle]] = []
+        self._trainer: Thread | None = None
+        """Who entered last."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that is held, or will be once the versions have come."""
+        with self._changed:
+            return sum(pin.data.numel() for pin in self._pins.values())
+
+    # --- the training thread -------------------------------------------------------------------------------------------
+
+    def watch(self, optimizers: Iterable[Optimizer]) -> None:
+        """From now on, each of them calls ``barrier`` before it steps. Idempotent; while none of them steps."""
+        with self._changed:
+            self._hooks = [entry for entry in self._hooks if entry[0]() is not None]
+            known = {id(entry[0]()) for entry in self._hooks}
+            for optimizer in optimizers:
+                if id(optimizer) not in known:
+                    self._hooks.append((weakref.ref(optimizer), optimizer.register_step_pre_hook(_hook(weakref.ref(self)))))
+
+    def entering(self, version: int) -> None:
+        """The state is now that on entry to call ``version``: begin with what waits for it. Again for the same does nothing."""
+        with self._changed:
+            self._version, self._open, self._trainer = version, True, self._threads.current()
+            self._begun = [reading for reading in self._begun if reading.stage is not Stage.FAILED]
+            if self._waiting:
+                waiting, self._waiting = self._waiting, []
+                for reading in waiting:
+                    self._schedule(reading, version)
+                self._changed.notify_all()
+
+    def barrier(self) -> None:
+        """Return once all that has begun is read: the state is about to change. Never raises."""
+        with self._changed:
+            self._open = False
+            if not self._begun:
+                return
+        deadline = self._threads.now() + PATIENCE
+        while True:
+            with self._changed:
+                found = self._take()
+                if found is None:
+                    left = deadline - self._threads.now()
+                    running = [reading for reading in self._begun if reading.running and reading.stage is Stage.READING]
+                    if running and left > 0:
+                        self._changed.wait(left)
+                        continue
+                    for reading in running:
+                        reading.fail(f"the thread that copies has not read its unit within {PATIENCE:g} s")
+                    self._seal()
+                    return
+            self._read(*found)
+
+    # --- who serves others ---------------------------------------------------------------------------------------------
+
+    def arm(self, joiner: str, stripes: Sequence[Stripe], ground: Ground, inside: int | None) -> None:
+        """Pin ``stripes`` of ``ground`` for ``joiner``, each at its version, in addition to what it has.
+
+        ``inside``: the call that the training thread was seen in just now, if any. Those of that version begin now, if its
+        ``entering`` has been called and no optimizer has stepped since; those of later versions when these come. All others
+        fail, as ``data`` tells. ValueError where a stripe is no part of the ground.
+        """
+        layout = hash((ground.paths, ground.nbytes))
+        fresh = [(layout, stripe.start, stripe.stop, stripe.version) for stripe in stripes]
+        made = [Copying(ground, stripe.start, stripe.stop, stripe.version) for stripe in stripes]  # takes no memory yet
+        with self._changed:
+            mine = self._of.setdefault(joiner, {})
+            for stripe, key, new in zip(stripes, fresh, made, strict=True):
+                pin = self._pins.get(key)
+                if pin is None or pin.stage is Stage.FAILED:
+                    pin = self._pins[key] = new
+                    self._schedule(pin, inside)
+                pin.joiners.add(joiner)
+                former = mine.get((stripe.index, stripe.version))
+                mine[stripe.index, stripe.version] = pin
+                if former is not None and former is not pin:
+                    self._drop(joiner, [former])
+            self._wake()
+
+    def data(self, joiner: str, index: int, version: int, patience: float = 0.0) -> torch.Tensor | None:
+        """The bytes of a stripe (uint8), to be read alone; None while they are not complete, after ``patience`` seconds.
+
+        LookupError says why there will be none.
+        """
+        deadline = self._threads.now() + patience
+        with self._changed:
+            while True:
+                pin = self._of.get(joiner, {}).get((index, version))
+                if pin is None:
+                    raise LookupError(f"stripe {index} of version {version} is not pinned for {joiner}")
+                if pin.stage is Stage.FAILED:
+                    raise LookupError(pin.why)
+                if pin.stage is Stage.DONE:
+                    return pin.data
+                left = deadline - self._threads.now()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def digest(self, ground: Ground, version: int, ranges: Iterable[tuple[int, int]], inside: int | None) -> Digest:
+        """Digests of the ``ranges`` (start, stop) as they are at ``version``, without a copy: an optimizer waits for them.
+
+        ``inside``: as for ``arm``, but what is of any other call fails. ValueError where there are no such bytes.
+        """
+        hashings = [Hashing(ground, start, stop, version) for start, stop in ranges]
+        with self._changed:
+            for hashing in hashings:
+                if inside == version:
+                    self._schedule(hashing, inside)
+                else:
+                    hashing.fail(f"this member is not inside call {version}")
+            self._wake()
+        return Digest(self._changed, self._threads, hashings)
+
+    def release(self, joiner: str) -> None:
+        """Let go of what was pinned for ``joiner``."""
+        with self._changed:
+            self._drop(joiner, list(self._of.pop(joiner, {}).values()))
+            self._changed.notify_all()
+
+    def keep_only(self, joiners: Collection[str]) -> None:
+        """Let go of what was pinned for anybody else."""
+        with self._changed:
+            for joiner in [joiner for joiner in self._of if joiner not in joiners]:
+                self.release(joiner)
+
+    def forget(self) -> None:
+        """Let go of everything; who waits is told. On the training thread, optimizers are watched no more.
+
+        Elsewhere their hooks stay, and do nothing: one may just be going through them.
+        """
+        with self._changed:
+            for reading in (*self._waiting, *self._begun, *self._pins.values()):
+                reading.fail("this member has given up its state, or left")
+            self._waiting, self._todo, self._begun = [], [], []
+            self._pins, self._of = {}, {}
+            self._version, self._open = None, False
+            self._changed.notify_all()
+            if self._trainer in (None, self._threads.current()):
+                for _, handle in self._hooks:
+                    handle.remove()
+                self._hooks = []
+
+    # --- with the lock held --------------------------------------------------------------------------------------------
+
+    def _schedule(self, reading: Reading, inside: int | None) -> None:
+        version = reading.version
+        if self._version is None or version > self._version:
+            self._waiting.append(reading)
+        elif version == self._version == inside and self._open:
+            reading.begin()
+            self._begun.append(reading)
+            self._todo.append(reading)
+        else:
+            reading.fail(f"the state is past version {version}: ask for a later one")
+
+    def _wake(self) -> None:
+        """There is work, or there will be: see to it that there is a thread. Never on the training thread, which would wait."""
+        if self._worker is None and (self._todo or self._waiting):
+            self._worker = self._threads.thread(self._work, "ftlib-pins")
+            self._worker.start()
+        self._changed.notify_all()
+
+    def _take(self) -> tuple[Reading, tuple[int, int]] | None:
+        """A unit to read."""
+        while self._todo:
+            for reading in self._todo:
+                if (unit := reading.take()) is not None:
+                    return reading, unit
+            left = [reading for reading in self._todo if reading.left]
+            if left == self._todo:
+                return None
+            self._todo = left
+        return None
+
+    def _seal(self) -> None:
+        """Whatever was read: has it been the same all the time? A change shows when it is over, and not before."""
+        for reading in self._begun:
+            if reading.stage is Stage.DONE and (why := reading.changed()):
+                reading.fail(why)
+        self._begun = []
+        self._changed.notify_all()
+
+    def _drop(self, joiner: str, pins: Iterable[Copying]) -> None:
+        for pin in pins:
+            pin.joiners.discard(joiner)
+            if not pin.joiners:
+                pin.fail(_RELEASED)
+        self._pins = {key: pin for key, pin in self._pins.items() if pin.stage is not Stage.FAILED}
+        self._waiting = [reading for reading in self._waiting if reading.stage is not Stage.FAILED]
+
+    # --- whoever reads -------------------------------------------------------------------------------------------------
+
+    def _read(self, reading: Reading, unit: tuple[int, int]) -> None:
+        why = reading.work(unit)
+        with self._changed:
+            reading.finish(why)
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        """Read until nothing is left, and nothing waits.
+
+        At the usual priority: an optimizer waits for the unit in hand, and would wait longer for a thread that comes last.
+        """
+        while True:
+            with self._changed:
+                while (found := self._take()) is None and self._waiting:
+                    self._changed.wait(PATIENCE)
+                if found is None:
+                    self._worker = None
+                    return
+            self._read(*found)
+
+
+class Digest:
+    """Digests that are being computed."""
+
+    def __init__(self, changed: threading.Condition, threads: Threads, hashings: Sequence[Hashing]) -> None:
+        self._changed, self._threads, self._hashings = changed, threads, hashings
+
+    def result(self, patience: float = 0.0) -> list[bytes] | None:
+        """16 bytes for each range; None while they are not complete, after ``patience`` seconds. LookupError says why not."""
+        deadline = self._threads.now() + patience
+        with self._changed:
+            while True:
+                for hashing in self._hashings:
+                    if hashing.stage is Stage.FAILED:
+                        raise LookupError(hashing.why)
+                if all(hashing.stage is Stage.DONE for hashing in self._hashings):
+                    return [hashing.digest for hashing in self._hashings]
+                left = deadline - self._threads.now()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+
+def _hook(pins: weakref.ref[Pins]) -> Callable[..., Any]:
+    """What an optimizer calls before it steps, for as long as there are pins."""
+
+    def barrier(*_: object) -> None:
+        found = pins()
+        if found is not None:
+            found.barrier()
+
+    return barrier

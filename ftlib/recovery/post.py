@@ -1,0 +1,223 @@
+"""Stripes through the process group, straight into the joiner's tensors; everything else over HTTP.
+
+A *run* of blocks is asked for over HTTP. Once the donor has said that they are on their way, they are received, all of them: a
+receive that nobody answers, or a message that nobody takes, would end the group for everybody when its time is up. A view
+change fails what is under way; in the next view the stripe goes on at the block where it was.
+
+An operation that does not end could still write into the model, so then nothing is to be used any more (``Tainted``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Sequence
+
+import torch
+
+from consensus import Answer, Member
+
+from ..bucket import Layout
+from ..errors import FTLibError, GroupError
+from ..frameworks.base import Group, Work
+from ..pages import huge
+from ..plane import Plane
+from ..session import Session
+from ..threads import SYSTEM, Threads
+from .blocks import BLOCK, DIGEST, blocks, digest_of
+from .fetch import Armed, FetchError, GoOn, HttpSource, Offer, Source
+from .flat import Ground
+from .sending import FIRST_TAG, RUN
+from .stripes import Stripe
+
+__all__ = ["Post", "Tainted"]
+
+_LOOK = 0.5
+"""Seconds for which one operation is waited for at a time."""
+_TAGS = 1 << 40
+"""They begin anew after so many, long after the first ones were taken."""
+
+
+class Tainted(FTLibError):
+    """An operation of an aborted group has not ended and may still write into the model: this worker has to start anew."""
+
+
+class Post(Source):
+    """Of one member in one lifetime."""
+
+    def __init__(self, http: HttpSource, plane: Plane, *, patience: float, threads: Threads = SYSTEM) -> None:
+        """``patience``: seconds for an operation to end; more than the group's own limit (``step_timeout``).
+
+        The limit on bytes a second is ``http``'s.
+        """
+        self._http = http
+        self._plane = plane
+        self._patience = patience
+        self._threads = threads
+        self._runs = itertools.count()
+        self._buffers = _Buffers()
+
+    def stripe(
+        self, member: Member, stripe: Stripe, ground: Ground, offset: int, got: Callable[[int], None], go_on: GoOn
+    ) -> None:
+        """See ``Source``. Tainted where the memory can be used no more."""
+        spans = list(blocks(offset, stripe.stop - stripe.start))
+        pace = self._http.pace
+        size = max(1, pace.piece(RUN * BLOCK) // BLOCK)
+        for first in range(0, len(spans), size):
+            run = spans[first : first + size]
+            if not (go_on() and pace.take(run[-1][1] - run[0][0], go_on)):
+                raise FetchError(f"what comes from {member} is not wanted any more")
+            self._run(member, stripe, ground, run, got, go_on)
+
+    def _run(
+        self,
+        member: Member,
+        stripe: Stripe,
+        ground: Ground,
+        spans: Sequence[tuple[int, int]],
+        got: Callable[[int], None],
+        go_on: GoOn,
+    ) -> None:
+        session = self._plane.session
+        if session is None or session.group is None or member.id not in session.ranks or not self._plane.acting_in(session):
+            raise FetchError(f"there is no group with {member} now")
+        tag = FIRST_TAG + next(self._runs) * RUN % _TAGS
+        query = {
+            "ask": "send",
+            "joiner": self._plane.member_id,
+            "index": stripe.index,
+            "version": stripe.version,
+            "offset": spans[0][0],
+            "count": len(spans),
+            "view": session.view.view_id,
+            "rank": session.rank,
+            "tag": tag,
+        }
+        parts = [_Part(ground, stripe.start + start, stripe.start + stop, self._buffers) for start, stop in spans]
+        with self._http.asked(member, query, go_on) as answer:
+            self._receive(member, session, session.group, parts, tag, answer, got)
+
+    def _receive(
+        self,
+        member: Member,
+        session: Session,
+        group: Group,
+        parts: Sequence[_Part],
+        tag: int,
+        answer: Answer,
+        got: Callable[[int], None],
+    ) -> None:
+        """Whatever happens, nothing is under way when this returns or raises, but for Tainted."""
+        rank = session.ranks[member.id]
+        works = [group.recv(part.target, rank, tag + number) for number, part in enumerate(parts)]
+        ended = 0
+        try:
+            for work, part in zip(works, parts, strict=True):
+                self._wait(member, work)
+                ended += 1
+                if digest_of(part.target.numpy().data) != answer.read(DIGEST):
+                    raise FetchError(f"a block arrived damaged from {member}, or what proves it did not")
+                part.settle()
+                got(part.target.numel())
+            answer.finish()
+        except GroupError as error:
+            raise FetchError(f"{member}: {error}") from None
+        finally:
+            for work in works[ended:]:
+                self._drain(member, work)
+
+    def _wait(self, member: Member, work: Work) -> None:
+        """Until it has ended. GroupError where it failed."""
+        deadline = self._threads.now() + self._patience
+        while not work.wait(_LOOK):
+            if self._threads.now() > deadline:
+                raise FetchError(f"nothing from {member} within {self._patience:g} s")
+
+    def _drain(self, member: Member, work: Work) -> None:
+        """The same for one that is not wanted any more; Tainted where it does not end."""
+        deadline = self._threads.now() + self._patience
+        while not work.done():
+            try:
+                work.wait(_LOOK)
+            except GroupError:
+                self._threads.sleep(0.0 if work.done() else _LOOK)
+            if not work.done() and self._threads.now() > deadline:
+                raise Tainted(
+                    f"receiving the state from {member} did not end within {self._patience:g} s after it was given up, and may "
+                    "still write into the model: start this worker anew"
+                )
+
+    # --- over HTTP -----------------------------------------------------------------------------------------------------
+
+    def offer(
+        self,
+        holders: Sequence[Member],
+        *,
+        version: int,
+        origin: str,
+        turn: int,
+        window: int,
+        inline_from: str,
+        go_on: GoOn,
+    ) -> Offer:
+        """See ``Source``."""
+        return self._http.offer(
+            holders, version=version, origin=origin, turn=turn, window=window, inline_from=inline_from, go_on=go_on
+        )
+
+    def again(self, member: Member, pins: Sequence[Stripe], origin: str, go_on: GoOn) -> None:
+        """See ``Source``."""
+        self._http.again(member, pins, origin, go_on)
+
+    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> Armed:
+        """See ``Source``."""
+        return self._http.digest(member, version, ranges, origin, go_on)
+
+    def inline(self, member: Member, version: int, origin: str, go_on: GoOn) -> bytes:
+        """See ``Source``."""
+        return self._http.inline(member, version, origin, go_on)
+
+    def layout(self, member: Member, signature: bytes, go_on: GoOn) -> Layout:
+        """See ``Source``."""
+        return self._http.layout(member, signature, go_on)
+
+    def release(self, member: Member) -> None:
+        """See ``Source``."""
+        self._http.release(member)
+
+
+class _Buffers:
+    """Rooms for one block each, used again: the first touch of new memory costs more than what is done with it."""
+
+    def __init__(self) -> None:
+        self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+    def take(self) -> torch.Tensor:
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            return huge(BLOCK)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        self._free.put(buffer)
+
+
+class _Part:
+    """Where one block is received: in place where its memory is in one row, else in a buffer."""
+
+    def __init__(self, ground: Ground, start: int, stop: int, buffers: _Buffers) -> None:
+        views = ground.views(start, stop)
+        self._ground, self._start, self._buffers = ground, start, buffers
+        self._buffer: torch.Tensor | None = None
+        if views is not None and len(views) == 1:
+            self.target = torch.frombuffer(views[0], dtype=torch.uint8)
+        else:
+            self._buffer = buffers.take()
+            self.target = self._buffer[: stop - start]
+
+    def settle(self) -> None:
+        """It is verified: to where it belongs. What was never settled may still be written to, and is not used again."""
+        if self._buffer is not None:
+            self._ground.copy_in(self._start, self.target)
+            self._buffers.give(self._buffer)

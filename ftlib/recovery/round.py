@@ -1,0 +1,381 @@
+"""One recovery under way: the stripes come from the donors, and the averages since then are replayed, beside the training.
+
+``position`` says how far the replay is: the state here is that on entry to call ``position``, as far as it has arrived. A
+stripe of version v is written when the replay has come to v, neither before nor after: before, an average would be applied to
+it twice; after, not at all. What has not arrived yet is garbage, and averages are applied to it in vain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from consensus import Member
+
+from ..call import Call, Results
+from ..errors import ConfigError, RebuildTimeout
+from ..follower import NoFollowing
+from ..logs import about
+from ..plane import Plane
+from ..registry import Registered
+from ..session import Session
+from ..staging import Slot
+from .fetch import FetchError, Later, Offer, Source
+from .flat import Ground
+from .manifest import prepare
+from .meter import Meter
+from .progress import Progress
+from .replay import replay
+from .stripes import Stripe, renewed
+
+__all__ = ["Round"]
+
+logger = logging.getLogger("ftlib")
+
+FETCHERS = 3
+"""Stripes under way at a time."""
+LOOK = 0.05
+"""Seconds between looks whether a session has ended, while the others wait for this member."""
+PATIENCE = 8
+"""Calls in which the averages that wait must become fewer, before the others wait until none is left."""
+_PATIENCE = 10.0
+"""Seconds in which a dead donor is excluded, so that its stripes are asked for anew."""
+_END = 60.0
+"""Seconds that a replay under way may still take."""
+_NICE = 10
+"""Training goes first where there are not processors enough."""
+
+
+class Round:
+    """Shared by the training thread and its own threads, under one condition."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        registered: Registered,
+        own: Call,
+        source: Source,
+        session: Session,
+        origin: str,
+        number: int,
+        stripes: Sequence[Stripe],
+        offer: Offer,
+        pending_limit: int,
+        window: int,
+    ) -> None:
+        """``number``: the call on entry to which the state is asked for. ``pending_limit``: bytes of averages held.
+
+        ``window``: bytes that a donor pins in one call.
+        """
+        self.source = source
+        self.registered = registered
+        self.session = session
+        self.origin = origin
+        self.ground: Ground | None = None
+        self._plane = plane
+        self._own = own
+        self._offer = offer
+        self._limit = pending_limit
+        self._window = window
+        self._changed = threading.Condition()
+        # Guarded by the condition:
+        self.stripes = tuple(_without(stripe, offer.failed) for stripe in stripes)
+        self._have: set[int] = set()
+        self._taken: set[int] = set()
+        self._offsets: dict[int, int] = {}
+        self._barren: set[tuple[int, str]] = set()
+        """Stripes and donors that cannot give them."""
+        self._donors = {member.id: member for member in session.view.members}
+        self._position = number
+        self._averages: dict[int, Results | None] = {}
+        self._held = 0
+        self._spare: list[Slot] = []
+        self._fewest = number
+        self._since = 0
+        self._braking = False
+        self._error: Exception | None = None
+        self._over = False
+        self._meter = Meter(offer.nbytes, plane.threads.now)
+        self._threads: list[threading.Thread] = []
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    # --- the training thread -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start."""
+        self._plane.recovery = self.progress
+        work = [("ftlib-recovery", self._run), *((f"ftlib-fetch-{number}", self._fetch_all) for number in range(FETCHERS))]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(function,), name=name, daemon=True) for name, function in work
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Stop, so that nothing writes the state any more; the donors are told. Idempotent. RebuildTimeout."""
+        self._plane.recovery = None
+        with self._changed:
+            if self._over:
+                return
+            self._over = True
+            names = {name for stripe in self.stripes for name in stripe.donors}
+            donors = [self._donors[name] for name in sorted(names & self._donors.keys())]
+            self._changed.notify_all()
+        threading.Thread(target=self._release, args=(donors,), name="ftlib-release", daemon=True).start()
+        deadline = self._plane.threads.now() + _END
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - self._plane.threads.now()))
+            if thread.is_alive():
+                raise RebuildTimeout(f"thread {thread.name} still writes the state after {_END:g} s: start this worker anew")
+
+    def keep(self, number: int, results: Results | None) -> Sequence[Slot] | None:
+        """What call ``number`` led to, None for nothing to replay. Returns buffers to use instead of those of ``results``."""
+        with self._changed:
+            self._averages[number] = results
+            self._held += 0 if results is None else results.layout.nbytes
+            self._changed.notify_all()
+            if results is None:
+                return None
+            spare, self._spare = self._spare, []
+            return spare
+
+    def brake(self, session: Session, number: int) -> None:
+        """Wait where this member cannot hold more averages, or cannot keep pace; the others wait for it meanwhile.
+
+        Also for the replay of the last average: the others apply theirs in the same time. Raises what went wrong.
+        """
+        with self._changed:
+            self._check()
+            full = self._held + self._own.layout.nbytes > self._limit and self._held > 0
+            last = self._arrived() and self._position >= number - 1
+            slow = self._arrived() and not last and self._falls_behind(number)
+            if (full or slow) and not self._braking:
+                why = (
+                    "cannot hold more averages (recovery_pending)" if full else "cannot replay averages as quickly as they come"
+                )
+                text = "the others wait for this worker: it %s; %d wait to be replayed"
+                extra = about(self._plane, "recovery_brakes", pending=number - self._position)
+                logger.warning(text, why, number - self._position, extra=extra)
+            self._braking = full or slow
+
+            def ready() -> bool:
+                if self._error is not None or self._position == number:
+                    return True
+                return not last and not slow and self._held + self._own.layout.nbytes <= self._limit
+
+            if full or slow or last:
+                while not ready() and self._plane.acting_in(session):
+                    self._changed.wait(LOOK)
+            self._braking = False
+            self._check()
+
+    def level_with(self, number: int) -> bool:
+        """Whether everything has arrived, and every average before call ``number`` was replayed."""
+        with self._changed:
+            return self._arrived() and self._position == number
+
+    def move(self, session: Session, number: int, go_on: Callable[[], bool]) -> None:
+        """A new view: go on with the donors that are left; what none of them has begins anew on entry to call ``number``."""
+        with self._changed:
+            self._check()
+            old = {stripe.index: stripe for stripe in self.stripes}
+            now = renewed(self.stripes, sorted(self._have), session.plan.holders, number, self._window)
+        # Not by the version: what was to be pinned later than now keeps it, and has other donors all the same.
+        lost = [stripe for stripe in now if not {*stripe.donors} <= {*old[stripe.index].donors}]
+        for holder in session.plan.holders:
+            pins = [stripe for stripe in lost if holder in stripe.donors]
+            if pins:
+                try:
+                    self.source.again(session.view.member(holder), pins, self.origin, go_on)
+                except (FetchError, Later) as error:  # it may be dying, too; its stripes have another donor
+                    extra = about(self._plane, "stripe_failed", donor=holder)
+                    logger.info("%s pins nothing more: %s", session.name(holder), error, extra=extra)
+        if not go_on():
+            return  # the next view decides
+        if lost:
+            text = "%d of %d stripes of the state begin anew, as of call %d: both of their donors are gone"
+            extra = about(self._plane, "recovery_restarts", stripes=len(lost), version=number)
+            logger.info(text, len(lost), len(now), number, extra=extra)
+        with self._changed:
+            for stripe in lost:
+                self._meter.lost(self._offsets.pop(stripe.index, 0))
+                self._barren -= {pair for pair in self._barren if pair[0] == stripe.index}
+            self.session = session
+            self._donors = {member.id: member for member in session.view.members}
+            self.stripes = tuple(now)
+            self._changed.notify_all()
+
+    def progress(self) -> Progress:
+        """How far it is. Any thread."""
+        with self._changed:
+            return self._meter.progress(len(self._averages), braking=self._braking)
+
+    # --- within the lock -----------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _arrived(self) -> bool:
+        return self.ground is not None and len(self._have) == len(self.stripes)
+
+    def _falls_behind(self, number: int) -> bool:
+        waiting = number - self._position
+        if waiting < self._fewest:
+            self._fewest, self._since = waiting, number
+        return number - self._since >= PATIENCE
+
+    def _next_stripe(self) -> Stripe | None:
+        for stripe in self.stripes:
+            missing = stripe.index not in self._have and stripe.index not in self._taken
+            due = self.ground is not None and stripe.version == self._position and missing
+            if due and self._donor_of(stripe) is not None:
+                return stripe
+        return None
+
+    def _donor_of(self, stripe: Stripe) -> Member | None:
+        for name in stripe.donors:
+            if name in self._donors and (stripe.index, name) not in self._barren:
+                return self._donors[name]
+        return None
+
+    # --- its own threads -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Make ready, then replay."""
+        ground = prepare(self.registered, self._offer.packed)
+        if ground.nbytes != self._offer.nbytes:
+            raise ConfigError(
+                f"the job's state has {self._offer.nbytes} bytes, this worker's {ground.nbytes}: build the same everywhere"
+            )
+        with self._changed:
+            self.ground = ground
+            self._changed.notify_all()
+        self._replay_all()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """``work`` on a thread of its own, which comes after those that train where the operating system lets it."""
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)
+            work()
+        except Exception as error:  # noqa: BLE001 - the training thread raises it
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            known = isinstance(error, (ConfigError, NoFollowing))
+            self._error = self._error or (error if known else NoFollowing(f"{type(error).__name__}: {error}"))
+            self._changed.notify_all()
+
+    def _replay_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or self._error is not None or self._can_replay())
+                if self._over or self._error is not None:
+                    return
+                results = self._averages[self._position]
+            if results is not None:
+                self._own.deliver(results)
+                replay(self.registered)
+            with self._changed:
+                del self._averages[self._position]
+                self._position += 1
+                if results is not None:
+                    self._held -= results.layout.nbytes
+                    self._spare += results.slots
+                self._changed.notify_all()
+
+    def _can_replay(self) -> bool:
+        here = all(stripe.index in self._have for stripe in self.stripes if stripe.version <= self._position)
+        return here and self._position in self._averages
+
+    def _fetch_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._finished_fetching() or self._next_stripe() is not None)
+                if self._finished_fetching():
+                    return
+                stripe = self._next_stripe()
+                assert stripe is not None
+                donor = self._donor_of(stripe)
+                assert donor is not None
+                self._taken.add(stripe.index)
+            whole = False
+            try:
+                whole = self._fetch(stripe, donor)
+            finally:
+                with self._changed:
+                    self._taken.discard(stripe.index)
+                    if whole and self._wants(stripe):
+                        self._have.add(stripe.index)
+                    self._changed.notify_all()
+
+    def _finished_fetching(self) -> bool:
+        return self._over or self._error is not None or len(self._have) == len(self.stripes)
+
+    def _fetch(self, stripe: Stripe, donor: Member) -> bool:
+        """Whether all of it is here; else it is tried again, from where it was and from whoever else has it."""
+        with self._changed:
+            offset = self._offsets.get(stripe.index, 0)
+        ground = self.ground
+        assert ground is not None
+
+        def got(count: int) -> None:
+            with self._changed:
+                if self._wants(stripe):
+                    self._offsets[stripe.index] = self._offsets.get(stripe.index, 0) + count
+                    self._meter.got(count)
+                    self._plane.counters.state_bytes += count
+
+        try:
+            self.source.stripe(donor, stripe, ground, offset, got, lambda: self._wants(stripe))
+        except Later:  # the donor has kept the question waiting, unless it is too busy
+            with self._changed:
+                self._changed.wait(LOOK)
+            return False
+        except FetchError as error:
+            text = "stripe %d did not come from %s: %s"
+            extra = about(self._plane, "stripe_failed", donor=donor.id, stripe=stripe.index)
+            logger.info(text, stripe.index, donor, error, extra=extra)
+            with self._changed:
+                if self._wants(stripe):
+                    self._barren.add((stripe.index, donor.id))
+            self._none_left(stripe)
+            return False
+        return True
+
+    def _wants(self, stripe: Stripe) -> bool:
+        return (
+            not self._over
+            and self._error is None
+            and any(stripe.index == other.index and stripe.version == other.version for other in self.stripes)
+        )
+
+    def _none_left(self, stripe: Stripe) -> None:
+        """Where all donors of a view that stays are unable to give a stripe there is nothing to wait for."""
+        deadline = self._plane.threads.now() + _PATIENCE
+        with self._changed:
+            while self._wants(stripe) and self._donor_of(self.stripes[stripe.index]) is None:
+                if self._plane.threads.now() > deadline:
+                    raise NoFollowing(f"nobody is left who could give stripe {stripe.index} of the state")
+                self._changed.wait(LOOK)
+
+    def _release(self, donors: Sequence[Member]) -> None:
+        for donor in donors:
+            with contextlib.suppress(FetchError, Later):
+                self.source.release(donor)
+
+
+def _without(stripe: Stripe, failed: object) -> Stripe:
+    names = tuple(name for name in stripe.donors if name not in failed)  # type: ignore[operator]
+    if not names:
+        raise NoFollowing(f"stripe {stripe.index} of the state was pinned by nobody")
+    return Stripe(stripe.index, stripe.start, stripe.stop, stripe.version, names)

@@ -1,0 +1,78 @@
+"""Workers with a model and an optimizer, in threads of one process, whose state is compared after every step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+
+from ftlib import FTLib, Status
+
+WIDTH = 64
+
+torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # the first one of a process takes seconds: torch imports its compiler
+
+
+def model_of(seed: int, width: int = WIDTH) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, 4))
+
+
+class Pupil:
+    """One worker's model and Adam, with data of its own."""
+
+    def __init__(self, ft: FTLib, seed: int, *, pace: float = 0.002, width: int = WIDTH, **registered: Any) -> None:
+        self.ft = ft
+        self.model = model_of(seed, width)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self.pace = pace
+        self.statuses: list[Status] = []
+        self.hashes: dict[int, str] = {}
+        """Parameters and optimizer state after each step, by number."""
+        self.after: Callable[[Pupil], None] = lambda _self: None
+        self._random = torch.Generator().manual_seed(seed)
+        ft.register_state(model=self.model, optimizer=self.optimizer, **registered)
+
+    def compute(self) -> None:
+        self.optimizer.zero_grad()
+        data = torch.randn(8, self.model[0].in_features, generator=self._random)  # type: ignore[index,union-attr]
+        self.model(data).square().mean().backward()
+
+    def step(self) -> Status:
+        self.compute()
+        status = self.ft.allreduce_average(self.model)
+        self.statuses.append(status)
+        if status:
+            self.apply()
+            self.hashes[self.ft.step] = self.digest()
+            self.after(self)
+        time.sleep(self.pace)  # what a forward pass of a larger model takes
+        return status
+
+    def apply(self) -> None:
+        self.optimizer.step()
+
+    def digest(self) -> str:
+        found = xxhash.xxh3_128()
+        for parameter in self.model.parameters():
+            found.update(parameter.detach().numpy().tobytes())
+            for value in self.optimizer.state[parameter].values():
+                found.update(torch.as_tensor(value).numpy().tobytes())
+        return found.hexdigest()
+
+    def train(self, over: threading.Event) -> None:
+        while not over.is_set() and self.step():
+            pass
+
+
+def assert_equal(*pupils: Pupil) -> int:
+    """What they had after the same step was the same, down to the bit. How many steps they have in common."""
+    common = set.intersection(*(set(pupil.hashes) for pupil in pupils))
+    for step in sorted(common):
+        assert len({pupil.hashes[step] for pupil in pupils}) == 1, f"after step {step}"
+    return len(common)

@@ -1,0 +1,277 @@
+"""What a donor answers, question by question; ``test_fetch`` has what comes over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+import torch
+
+from ftlib.plane import Order
+from ftlib.recovery import donor as donor_module
+from ftlib.recovery import layouts
+from ftlib.recovery.blocks import BLOCK, digest_of
+from ftlib.recovery.sending import FIRST_TAG, RUN
+from ftlib.recovery.stripes import cut
+from tests.ftlib.real import in_thread
+
+from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
+
+SIZES = [1_500_000, 3, 1_000_000]
+NBYTES = 4 * sum(SIZES)
+JOINER = somebody()
+
+
+@pytest.fixture
+def holder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
+    """Inside call ``VERSION``."""
+    monkeypatch.setattr(donor_module, "POLL", 0.05)
+    made = Holder(Model(SIZES))
+    made.meet([JOINER])
+    made.enter()
+    yield made
+    made.close()
+
+
+def ask(holder: Holder, kind: str, **query: object) -> bytes:
+    """Until pins that have begun are complete."""
+    while True:
+        try:
+            return once(holder, kind, **query)
+        except LookupError as error:
+            if "not copied yet" not in str(error):
+                raise
+
+
+def once(holder: Holder, kind: str, **query: object) -> bytes:
+    return b"".join(holder.donor.source({"ask": kind, **{name: str(value) for name, value in query.items()}}))
+
+
+def offer(holder: Holder, **changes: object) -> bytes:
+    own = holder.member.id
+    query = {"joiner": JOINER.id, "version": VERSION, "origin": ORIGIN, "holders": own, "turn": 0, "window": 0, "inline": 0}
+    return ask(holder, "offer", **{**query, **changes})
+
+
+def pin(holder: Holder, *pins: tuple[int, int, int, int]) -> None:
+    text = ",".join(":".join(map(str, one)) for one in pins)
+    assert ask(holder, "again", joiner=JOINER.id, origin=ORIGIN, pins=text) == b"pinned"
+
+
+def state_of(holder: Holder) -> memoryview:
+    return torch.cat([row.detach() for row in holder.model.rows]).view(torch.uint8).numpy().data
+
+
+class TestOffers:
+    def test_pin_what_the_cut_says(self, holder: Holder) -> None:
+        others = [holder.member.id, "a", "b"]
+        found = msgpack.unpackb(offer(holder, holders=",".join(others), turn=1, inline=1))
+        stripes = cut(NBYTES, others, 1, VERSION, 0)
+        assert (found["nbytes"], found["stripes"]) == (NBYTES, len(stripes))
+        assert found["packed"]
+        for stripe in stripes:
+            query = {"joiner": JOINER.id, "index": stripe.index, "version": VERSION, "offset": 0}
+            if holder.member.id in stripe.donors:
+                assert len(ask(holder, "stripe", **query)) == stripe.stop - stripe.start + 16
+            else:
+                with pytest.raises(LookupError, match="is not pinned"):
+                    ask(holder, "stripe", **query)
+
+    def test_with_a_window_pin_the_rest_in_later_calls(self, holder: Holder) -> None:
+        offer(holder, window=BLOCK)
+        stripes = cut(NBYTES, [holder.member.id], 0, VERSION, BLOCK)
+        assert stripes[-1].version > VERSION
+        query = {"joiner": JOINER.id, "index": stripes[-1].index, "version": stripes[-1].version, "offset": 0}
+        with pytest.raises(LookupError, match="ask again: stripe"):
+            once(holder, "stripe", **query)
+        while holder.plane.finished < stripes[-1].version - 1:
+            holder.leave()
+            step(holder)
+            holder.enter()
+        assert ask(holder, "stripe", **query)[:-16] == state_of(holder)[stripes[-1].start :]
+
+    def test_are_of_the_state_on_entry(self, holder: Holder) -> None:
+        before = bytes(state_of(holder))
+        offer(holder)
+        holder.leave()
+        step(holder)
+        assert bytes(state_of(holder)) != before
+        stripes = cut(NBYTES, [holder.member.id], 0, VERSION, 0)
+        found = [ask(holder, "stripe", joiner=JOINER.id, index=s.index, version=VERSION, offset=0)[:-16] for s in stripes]
+        assert b"".join(found) == before
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"version": VERSION + 1}, f"ask again: not inside call {VERSION + 1}"),
+            ({"version": VERSION - 1}, f"call {VERSION - 1} is over here"),
+            ({"origin": "another"}, "ask again: this member does not hold that state"),
+            ({"joiner": "stranger"}, "ask again: stranger is no member"),
+            ({"holders": "a,b"}, "holders=a,b are others than this member"),
+            ({"joiner": ""}, "expected joiner="),
+            ({"origin": ""}, "expected origin="),
+            ({"version": "x"}, "expected version=NUMBER, not 'x'"),
+            ({"turn": "-1"}, "expected turn=NUMBER"),
+            ({"window": "9" * 30}, "expected window=NUMBER"),
+            ({"inline": ""}, "expected inline=NUMBER"),
+        ],
+    )
+    def test_are_refused_in_words(self, holder: Holder, changes: dict[str, object], text: str) -> None:
+        with pytest.raises(LookupError, match=text):
+            offer(holder, **changes)
+
+    def test_need_state(self, holder: Holder) -> None:
+        holder.transfer._registered = None
+        with pytest.raises(LookupError, match="no state is registered here"):
+            offer(holder)
+
+
+def step(holder: Holder) -> None:
+    """What a program does between two calls; the optimizer is the registered one."""
+    optimizer = holder.optimizer
+    for row in holder.model.rows:
+        row.grad = torch.ones_like(row)
+    optimizer.step()
+
+
+class TestPins:
+    def test_of_later_calls(self, holder: Holder) -> None:
+        pin(holder, (3, 0, BLOCK, VERSION), (4, 8, 100, VERSION + 1))
+        query = {"joiner": JOINER.id, "offset": 0}
+        first = ask(holder, "stripe", index=3, version=VERSION, **query)
+        assert first[:-16] == state_of(holder)[:BLOCK]
+        assert first[-16:] == digest_of(state_of(holder)[:BLOCK])
+        with pytest.raises(LookupError, match="ask again"):
+            once(holder, "stripe", index=4, version=VERSION + 1, **query)
+        holder.leave()
+        step(holder)
+        holder.enter()
+        assert ask(holder, "stripe", index=4, version=VERSION + 1, **query)[:-16] == state_of(holder)[8:100]
+
+    def test_go_with_their_joiner(self, holder: Holder) -> None:
+        def gone() -> None:
+            with pytest.raises(LookupError, match="is not pinned"):
+                ask(holder, "stripe", joiner=JOINER.id, index=0, version=VERSION, offset=0)
+
+        pin(holder, (0, 0, 100, VERSION))
+        assert ask(holder, "release", joiner=JOINER.id) == b"released"
+        gone()
+        pin(holder, (0, 0, 100, VERSION))
+        holder.plane.freeze(Order(9, None))
+        holder.meet([], epoch=10)
+        gone()
+
+    @pytest.mark.parametrize(
+        ("pins", "text"),
+        [
+            ("", "expected pins="),
+            ("1:2:3", "expected 4 numbers"),
+            ("1:2:3:x", "expected pins=NUMBER"),
+            (f"0:5:5:{VERSION}", "not within"),
+            (f"0:0:{NBYTES + 1}:{VERSION}", "not within"),
+            (f"0:0:5:{VERSION - 1}", "is over here"),
+            (",".join([f"0:0:5:{VERSION}"] * 5000), "at most 4096"),
+        ],
+    )
+    def test_that_make_no_sense(self, holder: Holder, pins: str, text: str) -> None:
+        with pytest.raises(LookupError, match=text):
+            ask(holder, "again", joiner=JOINER.id, origin=ORIGIN, pins=pins)
+
+
+class TestStripes:
+    def test_from_a_block_on(self, holder: Holder) -> None:
+        pin(holder, (0, 4, NBYTES, VERSION))
+        query = {"joiner": JOINER.id, "index": 0, "version": VERSION}
+        state = state_of(holder)[4:]
+        assert ask(holder, "stripe", offset=BLOCK, **query) == b"".join(
+            bytes(state[start : start + BLOCK]) + digest_of(state[start : start + BLOCK]) for start in (BLOCK, 2 * BLOCK)
+        )
+        assert ask(holder, "stripe", offset=0, **query)[:BLOCK] == state[:BLOCK]
+
+    @pytest.mark.parametrize("offset", [1, BLOCK + 1, 3 * BLOCK])
+    def test_from_elsewhere_are_refused(self, holder: Holder, offset: int) -> None:
+        pin(holder, (0, 0, NBYTES, VERSION))
+        with pytest.raises(LookupError, match=f"no block of {NBYTES} bytes begins at {offset}"):
+            ask(holder, "stripe", joiner=JOINER.id, index=0, version=VERSION, offset=offset)
+
+
+class TestDigests:
+    def test_are_armed_before_they_are_told(self, holder: Holder) -> None:
+        before = bytes(state_of(holder))
+        chunks = holder.donor.source({"ask": "digest", "version": str(VERSION), "origin": ORIGIN, "ranges": f"0:{NBYTES},8:24"})
+        assert next(chunks) == b"armed"
+        holder.leave()
+        step(holder)
+        assert list(chunks) == [digest_of(memoryview(before)), digest_of(memoryview(before)[8:24])]
+
+    @pytest.mark.parametrize("ranges", ["5:5", f"0:{NBYTES + 1}", "1", "1:2:3"])
+    def test_of_nothing(self, holder: Holder, ranges: str) -> None:
+        with pytest.raises(LookupError, match=r"ranges=\.\.\.|not within"):
+            ask(holder, "digest", version=VERSION, origin=ORIGIN, ranges=ranges)
+
+
+def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(holder, "inline", version=VERSION, origin=ORIGIN)
+    original = donor_module.inline_of
+
+    def too_slow(*args: object) -> bytes:
+        holder.leave()
+        return original(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(donor_module, "inline_of", too_slow)
+    with pytest.raises(LookupError, match="is over here"):
+        ask(holder, "inline", version=VERSION, origin=ORIGIN)
+
+
+def test_layouts_of_calls(holder: Holder) -> None:
+    [(signature, layout)] = holder.layouts.items()
+    assert layouts.decode(ask(holder, "layout", signature=signature.hex())) == layout
+    for text, match in (("", "expected signature="), ("xyz", "hexadecimal"), ("00" * 16, "no call with signature")):
+        with pytest.raises(LookupError, match=match):
+            ask(holder, "layout", signature=text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"count": 0}, "expected count of 1"),
+        ({"count": RUN + 1}, "expected count of 1"),
+        ({"count": 4}, "ends before 4 blocks"),
+        ({"tag": FIRST_TAG - 1}, "tag of at least"),
+        ({"offset": 7}, "no block"),
+        ({"view": "another"}, "ask again: this member does not act in view another"),
+        ({"rank": 1}, "rank=1 is no other member"),
+        ({"rank": "x"}, "expected rank=NUMBER"),
+        ({"view": ""}, "expected view="),
+    ],
+)
+def test_sends_that_make_no_sense(holder: Holder, changes: dict[str, object], text: str) -> None:
+    pin(holder, (0, 0, NBYTES, VERSION))
+    assert holder.plane.session is not None
+    view_id = holder.plane.session.view.view_id
+    query = {"joiner": JOINER.id, "index": 0, "version": VERSION, "offset": 0, "count": 1, "rank": 1, "tag": FIRST_TAG}
+    with pytest.raises(LookupError, match=text):
+        ask(holder, "send", **{**query, "view": view_id, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["", "state", "source"])
+def test_other_questions(holder: Holder, kind: str) -> None:
+    with pytest.raises(LookupError, match="expected ask= one of again, digest"):
+        ask(holder, kind)
+
+
+def test_whoever_has_left_says_so(holder: Holder) -> None:
+    holder.plane.stop(RuntimeError("left"))
+    with pytest.raises(LookupError, match="has left the job"):
+        offer(holder)
+
+
+def test_a_question_waits_for_its_call(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "POLL", TIMEOUT)
+    answers: list[bytes] = []
+    thread = in_thread(lambda: answers.append(offer(holder, version=VERSION + 1)))
+    holder.leave()
+    holder.enter()
+    thread.join(TIMEOUT)
+    assert msgpack.unpackb(answers[0])["nbytes"] == NBYTES

@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from torch import nn
+
+import ftlib.recovery.pins as pinning
+from ftlib.recovery.flat import Ground
+from ftlib.recovery.manifest import split
+from ftlib.recovery.pins import Pins
+from ftlib.recovery.reading import UNIT, Copying, Hashing, Reading
+from ftlib.recovery.stripes import Stripe
+from ftlib.registry import Registered
+
+LONG = 20.0
+
+
+class Trainer:
+    """A model with an optimizer, and the pins of its state."""
+
+    def __init__(self, width: int = 50, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, 3))
+        self.optimizer = optimizer(self.model.parameters(), lr=0.1)
+        self.width = width
+        self.step()
+        self.pins = Pins()
+        self.pins.watch([self.optimizer])
+        self.ground = split(Registered({"model": self.model, "optimizer": self.optimizer}), 0)[1]
+
+    def step(self) -> None:
+        self.model(torch.randn(4, self.width)).pow(2).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def bytes(self, start: int = 0, stop: int | None = None) -> bytes:
+        stop = self.ground.nbytes if stop is None else stop
+        data = torch.zeros(stop - start, dtype=torch.uint8)
+        self.ground.copy_out(start, stop, data)
+        return bytes(data.numpy())
+
+    def stripes(self, *versions: int) -> list[Stripe]:
+        cuts = [self.ground.nbytes * index // len(versions) for index in range(len(versions) + 1)]
+        return [Stripe(index, cuts[index], cuts[index + 1], version, ("a",)) for index, version in enumerate(versions)]
+
+    def pinned(self, stripe: Stripe, joiner: str = "j") -> bytes:
+        data = self.pins.data(joiner, stripe.index, stripe.version, LONG)
+        assert data is not None, "it never became complete"
+        return bytes(data.numpy())
+
+
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The pins' own thread stops before it reads, until the second event. The first: it is there."""
+    there, go_on = threading.Event(), threading.Event()
+    usual = Reading.work
+
+    def work(self: Reading, unit: tuple[int, int]) -> str:
+        if threading.current_thread().name == "ftlib-pins":
+            there.set()
+            assert go_on.wait(LONG)
+        return usual(self, unit)
+
+    monkeypatch.setattr(Reading, "work", work)
+    try:
+        yield there, go_on
+    finally:
+        go_on.set()
+
+
+def ended() -> None:
+    """The pins' threads have come to their end."""
+    for thread in threading.enumerate():
+        if thread.name == "ftlib-pins":
+            thread.join(LONG)
+            assert not thread.is_alive()
+
+
+def test_each_stripe_is_kept_at_its_version() -> None:
+    trainer = Trainer()
+    trainer.pins.entering(4)
+    stripes = trainer.stripes(4, 4, 5, 7)
+    trainer.pins.arm("j", stripes, trainer.ground, 4)
+    expected = {}
+    for version in (4, 5, 6, 7, 8):
+        trainer.pins.entering(version)
+        trainer.pins.entering(version)  # the call is done again
+        expected.update({s.index: trainer.bytes(s.start, s.stop) for s in stripes if s.version == version})
+        assert all(trainer.pins.data("j", s.index, s.version) is None for s in stripes if s.version > version)
+        trainer.step()
+        trainer.step()
+    for stripe in stripes:
+        assert trainer.pinned(stripe) == expected[stripe.index]
+    assert trainer.bytes() != b"".join(expected.values())
+    ended()
+
+
+def test_the_optimizer_waits_and_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(width=1200)
+    assert trainer.ground.nbytes > 2 * UNIT
+    trainer.pins.entering(1)
+    before = trainer.bytes()
+    with held(monkeypatch) as (there, go_on):
+        [stripe] = trainer.stripes(1)
+        trainer.pins.arm("j", [stripe], trainer.ground, 1)
+        assert there.wait(LONG)
+        training = threading.Thread(target=trainer.step)
+        training.start()
+        training.join(0.3)
+        assert training.is_alive(), "one unit is the other thread's"
+        assert trainer.pins._todo == [], "it has taken all others"
+        assert trainer.bytes() == before
+        go_on.set()
+        training.join(LONG)
+    assert trainer.pinned(stripe) == before
+    assert trainer.bytes() != before
+
+
+def test_without_its_own_thread_the_optimizer_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pins, "_work", lambda self: None)
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    before = trainer.bytes()
+    stripes = trainer.stripes(1, 1, 1)
+    trainer.pins.arm("j", stripes, trainer.ground, 1)
+    digest = trainer.pins.digest(trainer.ground, 1, [(0, trainer.ground.nbytes)], 1)
+    assert trainer.pins.data("j", 0, 1) is None
+    assert digest.result() is None
+    trainer.step()
+    assert b"".join(map(trainer.pinned, stripes)) == before
+    assert digest.result() == [xxhash.xxh3_128_digest(before)]
+
+
+def test_an_optimizer_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinning, "PATIENCE", 0.1)
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    with held(monkeypatch) as (there, go_on):
+        trainer.pins.arm("j", trainer.stripes(1), trainer.ground, 1)
+        assert there.wait(LONG)
+        trainer.step()
+        go_on.set()
+    with pytest.raises(LookupError, match="the thread that copies has not read its unit within"):
+        trainer.pins.data("j", 0, 1)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_digests_are_of_the_version(optimizer: Any, foreach: bool) -> None:
+    trainer = Trainer(optimizer=lambda parameters, lr: optimizer(parameters, lr=lr, foreach=foreach))
+    ranges = [(0, trainer.ground.nbytes), (5, 1000), (7, 7)]
+    trainer.pins.entering(3)
+    expected = [xxhash.xxh3_128_digest(trainer.bytes(*span)) for span in ranges]
+    digest = trainer.pins.digest(trainer.ground, 3, ranges, 3)
+    trainer.step()
+    assert digest.result(LONG) == expected
+    assert trainer.pins.nbytes == 0
+
+
+def test_digests_of_strided_tensors_and_many_units() -> None:
+    tensor = torch.randn(3000, 1500).t()
+    ground = Ground([tensor], ["w"])
+    assert ground.nbytes > 2 * UNIT
+    pins = Pins()
+    pins.entering(0)
+    digest = pins.digest(ground, 0, [(0, ground.nbytes)], 0)
+    assert digest.result(LONG) == [xxhash.xxh3_128_digest(tensor.contiguous().numpy().data)]
+
+
+def test_two_threads_never_hash_one_range_at_once() -> None:
+    hashing = Hashing(Ground([torch.zeros(3 * UNIT, dtype=torch.uint8)], ["w"]), 0, 3 * UNIT, 1)
+    hashing.begin()
+    first = hashing.take()
+    assert first is not None
+    assert hashing.take() is None
+    hashing.finish(hashing.work(first))
+    assert hashing.take() == (UNIT, 2 * UNIT)
+
+
+def test_another_change_is_noticed_and_named() -> None:
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    stripes = trainer.stripes(1, 1, 2)
+    trainer.pins.arm("j", stripes, trainer.ground, 1)
+    kept = trainer.pinned(stripes[1])
+    assert trainer.pinned(stripes[0])
+    with torch.no_grad():
+        trainer.model[0].weight.mul_(2)
+    text = re.escape("model[0]['0.weight'] was changed in call 1 by something else than an optimizer's step")
+    trainer.step()
+    with pytest.raises(LookupError, match=text):
+        trainer.pins.data("j", 0, 1)
+    assert trainer.pinned(stripes[1]) == kept, "of other tensors"
+    trainer.pins.entering(2)
+    trainer.step()
+    assert trainer.pinned(stripes[2])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_change_before_it_is_read_is_noticed(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    [stripe] = trainer.stripes(2 if late else 1)
+    with held(monkeypatch) as (there, go_on):
+        trainer.pins.arm("j", [stripe], trainer.ground, 1)
+        trainer.pins.entering(stripe.version)
+        assert there.wait(LONG)
+        trainer.model[1].bias.data = torch.zeros(3)
+        digest = trainer.pins.digest(trainer.ground, stripe.version, [(0, 100)], stripe.version)
+        go_on.set()
+        with pytest.raises(LookupError, match=re.escape("model[0]['1.bias'] was changed")):
+            trainer.pins.data("j", 0, stripe.version, LONG)
+        assert digest.result(LONG), "of other tensors"
+
+
+def test_what_is_past_fails() -> None:
+    trainer = Trainer()
+    trainer.pins.entering(5)
+    trainer.pins.arm("j", trainer.stripes(4, 5, 6), trainer.ground, None)
+    for index, version in ((0, 4), (1, 5)):
+        with pytest.raises(LookupError, match=f"the state is past version {version}: ask for a later one"):
+            trainer.pins.data("j", index, version)
+    trainer.pins.entering(7)
+    with pytest.raises(LookupError, match="past version 6"):
+        trainer.pins.data("j", 2, 6)
+    with pytest.raises(LookupError, match="not inside call 6"):
+        trainer.pins.digest(trainer.ground, 6, [(0, 4)], 7).result()
+    trainer.step()
+    trainer.pins.arm("j", trainer.stripes(7), trainer.ground, 7)
+    with pytest.raises(LookupError, match="past version 7"):
+        trainer.pins.data("j", 0, 7)
+    with pytest.raises(LookupError, match="past version 7"):
+        trainer.pins.digest(trainer.ground, 7, [(0, 4)], 7).result()
+    with pytest.raises(LookupError, match="stripe 3 of version 7 is not pinned for other"):
+        trainer.pins.data("other", 3, 7)
+    assert trainer.pins.nbytes == 0
+
+
+def test_a_pin_may_come_before_its_call() -> None:
+    """The plane says that the call is entered before the pins are told."""
+    trainer = Trainer()
+    trainer.pins.arm("j", trainer.stripes(1), trainer.ground, 1)
+    digest = trainer.pins.digest(trainer.ground, 1, [(0, trainer.ground.nbytes)], 1)
+    trainer.pins.entering(1)
+    before = trainer.bytes()
+    trainer.step()
+    assert trainer.pinned(trainer.stripes(1)[0]) == before
+    assert digest.result(LONG) == [xxhash.xxh3_128_digest(before)]
+
+
+def test_a_step_left_out_keeps_the_version_and_the_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    with held(monkeypatch) as (there, go_on):
+        [stripe] = trainer.stripes(1)
+        trainer.pins.arm("j", [stripe], trainer.ground, 1)
+        assert there.wait(LONG)
+        trainer.pins.entering(2)  # a gradient overflowed, say
+        before = trainer.bytes()
+        go_on.set()
+        trainer.step()
+    assert trainer.pinned(stripe) == before
+
+
+def test_two_joiners_share_a_buffer() -> None:
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    [stripe] = trainer.stripes(1)
+    again = split(Registered({"model": trainer.model, "optimizer": trainer.optimizer}), 0)[1]
+    trainer.pins.arm("j", [stripe], trainer.ground, 1)
+    trainer.pins.arm("k", [Stripe(9, stripe.start, stripe.stop, 1, ("b",))], again, 1)
+    assert trainer.pins.nbytes == trainer.ground.nbytes
+    one, two = trainer.pins.data("j", 0, 1, LONG), trainer.pins.data("k", 9, 1, LONG)
+    assert one is not None and two is not None and one.data_ptr() == two.data_ptr()
+    trainer.pins.release("j")
+    assert trainer.pins.nbytes == trainer.ground.nbytes
+    assert trainer.pins.data("k", 9, 1) is two
+    trainer.pins.release("k")
+    trainer.pins.release("k")
+    assert trainer.pins.nbytes == 0
+    assert bytes(two.numpy()) == trainer.bytes(), "who reads it has it until the end"
+
+
+def mapped() -> int:
+    """Bytes that this process has mapped."""
+    return int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10  # type: ignore[index]
+
+
+def nothing(pins: Pins) -> None:
+    """Let go of nothing."""
+
+
+@pytest.mark.parametrize(
+    "let_go", [lambda pins: pins.release("j"), lambda pins: pins.keep_only({"k"}), Pins.forget, nothing], ids=str
+)
+def test_memory_is_given_back(let_go: Callable[[Pins], None]) -> None:
+    tensor = torch.zeros(40 << 20)
+    ground = Ground([tensor], ["w"])
+    pins = Pins()
+    pins.entering(1)
+    pins.arm("j", [Stripe(0, 0, ground.nbytes, 1, ("a",))], ground, 1)
+    assert pins.data("j", 0, 1, LONG) is not None
+    ended()
+    pins.barrier()
+    assert pins.nbytes == ground.nbytes
+    before = mapped()
+    let_go(pins)
+    kept = let_go is nothing
+    assert pins.nbytes == (ground.nbytes if kept else 0)
+    assert (before - mapped() > ground.nbytes - (8 << 20)) is not kept
+
+
+def test_only_members_keep_theirs() -> None:
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    for joiner in "jkl":
+        trainer.pins.arm(joiner, trainer.stripes(1, 2), trainer.ground, 1)
+    trainer.pins.keep_only(["k", "z"])
+    assert trainer.pinned(trainer.stripes(1, 2)[0], "k")
+    for joiner in "jl":
+        with pytest.raises(LookupError, match=f"is not pinned for {joiner}"):
+            trainer.pins.data(joiner, 0, 1)
+    trainer.pins.entering(2)
+    assert trainer.pinned(trainer.stripes(1, 2)[1], "k")
+
+
+def test_who_waits_is_told_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    told: list[str] = []
+
+    def wait(ask: Callable[[], object]) -> threading.Thread:
+        def run() -> None:
+            try:
+                ask()
+            except LookupError as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    with held(monkeypatch) as (there, go_on):
+        trainer.pins.arm("j", trainer.stripes(1, 2), trainer.ground, 1)
+        digest = trainer.pins.digest(trainer.ground, 1, [(0, 100)], 1)
+        assert there.wait(LONG)
+        waiting = [
+            wait(lambda: trainer.pins.data("j", 0, 1, LONG)),
+            wait(lambda: trainer.pins.data("j", 1, 2, LONG)),
+            wait(lambda: digest.result(LONG)),
+        ]
+        trainer.pins.forget()
+        for thread in waiting:
+            thread.join(LONG)
+        go_on.set()
+    assert len(told) == 3 and any("left" in text for text in told)
+    trainer.step()
+    trainer.pins.entering(1)
+    trainer.pins.arm("j", trainer.stripes(1), trainer.ground, 1)
+    assert trainer.pinned(trainer.stripes(1)[0]) == trainer.bytes(), "it can begin anew"
+    ended()
+
+
+def test_optimizers_are_watched_once_and_let_go() -> None:
+    trainer = Trainer()
+    hooks = trainer.optimizer._optimizer_step_pre_hooks
+    trainer.pins.watch([trainer.optimizer])
+    assert len(hooks) == 1
+    trainer.pins.entering(1)
+    elsewhere = threading.Thread(target=trainer.pins.forget)
+    elsewhere.start()
+    elsewhere.join()
+    assert len(hooks) == 1, "the training thread may be going through them"
+    trainer.pins.forget()
+    assert len(hooks) == 0
+    trainer.pins.watch([trainer.optimizer])
+    del trainer.pins
+    trainer.step()
+
+
+def test_two_optimizers() -> None:
+    trainer = Trainer()
+    other = torch.optim.SGD(trainer.model[1].parameters(), lr=1.0)
+    trainer.pins.watch([trainer.optimizer, other])
+    trainer.pins.entering(1)
+    before = trainer.bytes()
+    trainer.pins.arm("j", trainer.stripes(1), trainer.ground, 1)
+    trainer.model(torch.ones(1, trainer.width)).sum().backward()
+    other.step()
+    trainer.step()
+    assert trainer.pinned(trainer.stripes(1)[0]) == before
+
+
+def test_an_error_of_reading_fails_the_pin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Copying, start: int, stop: int) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Copying, "_read", broken)
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    trainer.pins.arm("j", trainer.stripes(1), trainer.ground, 1)
+    trainer.step()
+    with pytest.raises(LookupError, match="MemoryError: no room"):
+        trainer.pins.data("j", 0, 1)
+
+
+def test_a_stripe_may_be_armed_anew() -> None:
+    trainer = Trainer()
+    trainer.pins.entering(1)
+    trainer.pins.arm("j", [Stripe(0, 0, 100, 1, ("a",))], trainer.ground, None)
+    with pytest.raises(LookupError, match="past"):
+        trainer.pins.data("j", 0, 1)
+    trainer.pins.arm("j", [Stripe(0, 0, 100, 1, ("a",))], trainer.ground, 1)
+    trainer.pins.arm("j", [Stripe(0, 50, 200, 1, ("a",))], trainer.ground, 1)
+    assert trainer.pinned(Stripe(0, 50, 200, 1, ())) == trainer.bytes(50, 200)
+    assert trainer.pins.nbytes == 150
+    with pytest.raises(ValueError, match="of "):
+        trainer.pins.arm("j", [Stripe(0, 50, trainer.ground.nbytes + 1, 1, ("a",))], trainer.ground, 1)
+
+
+def test_threads_that_meet() -> None:
+    """Joiners come and go while the training goes on: what they get is what the version was."""
+    trainer = Trainer()
+    kept: dict[int, bytes] = {}
+    wrong: list[str] = []
+    over = threading.Event()
+    got = [0, 0]
+
+    def join(number: int) -> None:
+        joiner = f"j{number}"
+        while not over.is_set():
+            inside = trainer.pins._version
+            assert inside is not None
+            stripes = trainer.stripes(inside, inside + 1, inside + 1)
+            trainer.pins.arm(joiner, stripes, trainer.ground, inside)
+            for stripe in stripes:
+                try:
+                    data = trainer.pins.data(joiner, stripe.index, stripe.version, LONG)
+                except LookupError:
+                    continue
+                if data is None:
+                    wrong.append(f"{stripe} never came")
+                elif bytes(data.numpy()) != kept[stripe.version][stripe.start : stripe.stop]:
+                    wrong.append(f"{stripe} is of another version")
+                got[number] += 1
+            trainer.pins.release(joiner)
+
+    kept[1] = trainer.bytes()
+    trainer.pins.entering(1)
+    joiners = [threading.Thread(target=join, args=(number,)) for number in range(2)]
+    for thread in joiners:
+        thread.start()
+    for version in range(2, 150):
+        trainer.step()
+        kept[version] = trainer.bytes()
+        trainer.pins.entering(version)
+    over.set()
+    trainer.pins.forget()
+    for thread in joiners:
+        thread.join(LONG)
+        assert not thread.is_alive()
+    assert not wrong
+    assert min(got) > 10

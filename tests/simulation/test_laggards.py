@@ -1,0 +1,102 @@
+"""A member that is more than one call behind, which the protocol rules out, is healed: it goes on with the others' state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from consensus import View
+from consensus.simulation import Host, living
+from ftlib import rebuild
+from ftlib.plane import Plane
+from ftlib.salvage import Plan, plan
+from ftlib.session import Session
+from ftlib.simulation import Pace
+
+from .training import Job, first_violation
+
+
+def lag(job: Job, victim: Host, calls: int) -> None:
+    """When it freezes next, it has lost so many calls, and its state is anybody's guess."""
+    promises, process = job.trainers.promises, job.trainers.processes[victim.id]
+    promises.lagging.add(victim.id)
+
+    def happens(host: Host, moment: str) -> None:
+        if host is not victim or moment != "frozen" or process.plane.finished <= calls:
+            return
+        job.trainers.on_moment = None
+        process.plane.finished -= calls
+        process.plane.step -= calls
+        process.plane.results = None
+        for parameter in process.trainer.parameters:
+            parameter.fill_(13)
+
+    job.trainers.on_moment = happens
+
+
+def lagging(seed: int) -> Job:
+    """One of them lags when a view changes, for a death at once or a joiner after a call; anybody may be the senior."""
+    rng = Random(seed)
+    with Job(seed, rng.choice([3, 4]), compute=0.02, pace=Pace(unbuilt=0.0)) as job:
+        job.world.run(1.0)
+        victim, other = rng.sample(living(job.world), 2)
+        lag(job, victim, rng.choice([2, 3, 5]))
+        if rng.random() < 0.5:
+            job.join("j")
+        else:
+            job.world.kill(other)
+        job.world.run(1.5)
+        job.join("k")
+        job.world.run(1.5)
+        job.go_on()
+    return job
+
+
+def test_it_goes_on_with_the_state_of_the_others() -> None:
+    jobs = [lagging(seed) for seed in range(12)]
+    assert all(job.trainers.promises.counts["healed"] == 1 for job in jobs)
+    assert sum(job.total("adopted") for job in jobs), "some of those histories leave a call to be adopted by others"
+
+
+def keeps_its_state(patch: pytest.MonkeyPatch) -> None:
+    """Whoever lags believes that it still has the state."""
+    honest = Plane.activate
+
+    def activate(self: Plane, session: Session) -> bool:
+        origin = self.origin
+        acting = honest(self, session)
+        if acting and self.member_id in session.plan.healed:
+            self.origin = origin
+        return acting
+
+    patch.setattr(Plane, "activate", activate)
+
+
+def is_asked_for_it(patch: pytest.MonkeyPatch) -> None:
+    """Whoever lags is taken for a holder of the state."""
+
+    def holding(view: View, reports: dict[str, bytes]) -> Plan:
+        honest = plan(view, reports)
+        return replace(honest, holders=honest.healed or honest.holders)
+
+    patch.setattr(rebuild, "plan", holding)
+    keeps_its_state(patch)
+
+
+@pytest.mark.parametrize("bug", [keeps_its_state, is_asked_for_it])
+def test_a_planted_bug_is_found(bug: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)  # type: ignore[operator]
+    assert first_violation(lagging, 12) is not None
+
+
+def test_nobody_lags_by_itself() -> None:
+    """The promises take a member that is healed for one that lost steps, unless a script has made it lag."""
+    with Job(3, 3, compute=0.02, pace=Pace(unbuilt=0.0)) as job:
+        job.world.run(1.0)
+        lag(job, job.hosts[1], 2)
+        job.trainers.promises.lagging.clear()
+        job.world.kill(job.hosts[2])
+        with pytest.raises(AssertionError, match="takes m1 for more than one call behind"):
+            job.world.run(1.0)
