@@ -27,6 +27,14 @@ _GAUGES = (
 _UPPER_GAUGES = (
     ("ftlib_rank", "rank", "Rank in the newest active view, -1 before the first"),
     ("ftlib_last_recovery_seconds", "last_pause", "The newest pause for a view change, from freeze to activation"),
+    ("ftlib_checkpoint_step", "checkpoint_step", "Step of the newest checkpoint that this member completed"),
+)
+_CATCHUP_GAUGES = (
+    ("ftlib_catchup_state_bytes", "total", "Bytes of the training state that this member is getting"),
+    ("ftlib_catchup_received_bytes", "got", "Of these, received"),
+    ("ftlib_catchup_bytes_per_second", "rate", "How quickly they come"),
+    ("ftlib_catchup_pending_averages", "pending", "Averages of the others that wait to be applied here"),
+    ("ftlib_catchup_waited_for", "braking", "1 while the others wait for this member's state"),
 )
 _UPPER_COUNTERS = (
     ("ftlib_steps", "step", "Steps granted, of all lifetimes of the job"),
@@ -39,7 +47,13 @@ _UPPER_COUNTERS = (
     ("ftlib_rebuild_failures", "rebuild_failures", "Process groups that could not be built"),
     ("ftlib_rejoins", "rejoins", "Times that this process was excluded and joined again as another member"),
     ("ftlib_state_loads", "state_loads", "Training states loaded from other members"),
-    ("ftlib_state_bytes", "state_bytes", "Bytes of training state loaded"),
+    ("ftlib_state_bytes", "state_bytes", "Bytes of training state received"),
+    ("ftlib_catchups", "recoveries", "Training states that came beside the others' training"),
+    ("ftlib_catchup_fallbacks", "recovery_fallbacks", "Those that could not come so, and for which the others waited"),
+    ("ftlib_averages_replayed", "averages_replayed", "Averages of the others applied here after the fact, while catching up"),
+    ("ftlib_checkpoints", "checkpoints", "Checkpoints that this member completed"),
+    ("ftlib_checkpoint_failures", "checkpoint_failures", "Checkpoints that it could not write"),
+    ("ftlib_checkpoints_skipped", "checkpoints_skipped", "Checkpoints left out as the one before was still being written"),
 )
 _UPPER_HISTOGRAMS = (
     ("ftlib_recovery_seconds", "pauses", "Pauses for view changes, from freeze to activation"),
@@ -89,6 +103,11 @@ class _Page:
             yield from self._gauge("ftlib_acting", "1 while calls can be finished", upper["phase"] == "active")
         for name, key, text in _UPPER_GAUGES:
             yield from self._gauge(name, text, upper.get(key))
+        if "recovery" in upper:
+            recovery = upper["recovery"]
+            yield from self._gauge("ftlib_catching_up", "1 while this member gets the training state", recovery is not None)
+            for name, key, text in _CATCHUP_GAUGES:
+                yield from self._gauge(name, text, (recovery or {}).get(key))
         for name, key, text in _UPPER_COUNTERS:
             if key in upper:
                 yield self._counter(name, text, (), [((), upper[key])])

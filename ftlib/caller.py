@@ -172,6 +172,7 @@ class Caller:
             text = "%s: %s; the others wait while this worker loads the state"
             logger.warning(text, name, reason, extra=about(plane, "no_following", why=str(reason)))
             recovery.end()
+            plane.counters.recovery_fallbacks += 1
         finally:
             own.reloaded()  # averages were replayed through its tensors
             self._pool.staging(own.layout).cool()

@@ -77,8 +77,6 @@ class Settings:
     """How a live one gets it: ``http``, or ``group`` (through the process group, in place)."""
     recovery_bandwidth: float = 0.0
     """Bytes a second that a joiner asks for at most; 0: no limit."""
-    recovery_window_mb: float = 512.0
-    """MiB that a donor copies in one call, so that its training goes on; 0: all at once."""
     recovery_pending_mb: float = 2048.0
     """MiB of averages that a joiner holds until they are replayed; beyond it the others wait."""
     resume: str = ""
@@ -219,7 +217,6 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "recovery": readers.one_of("live", "wait"),
     "recovery_transport": readers.one_of("http", "group"),
     "recovery_bandwidth": readers.as_number,
-    "recovery_window_mb": readers.as_number,
     "recovery_pending_mb": readers.as_positive,
     "resume": readers.as_text,
     "log_format": readers.one_of(*FORMATS),

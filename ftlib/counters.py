@@ -33,6 +33,11 @@ class Counters:
     """Lifetimes after the first."""
     state_loads: int = 0
     state_bytes: int = 0
+    recoveries: int = 0
+    """States that came beside the others' training."""
+    recovery_fallbacks: int = 0
+    """Those that could not: the others waited."""
+    averages_replayed: int = 0
     checkpoints: int = 0
     """Written here and complete."""
     checkpoint_failures: int = 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from .plane import Plane
+from .trailer import Flag
 
 __all__ = ["facts"]
 
@@ -16,11 +18,19 @@ def facts(plane: Plane) -> dict[str, Any]:
     with plane.changed:
         session, call = plane.session, plane.current
         in_call = None if call is None else {"number": call.number, "seconds": now - call.began, "text": call.layout.text}
+        slots = () if plane.trailer is None else plane.trailer.slots
+        ranks = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.FOLLOWING]
+        followers = () if session is None else session.members_of(ranks)
         peers = {
-            member_id: {"finished": finished, "current": current, "seconds": now - plane.peer_changes.get(member_id, now)}
+            member_id: {
+                "finished": finished,
+                "current": current,
+                "seconds": now - plane.peer_changes.get(member_id, now),
+                "following": member_id in followers,
+            }
             for member_id, (finished, current) in plane.peers.items()
         }
-        phase = plane.phase
+        phase, recovery = plane.phase, plane.recovery
     return {
         "phase": phase.value,
         "rank": -1 if session is None else session.rank,
@@ -44,6 +54,10 @@ def facts(plane: Plane) -> dict[str, Any]:
         "rejoins": counters.rejoins,
         "state_loads": counters.state_loads,
         "state_bytes": counters.state_bytes,
+        "recovery": None if recovery is None else asdict(recovery()),
+        "recoveries": counters.recoveries,
+        "recovery_fallbacks": counters.recovery_fallbacks,
+        "averages_replayed": counters.averages_replayed,
         "checkpoints": counters.checkpoints,
         "checkpoint_failures": counters.checkpoint_failures,
         "checkpoints_skipped": counters.checkpoints_skipped,

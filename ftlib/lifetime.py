@@ -227,7 +227,7 @@ class Lifetime:
         assert max_size is not None
         lessons = Lessons(self._http(), self.plane.member_id)
         known = functools.partial(self.consensus.wait_known, 0.0)
-        return Warmth(self.plane, registered, own, lessons, known, max_size, allowed.window, allowed.pending)
+        return Warmth(self.plane, registered, own, lessons, known, max_size, allowed.pending)
 
     def _source(self) -> Source:
         """Where a joiner gets the state from, beside the others' training."""
@@ -302,8 +302,7 @@ class Lifetime:
 
 def _allowed(settings: Settings) -> Allowed:
     """What a joiner may use."""
-    window, pending = (int(mb * 2**20) for mb in (settings.recovery_window_mb, settings.recovery_pending_mb))
-    return Allowed(window, pending, live=settings.recovery == "live")
+    return Allowed(int(settings.recovery_pending_mb * 2**20), live=settings.recovery == "live")
 
 
 def _room(view: View, host: Member) -> str:

@@ -90,7 +90,9 @@ class Plane:
         self.peer_changes: dict[str, float] = {}
         """When that changed last (monotonic seconds)."""
         self.recovery: Callable[[], Progress] | None = None
-        """How far this member is with getting the state beside the others' training; None where it is not."""
+        """How far this member is with getting the state; None where it does not. Not to be asked under the lock."""
+        self.trailer: Trailer | None = None
+        """Of the last call that was finished in the active session."""
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)
@@ -172,6 +174,7 @@ class Plane:
                 self._told()
                 return None
             self._finished(call, results)
+            self.trailer = trailer
             if trailer.freeze or order is not None:
                 self._freeze()
             return Finish(trailer.freeze, order)
@@ -301,7 +304,7 @@ class Plane:
             self.authority = plan.authority
             if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
-            self.session = session
+            self.session, self.trailer = session, None
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.counters.views += 1
             if self._frozen_at:

@@ -99,6 +99,8 @@ class StateReader:
         self._read = read
         self._digest = hashlib.blake2b(digest_size=_DIGEST)
         self.nbytes = 0
+        self.total = 0
+        """Bytes that it has in all, ``nbytes`` at the end; 0 before that is known."""
 
     def read(self, limit: int) -> object:
         """The tree, its tensors on the CPU. ValueError if the bytes are none, damaged, or more than ``limit``."""
@@ -115,6 +117,7 @@ class StateReader:
         except Exception as error:
             raise ValueError(f"state header is not readable: {error}") from error
         tree, tensors = restore(packed, limit)
+        self.total = self.nbytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         for tensor in tensors:
             self._fill(tensor)
         if self._read(_DIGEST) != self._digest.digest():

@@ -2,7 +2,7 @@
 
 A member that the others went on without may join again in the same process, as a new member (setting ``rejoin``): within the
 call that would raise ``Excluded``, which then is the new lifetime's first. What the program computed for it was computed on
-weights that the job has left behind, so it counts with weight 0, as for every joiner, and the state comes from a survivor.
+weights that the job has left behind, so it counts with weight 0, as for every joiner, and the state comes from the others.
 
 A member that is excluded again and again costs the others seconds each time, so it rests longer and longer between two
 lifetimes, and after ``_MOST`` in a row gives up.

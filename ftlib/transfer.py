@@ -1,5 +1,7 @@
 """Bringing registered state to members that lack it: served by a holder over HTTP, fetched by the needy member.
 
+This is for founders, and for joiners that cannot get it beside the others' training (see ``recovery``): the others wait.
+
 *Which* state: the one on entry to a call. The donor's training thread is inside that call, which cannot finish without the
 needy member, so nothing changes while it is read; should the needy one be given up and the call finish, the transfer breaks
 off before it has sent a byte that was changed. Founders load the most senior one's initial state from a snapshot made in
@@ -22,6 +24,7 @@ from .errors import ConfigError, FTLibError, RebuildTimeout
 from .logs import about
 from .phase import Phase
 from .plane import Plane
+from .recovery.bulletin import Arrival
 from .registry import Registered
 from .session import Session
 from .state import StateReader, encode, snapshot
@@ -179,13 +182,19 @@ class Transfer:
             return plane.session
 
     def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> Answer:
-        answer, tree = self.receive(donor, PATH, query, go_on)
+        inside_a_call = "call" in query
+        answer, tree = self.receive(donor, PATH, query, go_on, waited_for=inside_a_call)
         if answer is Answer.LOADED:
             registered.load(tree)
         return answer
 
-    def receive(self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool]) -> tuple[Answer, object]:
-        """What ``donor`` serves at ``path``: LOADED and the tree, which nobody has taken over yet; or else its words."""
+    def receive(
+        self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool], *, waited_for: bool = False
+    ) -> tuple[Answer, object]:
+        """What ``donor`` serves at ``path``: LOADED and the tree, which nobody has taken over yet; or else its words.
+
+        ``waited_for``: whether the others wait meanwhile, for the person who watches.
+        """
         began = self._plane.threads.now()
         if self._ring is not None and (line := self._ring.renew()) is not None:
             logger.info("%s", line)
@@ -202,10 +211,12 @@ class Transfer:
                     data = answer.read(count)
                     if len(data) != count:
                         raise EOFError("the donor broke off")
+                    arrival.got(count, reader.total)
                     return data
 
                 reader = StateReader(read)
-                tree = reader.read(STATE_LIMIT)
+                with Arrival(self._plane, waited_for=waited_for) as arrival:
+                    tree = reader.read(STATE_LIMIT)
                 answer.finish()
         except (OSError, EOFError, http.client.HTTPException, ValueError, SecretError) as error:
             logger.info("no state from %s: %s", donor, error, extra=about(self._plane, "no_state", donor=donor.id))

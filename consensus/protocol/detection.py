@@ -369,7 +369,9 @@ class Detection:
         # Relayed acks show life, but are no contact with *us*; nor are those from a newer view: it may be without us.
         if ack.target == sender and (ack.epoch < core.epoch or ack.view_id == core.view_id):
             applicant = core.applicants.get(sender)
-            if applicant is not None:
+            if applicant is not None and ack.epoch:  # it has followed a view: what it asked for came late, and is over
+                core.applicants.drop(sender)
+            elif applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
             if core.followed(ack.epoch, ack.view_id):
                 core.table.answered(sender, probe.sent)

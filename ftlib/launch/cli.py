@@ -130,17 +130,17 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for pr
 def status(*, address: str, as_json: bool, watch: bool, timeout: float) -> int:
     """Show what the member at ADDRESS (host:port) believes."""
     from .overview import show, watch_status  # noqa: PLC0415 - brings the whole runtime, which only this needs
-    from .status import fetch_status  # noqa: PLC0415
+    from .status import fetch_status, with_followers  # noqa: PLC0415
 
     if watch:
         if as_json:
             raise click.UsageError("--watch is for people, --json for programs: give one of them.")
-        return watch_status(lambda: fetch_status(address, timeout))
+        return watch_status(lambda: with_followers(fetch_status(address, timeout), timeout))
     answer = fetch_status(address, timeout)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:
-        show(answer)
+        show(with_followers(answer, timeout))
     return 0
 
 

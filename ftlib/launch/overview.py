@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import FTLibError
+from ..recovery.progress import told
+from ..units import size, span
 from .explain import Account, Story, explain, printable
 
 __all__ = ["overview", "show", "watch_status"]
@@ -151,15 +153,23 @@ def _progress(status: _Values, member_id: str) -> str:
     upper = _upper(status)
     if member_id == status.get("member"):
         call, finished = upper.get("in_call"), upper.get("finished_calls")
+        state = _getting(upper)
         if call is not None:
-            return f"{finished} calls, in call {call['number']} for {_span(call['seconds'])}"
-        return f"{finished} calls, outside of calls" if finished is not None else "-"
+            return f"{finished} calls, in call {call['number']} for {span(call['seconds'])}{state}"
+        return f"{finished} calls, outside of calls{state}" if finished is not None else "-"
     peer = (upper.get("peers") or {}).get(member_id)
     if peer is None:
         return "-"
     where = f"in call {peer['current']}" if peer["current"] else "outside of calls"
-    still = f", unchanged for {_span(peer['seconds'])}" if peer["seconds"] >= _STILL else ""
-    return f"{peer['finished']} calls, {where}{still}"
+    still = f", unchanged for {span(peer['seconds'])}" if peer["seconds"] >= _STILL else ""
+    told_itself = (status.get("followers") or {}).get(member_id) or {}
+    state = _getting(told_itself) or (", gets the state" if peer.get("following") else "")
+    return f"{peer['finished']} calls, {where}{still}{state}"
+
+
+def _getting(upper: _Values) -> str:
+    """How far it is with that, while it lasts."""
+    return f", gets the state: {told(upper['recovery'])}" if upper.get("recovery") else ""
 
 
 def _counters(status: _Values) -> Iterator[str]:
@@ -168,13 +178,13 @@ def _counters(status: _Values) -> Iterator[str]:
         calls, pauses = upper["call_seconds"], upper["pauses"]
         mean = calls["sum"] / calls["count"] if calls["count"] else 0.0
         yield (
-            f"calls {upper['calls']} (mean {_span(mean)}, last {_span(calls['last'])}, longest {_span(calls['max'])}), "
-            f"{_size(upper['bytes_averaged'])} averaged; redone {upper['redone']}, adopted {upper['adopted']}, "
+            f"calls {upper['calls']} (mean {span(mean)}, last {span(calls['last'])}, longest {span(calls['max'])}), "
+            f"{size(upper['bytes_averaged'])} averaged; redone {upper['redone']}, adopted {upper['adopted']}, "
             f"donated {upper['donated']}"
         )
         yield (
-            f"pauses {pauses['count']} (last {_span(pauses['last'])}, longest {_span(pauses['max'])}, "
-            f"in all {_span(pauses['sum'])}); groups that failed to build {upper['rebuild_failures']}"
+            f"pauses {pauses['count']} (last {span(pauses['last'])}, longest {span(pauses['max'])}, "
+            f"in all {span(pauses['sum'])}); groups that failed to build {upper['rebuild_failures']}"
         )
     counts = status.get("view_changes") or {}
     if counts.get("changes"):
@@ -183,10 +193,10 @@ def _counters(status: _Values) -> Iterator[str]:
     for direction, kinds in (status.get("messages") or {}).items():
         if kinds:
             total = sum(entry["messages"] for entry in kinds.values())
-            size = sum(entry["bytes"] for entry in kinds.values())
+            nbytes = sum(entry["bytes"] for entry in kinds.values())
             top = sorted(kinds.items(), key=lambda item: -item[1]["messages"])[:5]
             names = ", ".join(f"{kind} {entry['messages']}" for kind, entry in top)
-            yield f"messages {direction} {total} ({_size(size)}): {names}{', ...' if len(kinds) > len(top) else ''}"
+            yield f"messages {direction} {total} ({size(nbytes)}): {names}{', ...' if len(kinds) > len(top) else ''}"
     store = status.get("store")
     if store:
         yield _store(store)
@@ -194,7 +204,7 @@ def _counters(status: _Values) -> Iterator[str]:
     if delay:
         mean = delay["sum"] / delay["count"] if delay["count"] else 0.0
         latest = status.get("tick_delay_max", 0.0)
-        yield f"agent: awareness {status.get('awareness', 0)}, timers late {_span(mean)} on average, {_span(latest)} at most"
+        yield f"agent: awareness {status.get('awareness', 0)}, timers late {span(mean)} on average, {span(latest)} at most"
 
 
 def _store(store: _Values) -> str:
@@ -211,19 +221,3 @@ def _clock(wall: float) -> str:
     at = datetime.fromtimestamp(wall).astimezone()
     clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
     return clock if at.date() == datetime.now().astimezone().date() else f"{at:%Y-%m-%d} {clock}"
-
-
-def _span(seconds: float) -> str:
-    """A duration in the unit that suits it."""
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
-
-
-def _size(count: float) -> str:
-    """Bytes in the unit that suits them."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")

@@ -20,6 +20,7 @@ from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
+from ..units import size
 from .fetch import FetchError, Later, Source
 from .proof import Proof
 from .replay import why_not
@@ -40,8 +41,6 @@ _TRIES = 3
 class Allowed:
     """What a joiner may use. Bytes."""
 
-    window: int
-    """That a donor pins in one call; 0: the whole state."""
     pending: int
     """Of averages that wait to be replayed; beyond it the others wait."""
     live: bool = True
@@ -109,6 +108,7 @@ class Catchup:
         reason = why_not(registered)
         if reason:
             self._refused = True
+            plane.counters.recovery_fallbacks += 1
             logger.info("the others wait while this worker loads the state: %s", reason, extra=about(plane, "no_following"))
             return False
         self._own = own
@@ -144,7 +144,7 @@ class Catchup:
                 "what was replayed is not what the others have: they do more in a step than what was registered with apply= "
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
-        return self._plane.caught_up(round_.origin, results.number)
+        return self._caught_up(round_, results.number)
 
     def kept(self, results: Results) -> Sequence[Slot] | None:
         """See ``Recovery``: keeps the averages that the program would have applied."""
@@ -168,15 +168,9 @@ class Catchup:
     def end(self) -> None:
         """See ``Recovery``."""
         warmth, self._warmth = self._warmth, None
-        round_, self._round = self._round, None
-        proof, self._proof = self._proof, None
-        self._proved, self._failures = False, 0
-        if proof is not None:
-            proof.close()
         if warmth is not None:
             warmth.end()
-        if round_ is not None:
-            round_.end()
+        self._stop(tell=True)
 
     # --- before a call -------------------------------------------------------------------------------------------------
 
@@ -188,20 +182,25 @@ class Catchup:
                 return False
             warmth, self._warmth = self._warmth, None
             self._round = warmth.surrender(number)
-        if self._round is not None and self._round.origin != plane.authority:
-            self.end()
-        if self._round is not None and self._round.session is not session and plane.member_id in session.plan.healed:
-            self.end()  # it was behind: averages are missing
-        if self._round is None:
-            if not self._begin(session, number):
-                return False
-        elif self._round.session is not session:
-            self._round.move(session, number, functools.partial(self._plane.acting_in, session))
+        if self._round is not None and not self._goes_on(self._round, session):
+            self._stop(tell=False)
+            text = "getting the state begins anew, as of call %d"
+            logger.info(text, number, extra=about(plane, "recovery_restarts", version=number))
+        if self._round is None and not self._begin(session, number):
+            return False
         round_ = self._current()
+        round_.bulletin.tell()
         round_.brake(session, number)
         if round_.level_with(number):
             self._take_the_rest(round_, session, number)
         return plane.acting_in(session)
+
+    def _goes_on(self, round_: Round, session: Session) -> bool:
+        """Whether what was begun is still worth something in ``session``."""
+        if round_.session is session:
+            return True
+        behind = self._plane.member_id in session.plan.healed  # then averages are missing
+        return not behind and round_.origin == self._plane.authority and round_.move(session)
 
     def _begin(self, session: Session, number: int) -> bool:
         """Have the state on entry to this call pinned."""
@@ -215,7 +214,7 @@ class Catchup:
                 version=number,
                 origin=plane.authority,
                 turn=turn,
-                window=self._allowed.window,
+                window=0,
                 inline_from=plan.holders[turn],
                 go_on=functools.partial(plane.acting_in, session),
             )
@@ -223,10 +222,10 @@ class Catchup:
             if not plane.acting_in(session):
                 return False
             raise NoFollowing(str(error)) from None
-        stripes = cut(offer.nbytes, plan.holders, turn, number, self._allowed.window)
-        text = "getting %.1f MB of state from %s beside the training, as of call %d"
+        stripes = cut(offer.nbytes, plan.holders, turn, number, 0)
+        text = "getting %s of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
-        logger.info(text, offer.nbytes / 1e6, session.names(plan.holders), number, extra=extra)
+        logger.info(text, size(offer.nbytes), session.names(plan.holders), number, extra=extra)
         self._round = Round(
             plane,
             registered,
@@ -239,7 +238,6 @@ class Catchup:
             stripes,
             offer,
             self._allowed.pending,
-            self._allowed.window,
         )
         self._round.begin()
         return True
@@ -266,11 +264,28 @@ class Catchup:
             self._refused = True
             raise NoFollowing(f"the rest of the state did not arrive {_TRIES} times: {why}")
 
+    def _caught_up(self, round_: Round, number: int) -> bool:
+        if not self._plane.caught_up(round_.origin, number):
+            return False
+        self._plane.counters.recoveries += 1
+        self._plane.counters.averages_replayed += round_.progress().replayed
+        round_.bulletin.caught_up(number)
+        return True
+
     def _same_kind(self, results: Results, *, alike: bool) -> None:
         """Whoever averages other tensors than the others will never do the same as they."""
         if not alike and results.layout.kind == self._own.layout.kind:
             self._refused = True
             raise NoFollowing(f"the others average something else ({results.layout.text})")
+
+    def _stop(self, *, tell: bool) -> None:
+        round_, self._round = self._round, None
+        proof, self._proof = self._proof, None
+        self._proved, self._failures = False, 0
+        if proof is not None:
+            proof.close()
+        if round_ is not None:
+            round_.end(tell=tell)
 
     def _current(self) -> Round:
         assert self._round is not None, "a round is under way while calls are followed"

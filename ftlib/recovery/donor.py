@@ -106,7 +106,7 @@ class Donor:
         registered = self._inside(version, origin)
         manifest, ground = _split(registered, self._plane.step)
         stripes = cut(manifest.nbytes, holders, turn, version, window)
-        self._pins.release(joiner)  # what it asked for as a spare: it begins anew
+        self._pins.release(joiner)  # whatever it had: it begins anew
         self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
         found = {
             "nbytes": manifest.nbytes,
@@ -167,8 +167,8 @@ class Donor:
 
     def _begin(self, query: Query) -> Chunks:
         joiner, origin, holders = (_text(query, name) for name in ("joiner", "origin", "holders"))
-        turn, window, inline = (_number(query, name) for name in ("turn", "window", "inline"))
-        return _pieces(self.tutor.begin(Wish(joiner, origin, holders.split(","), turn, window, bool(inline))))
+        turn, version, inline = (_number(query, name) for name in ("turn", "version", "inline"))
+        return _pieces(self.tutor.begin(Wish(joiner, origin, holders.split(","), turn, version, bool(inline))))
 
     def _averages(self, query: Query) -> Chunks:
         return self.tutor.averages(_signature(query))

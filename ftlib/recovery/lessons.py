@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,13 +28,10 @@ GoOn = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What one member has pinned on entry to call ``version``."""
+    """What one member has pinned."""
 
-    version: int
     nbytes: int
     ground: str
-    stripes: Mapping[int, int]
-    """The versions of those that it gives, by index."""
     packed: bytes
 
 
@@ -70,16 +67,16 @@ class Lessons:
             yield Stream(answer, signature, slots)
 
     def begin(
-        self, member: Member, origin: str, holders: Sequence[Member], turn: int, window: int, go_on: GoOn, *, inline: bool
+        self, member: Member, origin: str, holders: Sequence[Member], turn: int, version: int, go_on: GoOn, *, inline: bool
     ) -> Begun:
-        """Have ``member`` pin what it gives on entry to its next call, however long that takes. FetchError."""
+        """Have ``member`` pin what it gives on entry to call ``version``, however long that takes. Refused: it is past that."""
         query = {
             "ask": "begin",
             "joiner": self._own_id,
             "origin": origin,
             "holders": ",".join(holder.id for holder in holders),
             "turn": turn,
-            "window": window,
+            "version": version,
             "inline": int(inline),
         }
         while True:
@@ -99,11 +96,9 @@ def _begun(member: Member, data: bytes) -> Begun:
         raise FetchError(f"{member}: what it has pinned is not readable: {error}") from error
     match found:
         case {
-            "version": int(version),
             "nbytes": int(nbytes),
             "ground": str(ground),
-            "stripes": list(stripes),
             "packed": bytes(packed),
-        } if all(isinstance(each, list) and len(each) == 2 for each in stripes):
-            return Begun(version, nbytes, ground, dict(stripes), packed)
+        }:
+            return Begun(nbytes, ground, packed)
     raise FetchError(f"{member}: what it has pinned has the wrong shape: run one release everywhere")

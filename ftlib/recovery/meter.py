@@ -22,7 +22,8 @@ class Meter:
         self.received = 0
         self._lost = 0
         self._now = now
-        self._marks: deque[tuple[float, int]] = deque([(now(), 0)])
+        self._began = now()
+        self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
 
     def got(self, count: int) -> None:
         """So many bytes more."""
@@ -36,12 +37,12 @@ class Meter:
         """So many bytes have to come again."""
         self._lost += count
 
-    def progress(self, pending: int, *, braking: bool) -> Progress:
-        """How far it is now."""
-        began, before = self._marks[0]
-        took = self._now() - began
+    def progress(self, pending: int, *, braking: bool, replayed: int = 0) -> Progress:
+        """How far it is now. The rest is told as it is given."""
+        now, (began, before) = self._now(), self._marks[0]
+        took = now - began
         rate = (self.received - before) / took if took > 0 else 0.0
         got = self.received - self._lost
         missing = self.total - got
-        left = 0.0 if missing <= 0 else missing / rate if rate > 0 else None
-        return Progress(self.total, got, rate, left, pending, braking)
+        left = 0.0 if missing <= 0 < self.total else missing / rate if self.total and rate > 0 else None
+        return Progress(self.total, got, rate, left, pending, braking, replayed, now - self._began)

@@ -1,14 +1,15 @@
 """One recovery under way: the stripes come from the donors, and the averages since then are replayed, beside the training.
 
-``position`` says how far the replay is: the state here is that on entry to call ``position``, as far as it has arrived. A
-stripe of version v is written when the replay has come to v, neither before nor after: before, an average would be applied to
-it twice; after, not at all. What has not arrived yet is garbage, and averages are applied to it in vain.
+``position`` says how far the replay is: once all stripes are here, the state is that on entry to call ``position``. All
+stripes are of one version, and nothing is replayed before the last has arrived: an optimizer's step reads what belongs to a
+parameter (its moments, say) wherever in the row of bytes that lies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -25,13 +26,14 @@ from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
+from .bulletin import Bulletin
 from .fetch import FetchError, Later, Offer, Source
 from .flat import Ground
 from .manifest import prepare
 from .meter import Meter
 from .progress import Progress
 from .replay import replay
-from .stripes import Stripe, renewed
+from .stripes import Stripe, surviving
 
 __all__ = ["Round"]
 
@@ -69,12 +71,10 @@ class Round:
         stripes: Sequence[Stripe],
         offer: Offer,
         pending_limit: int,
-        window: int,
     ) -> None:
         """``number``: the call on entry to which the state is asked for. ``pending_limit``: bytes of averages held.
 
         ``members``: the donors, among others. ``session``: None for a spare, which no view is waiting for.
-        ``window``: bytes that a donor pins in one call.
         """
         self.source = source
         self.registered = registered
@@ -85,7 +85,6 @@ class Round:
         self._own = own
         self._offer = offer
         self._limit = pending_limit
-        self._window = window
         self._changed = threading.Condition()
         # Guarded by the condition:
         self.stripes = tuple(_without(stripe, offer.failed) for stripe in stripes)
@@ -100,12 +99,15 @@ class Round:
         self._averages: dict[int, Results | None] = {}
         self._held = 0
         self._spare: list[Slot] = []
-        self._fewest = number
+        self._fewest = math.inf
         self._since = 0
         self._braking = False
         self._error: Exception | None = None
         self._over = False
         self._meter = Meter(offer.nbytes, plane.threads.now)
+        self._replayed = 0
+        # Guarded by its own lock:
+        self.bulletin = Bulletin(plane, self.progress)
         self._threads: list[threading.Thread] = []
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
@@ -121,14 +123,17 @@ class Round:
         for thread in self._threads:
             thread.start()
 
-    def end(self, *, farewell: bool = True) -> None:
-        """Stop, so that nothing writes the state any more; the donors are told (``farewell``). Idempotent. RebuildTimeout."""
+    def end(self, *, tell: bool = True) -> None:
+        """Stop, so that nothing writes the state any more. Idempotent. RebuildTimeout.
+
+        ``tell``: the donors, too; whoever asks them for a new offer need not.
+        """
         if self._plane.recovery == self.progress:
             self._plane.recovery = None
         with self._changed:
             ended, self._over = self._over, True
             self._changed.notify_all()
-        if farewell and not ended:
+        if tell and not ended:
             self.release()
         deadline = self._plane.threads.now() + _END
         for thread in self._threads:
@@ -158,9 +163,9 @@ class Round:
             last = self._arrived() and self._position >= number - 1
             slow = self._arrived() and not last and self._falls_behind(number)
             if (full or slow) and not self._braking:
-                why = (
-                    "cannot hold more averages (recovery_pending)" if full else "cannot replay averages as quickly as they come"
-                )
+                why = "cannot replay averages as quickly as they come"
+                if full:
+                    why = "cannot hold more averages (recovery_pending_mb)"
                 text = "the others wait for this worker: it %s; %d wait to be replayed"
                 extra = about(self._plane, "recovery_brakes", pending=number - self._position)
                 logger.warning(text, why, number - self._position, extra=extra)
@@ -213,41 +218,26 @@ class Round:
             donors = [self._donors[name] for name in sorted(names & self._donors.keys())]
         threading.Thread(target=self._release, args=(donors,), name="ftlib-release", daemon=True).start()
 
-    def move(self, session: Session, number: int, go_on: Callable[[], bool]) -> None:
-        """A new view: go on with the donors that are left; what none of them has begins anew on entry to call ``number``."""
+    def move(self, session: Session) -> bool:
+        """A new view: go on with the donors that are left. False where both donors of something missing are gone.
+
+        Then all begins anew: parameters and what belongs to them in the optimizer have to be of one version.
+        """
         with self._changed:
             self._check()
-            old = {stripe.index: stripe for stripe in self.stripes}
-            now = renewed(self.stripes, sorted(self._have), session.plan.holders, number, self._window)
-        # Not by the version: what was to be pinned later than now keeps it, and has other donors all the same.
-        lost = [stripe for stripe in now if not {*stripe.donors} <= {*old[stripe.index].donors}]
-        for holder in session.plan.holders:
-            pins = [stripe for stripe in lost if holder in stripe.donors]
-            if pins:
-                try:
-                    self.source.again(session.view.member(holder), pins, self.origin, go_on)
-                except (FetchError, Later) as error:  # it may be dying, too; its stripes have another donor
-                    extra = about(self._plane, "stripe_failed", donor=holder)
-                    logger.info("%s pins nothing more: %s", session.name(holder), error, extra=extra)
-        if not go_on():
-            return  # the next view decides
-        if lost:
-            text = "%d of %d stripes of the state begin anew, as of call %d: both of their donors are gone"
-            extra = about(self._plane, "recovery_restarts", stripes=len(lost), version=number)
-            logger.info(text, len(lost), len(now), number, extra=extra)
-        with self._changed:
-            for stripe in lost:
-                self._meter.lost(self._offsets.pop(stripe.index, 0))
-                self._barren -= {pair for pair in self._barren if pair[0] == stripe.index}
+            left = tuple(surviving(stripe, session.plan.holders) for stripe in self.stripes)
+            if any(not stripe.donors and stripe.index not in self._have for stripe in left):
+                return False
             self.session = session
             self._donors = {member.id: member for member in session.view.members}
-            self.stripes = tuple(now)
+            self.stripes = left
             self._changed.notify_all()
+            return True
 
     def progress(self) -> Progress:
         """How far it is. Any thread."""
         with self._changed:
-            return self._meter.progress(len(self._averages), braking=self._braking)
+            return self._meter.progress(len(self._averages), braking=self._braking, replayed=self._replayed)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -267,8 +257,7 @@ class Round:
     def _next_stripe(self) -> Stripe | None:
         for stripe in self.stripes:
             missing = stripe.index not in self._have and stripe.index not in self._taken
-            due = self.ground is not None and stripe.version == self._position and missing
-            if due and self._donor_of(stripe) is not None:
+            if self.ground is not None and missing and self._donor_of(stripe) is not None:
                 return stripe
         return None
 
@@ -325,11 +314,12 @@ class Round:
                 if results is not None:
                     self._held -= results.layout.nbytes
                     self._spare += results.slots
+                    self._replayed += 1
                 self._changed.notify_all()
+            self.bulletin.tell()
 
     def _can_replay(self) -> bool:
-        here = all(stripe.index in self._have for stripe in self.stripes if stripe.version <= self._position)
-        return here and self._position in self._averages
+        return self._arrived() and self._position in self._averages
 
     def _fetch_all(self) -> None:
         while True:
@@ -368,6 +358,7 @@ class Round:
                     self._offsets[stripe.index] = self._offsets.get(stripe.index, 0) + count
                     self._meter.got(count)
                     self._plane.counters.state_bytes += count
+            self.bulletin.tell()
 
         try:
             self.source.stripe(donor, stripe, ground, offset, got, lambda: self._wants(stripe))

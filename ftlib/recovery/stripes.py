@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["MOST", "SMALLEST", "Stripe", "cut", "renewed", "spread"]
+__all__ = ["MOST", "SMALLEST", "Stripe", "cut", "renewed", "surviving"]
 
 SMALLEST = 8 << 20
 """Bytes of a stripe, but for the last."""
@@ -56,21 +56,6 @@ def cut(nbytes: int, holders: Sequence[str], turn: int, version: int, window: in
     return tuple(stripes)
 
 
-def spread(stripes: Sequence[Stripe], version: int, window: int) -> tuple[Stripe, ...]:
-    """The stripes of one donor, from ``version`` on, with no more than ``window`` bytes (0: any number) in each.
-
-    A single stripe is pinned even if it is longer.
-    """
-    found, room = [], window
-    for stripe in stripes:
-        nbytes = stripe.stop - stripe.start
-        if window and room < nbytes and room < window:
-            version, room = version + 1, window
-        room -= nbytes
-        found.append(replace(stripe, version=version))
-    return tuple(found)
-
-
 def renewed(
     stripes: Sequence[Stripe], have: Collection[int], holders: Sequence[str], version: int, window: int = 0
 ) -> tuple[Stripe, ...]:
@@ -81,7 +66,7 @@ def renewed(
     joiner knows what has arrived: it tells the donors which of their stripes are new. ValueError where nobody can give what is
     missing.
     """
-    kept = [_kept(stripe, holders) if stripe.index not in have else stripe for stripe in stripes]
+    kept = [surviving(stripe, holders) if stripe.index not in have else stripe for stripe in stripes]
     lost = [stripe for stripe in kept if not stripe.donors and stripe.index not in have]
     if not lost:
         return tuple(kept)
@@ -101,7 +86,8 @@ def renewed(
     return tuple(found.get(stripe.index, stripe) for stripe in kept)
 
 
-def _kept(stripe: Stripe, holders: Sequence[str]) -> Stripe:
+def surviving(stripe: Stripe, holders: Sequence[str]) -> Stripe:
+    """The stripe with those of its donors that are left and hold the state."""
     left = tuple(donor for donor in stripe.donors if donor in holders)
     return stripe if left == stripe.donors else replace(stripe, donors=left)
 

@@ -7,7 +7,7 @@ what is inline and has the stripes pinned. Averages it hands to the feed, while 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgpack
 
@@ -23,7 +23,7 @@ from .fetch import LATER
 from .lesson import BEAT, Hello, encode
 from .manifest import split
 from .pins import Pins
-from .stripes import Stripe, cut, spread
+from .stripes import Stripe, cut
 
 __all__ = ["Tutor", "Wish", "given"]
 
@@ -37,13 +37,14 @@ Chunks = Iterator[bytes | memoryview]
 
 @dataclass(slots=True)
 class Wish:
-    """What a spare asks for: this member's stripes, pinned on entry to its next call (see ``stripes``)."""
+    """What a spare asks for: this member's stripes (see ``stripes``), pinned on entry to a call that it has not entered yet."""
 
     joiner: str
     origin: str
     holders: Sequence[str]
     turn: int
-    window: int
+    version: int
+    """That call: the same at all donors, as a parameter and what an optimizer keeps of it have to be of one version."""
     wants_inline: bool
     """The manifest too."""
     granted: bytes = b""
@@ -75,7 +76,8 @@ class Tutor:
         if not self._wishes and not self._guests:
             return
         with self._plane.changed:
-            wishes, self._wishes = self._wishes, []
+            wishes = [wish for wish in self._wishes if wish.version <= number]
+            self._wishes = [wish for wish in self._wishes if wish.version > number]
             self._expire()
         if not wishes:
             return
@@ -132,19 +134,20 @@ class Tutor:
     def begin(self, wish: Wish) -> bytes:
         """``ask=begin``: see ``Wish``. LookupError says why not, or not yet.
 
-        The answer: the version, the bytes of the ground and its fingerprint, the versions of this member's stripes by index,
-        and the manifest of that version, where it is wanted.
+        The answer: the bytes of the ground and its fingerprint, and the manifest of that version, where it is wanted.
         """
         plane = self._plane
         with plane.changed:
             self._held(wish.origin)
             if plane.member_id not in wish.holders:
                 raise LookupError(f"holders={','.join(wish.holders)} are others than this member, {plane.member_id}")
+            if max(plane.finished, plane.current.number if plane.current else 0) >= wish.version:
+                raise LookupError(f"this member is past the beginning of call {wish.version}")
             self._wishes.append(wish)
             plane.changed.wait_for(lambda: wish.settled or plane.phase is Phase.STOPPED, POLL)
             if wish in self._wishes:
                 self._wishes.remove(wish)
-                raise LookupError(f"{LATER}: no call was entered here meanwhile")
+                raise LookupError(f"{LATER}: call {wish.version} was not entered here meanwhile")
             plane.changed.wait_for(lambda: wish.settled, POLL)
         if not wish.granted:
             raise LookupError(wish.refused or f"{LATER}: it takes longer")
@@ -185,20 +188,17 @@ class Tutor:
                 wish.refused = str(error)
             return
         for wish in wishes:
-            if plane.origin != wish.origin:
-                wish.refused = f"{LATER}: this member does not hold that state"
+            if plane.origin != wish.origin or wish.version != number:
+                wish.refused = f"this member does not hold that state, or is past call {wish.version}"
                 continue
-            mine = given(wish.holders, wish.turn, plane.member_id, manifest.nbytes)
-            pinned = spread(mine, number, wish.window)
             self._pins.release(wish.joiner)  # it begins anew
-            self._pins.arm(wish.joiner, pinned, ground, number)
+            stripes = given(manifest.nbytes, wish.holders, wish.turn, number)
+            self._pins.arm(wish.joiner, [each for each in stripes if plane.member_id in each.donors], ground, number)
             with plane.changed:
                 self._guests[wish.joiner] = plane.threads.now()
             found = {
-                "version": number,
                 "nbytes": manifest.nbytes,
                 "ground": manifest.fingerprint,
-                "stripes": [[stripe.index, stripe.version] for stripe in pinned],
                 "packed": manifest.packed if wish.wants_inline else b"",
             }
             wish.granted = msgpack.packb(found)
@@ -211,9 +211,9 @@ class Tutor:
                 self._pins.release(joiner)
 
 
-def given(holders: Sequence[str], turn: int, giver: str, nbytes: int) -> list[Stripe]:
-    """The stripes of a ground of ``nbytes`` that ``giver`` gives a spare: of one donor each, as nobody waits for it."""
-    return [stripe for stripe in cut(nbytes, holders, turn, 0, 0) if stripe.donors[0] == giver]
+def given(nbytes: int, holders: Sequence[str], turn: int, version: int) -> list[Stripe]:
+    """All stripes of a ground of ``nbytes`` for a spare: of one donor each, as nobody waits for it if that one dies."""
+    return [replace(stripe, donors=stripe.donors[:1]) for stripe in cut(nbytes, holders, turn, version, 0)]
 
 
 def _staged(call: Call) -> Iterator[Slot]:

@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
 
@@ -26,11 +25,12 @@ from ..phase import Phase
 from ..plane import Plane
 from ..registry import Registered
 from ..staging import Slot
+from ..units import size
 from .feed import Lesson
-from .fetch import FetchError, Later, Offer
-from .lessons import Begun, Lessons, Stream
+from .fetch import FetchError, Later, Offer, Refused
+from .lessons import Lessons, Stream
 from .round import LOOK, Round
-from .stripes import Stripe, cut
+from .tutor import given
 
 __all__ = ["Warmth"]
 
@@ -38,6 +38,8 @@ logger = logging.getLogger("ftlib")
 
 PATIENCE = 1.0
 """Seconds that a promoted spare waits for what its tutor still has to send, while the others wait for it."""
+_FURTHEST = 256
+"""Calls ahead that the state may be asked for."""
 _REST, _LONGEST_REST = 0.2, 10.0
 """Seconds before it begins anew, doubled each time; at most so long."""
 
@@ -53,22 +55,22 @@ class Warmth:
         lessons: Lessons,
         known: Callable[[], View | None],
         max_size: int,
-        window: int,
         pending: int,
     ) -> None:
-        """``known``: the job's newest view, as far as this worker knows. ``window``, ``pending``: see ``catchup.Allowed``."""
+        """``known``: the job's newest view, as far as this worker knows. ``pending``: see ``catchup.Allowed``."""
         self._plane = plane
         self._registered = registered
         self._own = own
         self._lessons = lessons
         self._known = known
         self._max_size = max_size
-        self._window = window
         self._pending = pending
         self._spare: dict[int, list[Slot]] = {}
         """Buffers to be used again, by the identity of their bucket."""
         self._tutor: Member | None = None
         self._device: int | None = None
+        self._ahead = 3
+        """Calls after the newest one that was finished: so many are enough for a question."""
         self._told = False
         """Whether the log says that this spare is level."""
         self._changed = threading.Condition()
@@ -112,7 +114,7 @@ class Warmth:
             return round_
         for each in (former, round_):
             if each is not None:
-                each.end(farewell=False)  # it asks the same donors again
+                each.end(tell=False)  # it asks the same donors again
         return None
 
     def end(self) -> bool:
@@ -206,26 +208,32 @@ class Warmth:
         self._tutor = tutor
 
     def _begin(self, tutor: Member, stream: Stream) -> None:
-        """Have the state pinned: first at the tutor, which tells what it is; then the others are no call behind that."""
+        """Have one version of the state pinned at all donors: that of a call which none of them has entered yet."""
         self._told = False
         hello, plane = stream.hello, self._plane
         holders = list(hello.holders)
         turn = int(plane.member_id[-4:], 16) % len(holders)
         ask = self._lessons.begin
-        told = {tutor.id: ask(tutor, hello.origin, holders, turn, self._window, self._going, inline=True)}
-        first = told[tutor.id]
-        others = [holder for holder in holders if holder.id != tutor.id]
-        with ThreadPoolExecutor(max(1, len(others)), "ftlib-begin") as pool:
-            futures = {
-                other.id: pool.submit(ask, other, hello.origin, holders, turn, self._window, self._going, inline=False)
-                for other in others
-            }
-            told |= {member_id: future.result() for member_id, future in futures.items()}
-        stripes = _stripes(told, first, [holder.id for holder in holders], turn)
+        version = hello.finished + self._ahead
+        with ThreadPoolExecutor(len(holders), "ftlib-begin") as pool:
+            futures = [
+                pool.submit(ask, holder, hello.origin, holders, turn, version, self._going, inline=holder.id == tutor.id)
+                for holder in holders
+            ]
+        try:
+            told = [future.result() for future in futures]
+        except Refused:
+            self._ahead = min(_FURTHEST, 2 * self._ahead)
+            raise
+        if len({(begun.nbytes, begun.ground) for begun in told}) > 1:
+            sizes = ", ".join(str(begun.nbytes) for begun in told)
+            raise FetchError(f"the donors disagree on what the state is: {sizes} bytes")
+        first = next(begun for begun, holder in zip(told, holders, strict=True) if holder.id == tutor.id)
+        stripes = given(first.nbytes, [holder.id for holder in holders], turn, version)
         offer = Offer(first.nbytes, len(stripes), first.packed)
-        text = "getting %.1f MB of state while this spare waits, as of call %d; averages come from %s"
-        extra = about(plane, "spare_begins", state_bytes=first.nbytes, version=first.version, donor=tutor.id)
-        logger.info(text, first.nbytes / 1e6, first.version, tutor, extra=extra)
+        text = "getting %s of state while this spare waits, as of call %d; averages come from %s"
+        extra = about(plane, "spare_begins", state_bytes=first.nbytes, version=version, donor=tutor.id)
+        logger.info(text, size(first.nbytes), version, tutor, extra=extra)
         round_ = Round(
             plane,
             self._registered,
@@ -234,11 +242,10 @@ class Warmth:
             None,
             holders,
             hello.origin,
-            first.version,
+            version,
             stripes,
             offer,
             self._pending,
-            self._window,
         )
         with self._changed:
             if self._over:
@@ -321,7 +328,7 @@ class Warmth:
             self._former = round_ or self._former
             self._changed.notify_all()
         if round_ is not None:
-            round_.end(farewell=False)  # it asks them again, or they find out
+            round_.end(tell=False)  # it asks them again, or they find out
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
@@ -331,19 +338,3 @@ class Warmth:
 
     def _going(self) -> bool:
         return not self._over and self._plane.phase is not Phase.STOPPED
-
-
-def _stripes(told: dict[str, Begun], first: Begun, holders: Sequence[str], turn: int) -> list[Stripe]:
-    """All stripes, at the versions that their givers said."""
-    for member_id, begun in told.items():
-        if begun.ground != first.ground or begun.nbytes != first.nbytes:
-            raise FetchError(f"the donors disagree on what the state is: {member_id} has {begun.nbytes} bytes")
-        if begun.version < first.version:
-            raise FetchError(f"{member_id} was behind: it has pinned version {begun.version}, not {first.version}")
-    stripes = []
-    for stripe in cut(first.nbytes, holders, turn, 0, 0):
-        version = told[stripe.donors[0]].stripes.get(stripe.index)
-        if version is None:
-            raise FetchError(f"{stripe.donors[0]} has not pinned stripe {stripe.index}")
-        stripes.append(replace(stripe, version=version, donors=stripe.donors[:1]))
-    return stripes

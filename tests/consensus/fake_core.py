@@ -139,7 +139,7 @@ async def rig(member_id: str = "a" * 16, plane: Any = None, **settings: Any) -> 
         await agent.close()
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     """Wait for ``condition`` on the running loop; the test fails when it does not come true."""
     async with asyncio.timeout(seconds):
         while not condition():

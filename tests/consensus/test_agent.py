@@ -18,7 +18,7 @@ from consensus.runtime.names import Introducers
 
 from .fake_core import rig, until
 from .test_addresses import free_ports
-from .test_gossip import address, begin, eventually, members
+from .test_gossip import TIMEOUT, address, begin, eventually, members
 
 SECRET = "a secret of these tests"
 OTHER = "another secret, also long enough"
@@ -51,7 +51,7 @@ def test_an_introducer_of_another_job_keeps_nobody_from_founding() -> None:
         own = f"127.0.0.1:{free_ports(1)[0]}"
         first = begin(job="test", bind=own, introducers=(own, address(member)), secret=SECRET, initial_size=1)
         try:
-            assert first.wait_view(5.0) is not None
+            assert first.wait_view(TIMEOUT) is not None
         finally:
             first.stop()
 
@@ -135,7 +135,7 @@ def test_a_file_with_secrets_that_hangs_stops_nothing(tmp_path: Path) -> None:
 
         def hang() -> None:
             looks.append(1)
-            release.wait(5.0)
+            release.wait(TIMEOUT)
 
         async with rig(secret_file=str(path)) as a:
             ring = a.agent._ring

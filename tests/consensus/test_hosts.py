@@ -31,7 +31,7 @@ def served(answer: Callable[[socket.socket], None]) -> bytes:
     """All that comes back on a connection that is handed to ``answer``."""
     near, far = socket.socketpair()
     with near:
-        near.settimeout(5.0)
+        near.settimeout(20.0)
         answer(far)
         data = b""
         while piece := near.recv(65536):
@@ -72,7 +72,7 @@ def test_a_request_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) 
         with theirs:
             assert served(hand_over(b"no pickle")) == b""
             assert b"state" in served(hand_over(pickle.dumps(Request("/state", {}))))
-        thread.join(5.0)
+        thread.join(20.0)
         assert not thread.is_alive()
     assert "could not be answered" in caplog.text
 
@@ -103,7 +103,7 @@ def conversation(setup: bool, *orders: tuple[Any, ...], monkeypatch: pytest.Monk
 
     async def main() -> None:
         near, far = socket.socketpair()
-        near.settimeout(5.0)
+        near.settimeout(20.0)
         pipe = Pipe(near)
         pair = open_pair(Config())
         doors, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

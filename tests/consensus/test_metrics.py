@@ -50,6 +50,14 @@ STATUS: dict[str, Any] = {
         "rejoins": 2,
         "state_loads": 1,
         "state_bytes": 10,
+        "recovery": {"total": 1000, "got": 250, "rate": 50.0, "left": 15.0, "pending": 4, "braking": True},
+        "recoveries": 6,
+        "recovery_fallbacks": 7,
+        "averages_replayed": 70,
+        "checkpoints": 11,
+        "checkpoint_failures": 12,
+        "checkpoints_skipped": 13,
+        "checkpoint_step": 80,
         "last_pause": 0.02,
         "pauses": {"count": 3, "sum": 0.09, "last": 0.02, "max": 0.04, "buckets": [[0.02, 1], [0.05, 3]]},
         "call_seconds": {"count": 99, "sum": 0.99, "last": 0.01, "max": 1.0, "buckets": [[0.01, 98]]},
@@ -102,6 +110,19 @@ def test_every_number_arrives() -> None:
         "ftlib_rejoins_total": 2,
         "ftlib_state_loads_total": 1,
         "ftlib_state_bytes_total": 10,
+        "ftlib_catching_up": 1,
+        "ftlib_catchup_state_bytes": 1000,
+        "ftlib_catchup_received_bytes": 250,
+        "ftlib_catchup_bytes_per_second": 50,
+        "ftlib_catchup_pending_averages": 4,
+        "ftlib_catchup_waited_for": 1,
+        "ftlib_catchups_total": 6,
+        "ftlib_catchup_fallbacks_total": 7,
+        "ftlib_averages_replayed_total": 70,
+        "ftlib_checkpoints_total": 11,
+        "ftlib_checkpoint_failures_total": 12,
+        "ftlib_checkpoints_skipped_total": 13,
+        "ftlib_checkpoint_step": 80,
         "ftlib_recovery_seconds_count": 3,
         "ftlib_recovery_seconds_sum": 0.09,
         "ftlib_call_seconds_count": 99,
@@ -130,6 +151,12 @@ def test_every_number_arrives() -> None:
 def test_what_is_not_there_is_left_out() -> None:
     found = samples({"job": 'lab "one"', "meta": {"name": "worker 0"}})
     assert {name for name, _ in found} == {"ftlib_info"}
+
+
+def test_who_has_the_state_tells_no_more_of_its_coming() -> None:
+    found = samples({**STATUS, "ftlib": {**STATUS["ftlib"], "recovery": None}})
+    assert found["ftlib_catching_up", ()] == 0
+    assert not [name for name, _ in found if name.startswith("ftlib_catchup_") and not name.endswith("_total")]
 
 
 def test_an_ended_member_says_so() -> None:

@@ -13,7 +13,7 @@ from consensus import Config, ConfigError, Gossip, Home, JoinError, Liveness, Me
 from consensus.runtime.process_host import ProcessHost
 
 from .test_addresses import free_ports
-from .test_gossip import eventually
+from .test_gossip import TIMEOUT, eventually
 
 PASSWORD = "what-nobody-may-see"
 
@@ -62,7 +62,7 @@ def test_a_store_that_will_not_do_is_said_at_once(tmp_path: Path, home: Home, ki
     member = kind(Config(policy=Policy.STORAGE, storage=f"file://{tmp_path}/nothing", agent=home))
     member.start()
     try:
-        assert member.wait_view(10.0) is None
+        assert member.wait_view(TIMEOUT) is None
         assert isinstance(member.stopped, JoinError)
         assert "there is no such directory: make it on the shared file system, or mount that" in str(member.stopped)
     finally:

@@ -19,13 +19,13 @@ from consensus.proofs import Exchange, greeting
 
 from .secret import OTHER, RING, SECRET, dropped
 from .tap import may_listen, tap
-from .test_gossip import agree, eventually, members
+from .test_gossip import TIMEOUT, agree, eventually, members
 
 
 def raw(where: tuple[str, int], *requests: bytes) -> list[bytes]:
     """What comes back for each request on one connection; empty where it was closed."""
     answers = []
-    with socket.create_connection(where, timeout=5) as sock:
+    with socket.create_connection(where, timeout=TIMEOUT) as sock:
         for request in requests:
             try:
                 sock.sendall(request)
@@ -51,7 +51,7 @@ def guarded() -> Iterator[Gossip]:
             raise LookupError("nothing here")
 
         member.serve("/nothing", nothing)
-        assert member.wait_view(10)
+        assert member.wait_view(TIMEOUT)
         yield member
         assert member.confirm()
         assert set(member.status()["messages"]["received"]) <= {"Knock", "Ticket"}
@@ -83,7 +83,7 @@ class TestRequests:
     def test_metrics_take_a_bearer_token(self, guarded: Gossip) -> None:
         where = guarded.member.address
         good = f"Bearer {RING.first.bearer('metrics')}"
-        connection = http.client.HTTPConnection(*where, timeout=5)
+        connection = http.client.HTTPConnection(*where, timeout=TIMEOUT)
         connection.request("GET", "/metrics", headers={"Authorization": good})
         assert b"# HELP" in connection.getresponse().read()
         connection.close()
@@ -100,7 +100,7 @@ class TestRequests:
         where = guarded.member.address
         nonce = bytes(16)
         first = request("/status", greeting(nonce))
-        with socket.create_connection(where, timeout=5) as sock:
+        with socket.create_connection(where, timeout=TIMEOUT) as sock:
             sock.sendall(first)
             head = sock.recv(65536).decode()
             challenge = head.partition("WWW-Authenticate: Ftlib ")[2].partition("\r\n")[0]
@@ -143,7 +143,7 @@ class TestRequests:
 
     def test_nothing_but_a_promising_message_is_read(self, guarded: Gossip) -> None:
         """16 MiB are announced; the member hangs up after the first bytes."""
-        with socket.create_connection(guarded.member.address, timeout=5) as sock:
+        with socket.create_connection(guarded.member.address, timeout=TIMEOUT) as sock:
             sock.sendall(
                 request("/message", "", "POST", bytes(100)).replace(b"Content-Length: 100", b"Content-Length: 16000000")
             )
@@ -210,7 +210,7 @@ def _tampering(to: tuple[str, int], how: str) -> Iterator[tuple[str, int]]:
         yield listener.getsockname()
     finally:
         listener.close()
-        thread.join(10)
+        thread.join(TIMEOUT)
 
 
 @pytest.mark.skipif(not may_listen(), reason="needs CAP_NET_RAW to listen on the wire")
@@ -226,7 +226,7 @@ def test_a_live_member_survives_a_hostile_network(guarded: Gossip) -> None:
         agree(group, 2)
         eventually(lambda: len(seen) >= 40, "packets on the wire")
         recorded = list(seen)
-        counts = received(group[0])
+        counts, began = received(group[0]), time.monotonic()
         targets = [where, *(member.member.address for member in group)]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for number in range(3000):
@@ -244,7 +244,8 @@ def test_a_live_member_survives_a_hostile_network(guarded: Gossip) -> None:
         assert sum(dropped(guarded).values()) > sum(before.values()) + 500
         assert agree(group, 2).epoch == 1
         for kind, count in received(group[0]).items():
-            assert count - counts.get(kind, 0) < 200, (kind, count, counts)  # its peer's own
+            own = 200 + 30 * (time.monotonic() - began)  # its peer's: ten a second, more where acks are late
+            assert count - counts.get(kind, 0) < own, (kind, count, counts)
 
 
 def received(member: Gossip) -> dict[str, int]:

@@ -17,7 +17,8 @@ from ftlib import FTLib
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.memory import MemoryHub
 
-TIMEOUT = 15.0
+TIMEOUT = 40.0
+"""Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
 
 
 def eventually(condition: Callable[[], Any], what: str) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 import ftlib.resumption as resuming
 from ftlib import ConfigError, FTLibError
 from ftlib.checkpoints.names import Name
-from tests.ftlib.real import Company, at_once, company, eventually
+from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually
 from tests.ftlib.saving import Trainee, all_of, crew, equal, steps
 from tests.ftlib.test_checkpoints import same
 
@@ -176,7 +176,7 @@ def test_the_reader_ends_while_the_others_wait(tmp_path: Path, size: int, monkey
         thread = threading.Thread(target=load)
         thread.start()
         loaded = all_of(rest, lambda trainee: trainee.ft.load(tmp_path))
-        thread.join(20)
+        thread.join(TIMEOUT)
         assert len(errors) == 1
         assert {each.step for each in loaded} == {3}
         steps(1, rest)
@@ -202,7 +202,7 @@ def test_the_reader_ends_when_only_some_have_it(tmp_path: Path) -> None:
         assert third.ft.load(tmp_path) == (3, tmp_path / str(Name(3, 1)))  # the junior one has it
         assert thread.is_alive(), "the reader waits for the second"
         senior.ft.leave()
-        thread.join(20)
+        thread.join(TIMEOUT)
         assert len(errors) == 1
         eventually(lambda: third.ft.size == 2 and second.ft.step == 3, "the plan says whose state it is")
         loaded: list[Any] = []

@@ -157,7 +157,7 @@ ft._caller.load_state = load_state
 results = []
 thread = threading.Thread(target=lambda: results.append(ft.barrier()))
 thread.start()
-held.wait(5)
+held.wait(30)
 print(sorted(int(item) for item in DataLoader([1, 2, 3], num_workers=2)), flush=True)
 child = os.fork()
 if child == 0:
@@ -170,7 +170,7 @@ if child == 0:
     sys.exit(7)  # with the handlers of atexit
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 hold.set()
-thread.join(10)
+thread.join(30)
 print(results, ft.barrier() is Status.NO_NEED)
 ft.close()
 """)

@@ -18,7 +18,7 @@ from ftlib.call import Call
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
 from tests.ftlib.real import at_once, call_until, company, eventually, in_thread
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.workers import TIMEOUT, Job, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +50,7 @@ def test_two_threads_in_the_same_order_everywhere() -> None:
 
         threads = [in_thread(lambda index=index: loop(index)) for index in range(2)]
         for thread in threads:
-            thread.join(15)
+            thread.join(TIMEOUT)
             assert not thread.is_alive()
         if errors:
             raise errors[0]
@@ -70,7 +70,7 @@ def test_two_threads_at_once_do_not_mix_their_calls() -> None:
 
         threads = [in_thread(lambda index=index: loop(index)) for index in range(4)]
         for thread in threads:
-            thread.join(15)
+            thread.join(TIMEOUT)
             assert not thread.is_alive()
         assert worker.ft.step == 400
 
@@ -91,7 +91,7 @@ def test_threads_in_another_order_elsewhere_are_a_mismatch_not_a_hang() -> None:
                 outcome.append(error)
 
         thread = in_thread(other)
-        thread.join(15)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
         assert isinstance(outcome[0], StepMismatch)
         with pytest.raises(StepMismatch):
@@ -104,7 +104,7 @@ def test_threads_in_another_order_elsewhere_are_a_mismatch_not_a_hang() -> None:
 def test_a_thread_that_waits_too_long_for_another_says_for_which() -> None:
     def body(worker: Worker) -> None:
         if worker.name == "w1":
-            waited.wait(15)
+            waited.wait(TIMEOUT)
             assert worker.ft.barrier()
             return
         thread = threading.Thread(target=worker.ft.barrier, name="the-slow-one", daemon=True)
@@ -114,7 +114,7 @@ def test_a_thread_that_waits_too_long_for_another_says_for_which() -> None:
         with pytest.raises(RebuildTimeout, match=r"barrier\(\): thread the-slow-one was in a call for 0.2 s"):
             worker.ft.barrier()
         waited.set()
-        thread.join(15)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
 
     waited = threading.Event()
@@ -148,10 +148,10 @@ def test_a_callback_of_one_thread_keeps_others_out(pair: Crew) -> None:
         ft.on_view_change(callback)
         ft._plane.changes.append(ft.view)  # type: ignore[arg-type]
         thread = in_thread(ft.barrier)
-        assert inside.wait(5)
+        assert inside.wait(TIMEOUT)
         assert ft.barrier()
         order.append("second call")
-        thread.join(5)
+        thread.join(TIMEOUT)
         assert order == ["callback", "second call"]
 
     pair.all(body)

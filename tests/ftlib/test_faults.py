@@ -112,7 +112,7 @@ def test_one_after_the_other_down_to_one_and_back_to_three() -> None:
         return max(records.get(name, {}), default=0)
 
     def until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + TIMEOUT
         while not condition():
             states = [(worker.ft, worker.error) for worker in job.workers.values()]
             assert time.monotonic() < deadline, (job.cluster.view, states)
@@ -146,7 +146,7 @@ def test_one_after_the_other_down_to_one_and_back_to_three() -> None:
         for name in ("w2", "w3", "w4"):
             kill(name)
         for name in ("w2", "w3", "w4"):
-            job.workers[name].thread.join(10)
+            job.workers[name].thread.join(TIMEOUT)
     records = {name: {k: v for k, v in record.items() if k < ended[name]} for name, record in records.items()}
     steps = {step for record in records.values() for step in record}
     for step in steps:
@@ -252,7 +252,7 @@ def test_inputs_survive_a_failure_and_frozen_calls_do_not_finish(monkeypatch: py
         def wait(self, timeout: float) -> bool:
             done = self.work.wait(timeout)
             held.set()
-            release.wait(10)
+            release.wait(TIMEOUT)
             return done
 
         def done(self) -> bool:
@@ -273,7 +273,7 @@ def test_inputs_survive_a_failure_and_frozen_calls_do_not_finish(monkeypatch: py
             slow.set()
         tensor = torch.full((4,), float(worker.name[1:]))
         if worker.name == "w1":
-            held.wait(10)
+            held.wait(TIMEOUT)
         assert worker.ft.allreduce_average(tensor)
         values[worker.name] = tensor[0].item()
 
@@ -281,7 +281,7 @@ def test_inputs_survive_a_failure_and_frozen_calls_do_not_finish(monkeypatch: py
         workers = [job.start(f"w{i}", body) for i in range(3)]
         time.sleep(0.2)
         job.kill("w2")
-        until = time.monotonic() + 5
+        until = time.monotonic() + TIMEOUT
         while job.cluster.epoch < 2 and time.monotonic() < until:
             time.sleep(0.01)
         slow.clear()

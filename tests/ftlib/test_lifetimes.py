@@ -27,7 +27,7 @@ def test_whom_the_next_lifetime_asks() -> None:
     gossip = Gossip(Config(agent=Home.THREAD))
     gossip.start()
     try:
-        own = gossip.wait_view(5.0)
+        own = gossip.wait_view(TIMEOUT)
         assert own is not None
         assert gossip.anew()._met == ()
         others = tuple(Member(f"w{i}", "127.0.0.1", 7000 + i) for i in range(20))

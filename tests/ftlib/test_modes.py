@@ -77,7 +77,7 @@ def test_a_change_that_waits_for_the_call_is_not_seen_within_it(monkeypatch: pyt
         asked = Asked(worker, Mode.ACTIVE, monkeypatch)
         ft.barrier()
         if worker.name == "w1":
-            assert seen.wait(10)
+            assert seen.wait(TIMEOUT)
             assert ft.barrier()
             return
         thread = threading.Thread(target=ft.barrier, daemon=True)
@@ -88,7 +88,7 @@ def test_a_change_that_waits_for_the_call_is_not_seen_within_it(monkeypatch: pyt
         eventually(lambda: ft._plane._order is not None, "it was told to freeze after this call")
         assert ft.initialized()
         seen.set()
-        thread.join(10)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
         assert not ft.initialized()
 

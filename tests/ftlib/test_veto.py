@@ -18,7 +18,7 @@ from ftlib.frameworks.gloo import GlooFramework
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
 from tests.ftlib.real import eventually
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.workers import TIMEOUT, Job, Worker
 
 BAD = [math.inf, -math.inf, math.nan]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -202,7 +202,7 @@ def test_whoever_adopts_a_vetoed_result_vetoes_it_too(spoilt: bool) -> None:
         before = tensor.clone()
         status = worker.ft.allreduce_average(tensor)
         if worker.name != "w1":
-            both.wait(10)  # the next call of one fails, which would freeze the other in this one
+            both.wait(TIMEOUT)  # the next call of one fails, which would freeze the other in this one
         assert torch.equal(tensor, before)
         assert worker.ft.step == (1 if spoilt else 2)
         assert worker.ft.metrics()["adopted"] == (worker.name == "w1")

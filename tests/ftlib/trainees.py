@@ -13,7 +13,7 @@ import torch
 
 from consensus import ExcludedError
 from ftlib import FTLib, Status
-from tests.ftlib.real import Company, at_once, company, eventually, in_thread
+from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
 
 
 class Trainee:
@@ -55,7 +55,7 @@ class Class:
         self._over.set()
         at_once(*[ft.close for ft in self.crew.members])
         for thread in self._threads:
-            thread.join(10)
+            thread.join(TIMEOUT)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from ftlib.ftlib import FTLib
 from ftlib.ranks import RankAssignScheme
 from tests.ftlib.fake_cluster import FakeCluster
 
-TIMEOUT = 20.0
+TIMEOUT = 40.0
+"""Seconds that anything may take."""
 
 
 class Worker:

@@ -17,7 +17,7 @@ from typing import Any
 from consensus import KeyRing
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 30.0
+LIMIT = 60.0
 SECRET = "the secret of these tests"
 KEY = KeyRing([SECRET]).first
 

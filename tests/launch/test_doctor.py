@@ -98,8 +98,10 @@ def test_a_stopped_member() -> None:
     try:
         assert found(peer.address).healthy
         peer.pause()
-        for _ in range(2):  # its agent notices within 10 ms, perhaps only after it said who it is
+        for _ in range(20):  # its agent notices within 10 ms, perhaps only after it said who it is, and later on a busy machine
             stopped = found(peer.address, timeout=0.3)
+            if failed(stopped) == "identity":
+                break
         assert failed(stopped) == "identity" and "is that worker stopped (SIGSTOP" in stopped.verdict
     finally:
         peer.close()
@@ -172,7 +174,8 @@ def test_what_an_http_server_may_be(impostor: str) -> None:
     other = found(impostor)
     assert failed(other) == "udp" and "nobody listens at" in other.verdict and "forward UDP too" in other.verdict
     Impostor.said = {**MEMBER, "Date": formatdate(time.time() + 60, usegmt=True)}
-    assert re.search(r"its clock is (59|60|61) s ahead of", str(found(impostor).checks[3]))
+    ahead = re.search(r"its clock is (\d+) s ahead of", str(found(impostor).checks[3]))
+    assert ahead is not None and 40 <= int(ahead[1]) <= 61, "it says the same however long it is asked later"
 
 
 def test_own_settings_that_cannot_work() -> None:

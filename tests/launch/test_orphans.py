@@ -11,7 +11,7 @@ import pytest
 
 from .helpers import running, script, wait_gone
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 FAMILY = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])

@@ -18,7 +18,7 @@ from rich.console import Console
 from ftlib.errors import FTLibError
 from ftlib.launch.cli import main
 from ftlib.launch.overview import show, watch_status
-from ftlib.launch.status import fetch_status
+from ftlib.launch.status import fetch_status, with_followers
 
 NOW = time.time()
 FIRST, SECOND = "a1" * 8, "b2" * 8
@@ -151,6 +151,39 @@ def test_a_shared_store() -> None:
     assert "store redis://host: being opened, operations 0" in shown(
         {**STATUS, "store": {"url": "redis://host", "open": False}}
     )
+
+
+GETTING = {"total": 1_200_000_000, "got": 400_000_000, "rate": 2e8, "left": 4.0, "pending": 3, "braking": False}
+GOT = "400 MB of 1.2 GB (33%) at 200 MB/s, 4.0 s left; 3 averages wait to be replayed"
+
+
+def test_how_far_a_joiner_is_with_the_state() -> None:
+    lines = shown({**STATUS, "ftlib": {**STATUS["ftlib"], "recovery": GETTING}})
+    assert lines[4].endswith(f"99 calls, in call 100 for 12.5 s, gets the state: {GOT}")
+
+
+def test_how_far_another_is_with_it() -> None:
+    following = {SECOND: {**STATUS["ftlib"]["peers"][SECOND], "current": 100, "seconds": 0.1, "following": True}}
+    status = {**STATUS, "ftlib": {**STATUS["ftlib"], "peers": following}}
+    asked = []
+
+    def fetch(address: str, timeout: float) -> dict[str, Any]:
+        asked.append((address, timeout))
+        return {"member": SECOND, "ftlib": {"phase": "active", "recovery": GETTING}}
+
+    lines = shown(with_followers(status, 5.0, fetch))
+    assert lines[5].endswith(f"98 calls, in call 100, gets the state: {GOT}")
+    assert asked == [("10.0.0.1:7001", 1.0)]
+
+    def mute(_address: str, _timeout: float) -> dict[str, Any]:
+        raise FTLibError("no member answers")
+
+    def another(_address: str, _timeout: float) -> dict[str, Any]:
+        return {"member": FIRST, "ftlib": {"phase": "active", "recovery": GETTING}}
+
+    for silent in (mute, another):
+        assert shown(with_followers(status, 5.0, silent))[5].endswith("98 calls, in call 100, gets the state")
+    assert with_followers(STATUS, 5.0, mute) == STATUS, "nobody follows: nobody else is asked"
 
 
 def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:

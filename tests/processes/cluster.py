@@ -25,7 +25,7 @@ from .worker import SLOTS, Task
 __all__ = ["Cluster", "Stuck", "Worker", "load"]
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 20.0
+LIMIT = 40.0
 """Seconds that anything may take."""
 
 

@@ -22,7 +22,7 @@ from .cluster import ROOT, Stuck, _bind
 
 __all__ = ["Player", "Stage"]
 
-LIMIT = 15.0
+LIMIT = 30.0
 """Seconds that anything may take."""
 
 

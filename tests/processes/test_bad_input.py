@@ -13,7 +13,7 @@ from consensus.config import PROTOCOL_VERSION
 from .outcome import healthy, one_line
 from .stage import Player, Stage
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process]
 
 
 # Before anything starts

@@ -16,7 +16,7 @@ from .cluster import ROOT
 from .outcome import healthy, one_line
 from .stage import Stage
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process]
 
 
 # A worker that ends in the middle
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 @pytest.mark.parametrize("bare", [False, True], ids=["with", "without the context manager"])
 def test_user_exception(stage: Stage, bare: bool) -> None:
     given = [{}, {"calls": 10, "bare": bare, "whole_end": True}, {}]
-    players = stage.found("train", "user_error", "train", given=given, exclude_after=20.0)
+    players = stage.found("train", "user_error", "train", given=given, exclude_after=60.0)
     bad = players.pop(1)
     assert stage.ended(bad) == [1]
     assert bad.error == 'KeyError: "the user\'s own mistake"'
@@ -38,7 +38,7 @@ def test_user_exception(stage: Stage, bare: bool) -> None:
 @pytest.mark.parametrize("part", ["train", "absent"])
 def test_interrupt(stage: Stage, part: str) -> None:
     """Ctrl-C at one worker: in its calls, and while the others wait for it."""
-    players = stage.found("train", part, "train", given=[{}, {"calls": 10}, {}], exclude_after=20.0)  # no silence would do
+    players = stage.found("train", part, "train", given=[{}, {"calls": 10}, {}], exclude_after=60.0)  # no silence would do
     bad = players.pop(1)
     stage.until("ten calls", lambda: len(bad.calls) >= 10)
     time.sleep(0.1)

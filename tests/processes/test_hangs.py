@@ -10,7 +10,7 @@ import pytest
 
 from .stage import Stage
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process]
 
 
 def test_a_hung_worker_steps_aside_and_says_where_it_hangs(stage: Stage) -> None:
@@ -42,9 +42,8 @@ def test_a_held_interpreter_is_waited_for(stage: Stage) -> None:
 
 def test_forked_children_hide_no_death(stage: Stage) -> None:
     orders = [{}, {"calls": 5}, {}]
-    players = stage.found(
-        "train", "preparing", "train", given=orders, agent="process", exclude_after=20.0
-    )  # no silence would do
+    # No silence would do.
+    players = stage.found("train", "preparing", "train", given=orders, agent="process", exclude_after=60.0)
     stage.going(*players, size=3)
     victim = players.pop(1)
     victim.signal(signal.SIGKILL)

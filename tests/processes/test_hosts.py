@@ -20,10 +20,10 @@ from .fleet import Fleet
 from .test_kills import CHANGE, DRIVER, JOINER
 from .verdict import Verdict
 
-pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter]
 
 T_EXCL = 1.0
-SOON = 10.0
+SOON = 20.0
 """Seconds within which a job has gone on: twice T_EXCL on an idle machine, and before anything else than T_EXCL ends a wait."""
 SETTINGS = {"bucket_mb": 0.08, "exclude_after": T_EXCL, "link_timeout": T_EXCL, "rejoin": True}
 TASK = {"sizes": [20_000, 300], "pause": 0.004}
@@ -74,7 +74,7 @@ def return_all(fleet: Fleet, workers: list[Worker], size: int) -> None:
     for worker in workers:
         assert worker.last["lifetime"] == 1
         first = next(line["end"] for line in worker.calls if line["lifetime"])
-        assert first - healed < 2 * SOON  # on an idle machine one to three
+        assert first - healed < SOON  # on an idle machine one to three
 
 
 def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
@@ -89,7 +89,7 @@ def test_hosts_vanish_one_after_another_and_come_back(fleet: Fleet) -> None:
 
 
 def test_a_host_that_is_back_without_its_worker_refuses_connections_which_is_proof(fleet: Fleet) -> None:
-    workers = start(fleet, exclude_after=20.0)  # no silence would do
+    workers = start(fleet, exclude_after=60.0)  # no silence would do
     gone = workers.pop(1)
     vanished = fleet.vanish(gone, unplug=False)
     fleet.heal()

@@ -13,7 +13,7 @@ from .episode import Episode
 from .shrinking import shrink_and_grow
 from .verdict import Verdict
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]  # on a busy machine; each wait has a deadline of its own
 
 TRAINING = ["enter@30", "operation:before@30", "operation:after@31", "finish:before@30", "finish:after@30", "deliver:before@30"]
 """Moments of a call. Two buckets a call, so two operations."""

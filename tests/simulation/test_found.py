@@ -47,8 +47,20 @@ seed=43823 size=8 fences=1 trust_refused=1 skew=100000 drift=0 rest=0.5
 """m0 and m2 choose two epochs, admit m1 anew in the second, and die. m4 is in both and hears of neither: it discounts the dead
 and acts in another view of the first epoch. Then m1 tells it of the second, of a view that never can be active."""
 
+READMITTED = """
+seed=3719 size=6 trust_refused=1 skew=0 drift=0 early=1 policy=storage files=0 notices=0 alone=0 rest=0.02
+0.3 clog m2
+2.9 store_slow 0.02
+3.3 unclog m2
+5.91 heal
+"""
+"""Nothing from or to m2 arrives for three seconds: it follows the first view by reading the store, and the others go on without
+it. Then its requests to join arrive, from before, and with them its answer to a ping: of one that has followed a view."""
 
-@pytest.mark.parametrize("text", [STALE, NOT_FOUNDED, UNTOLD, ASTRAY], ids=["stale", "not founded", "untold", "astray"])
+HISTORIES = {"stale": STALE, "not founded": NOT_FOUNDED, "untold": UNTOLD, "astray": ASTRAY, "readmitted": READMITTED}
+
+
+@pytest.mark.parametrize("text", HISTORIES.values(), ids=HISTORIES)
 def test_the_living_agree(text: str) -> None:
     result = play(Scenario.parse(text))
     assert result.verdict is not None, result.violation

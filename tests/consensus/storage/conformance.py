@@ -327,7 +327,7 @@ class Conformance:
             watching = asyncio.create_task(follow())
             await asyncio.sleep(0.05)
             assert not watching.done()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await watching
 
     @on_a_loop

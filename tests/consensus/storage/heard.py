@@ -33,5 +33,5 @@ class Heard:
         assert not self._news.is_set()
 
     async def ended(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await self._task

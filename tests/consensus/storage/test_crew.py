@@ -53,7 +53,7 @@ async def test_results_and_errors_come_back() -> None:
     crew.close()
     with pytest.raises(NotBegunError, match="closed"):
         await crew.run(_fail, 5.0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while _threads("test-crew-a"):
             await asyncio.sleep(0.002)
 
@@ -98,7 +98,7 @@ async def test_a_caller_that_is_cancelled_gives_up() -> None:
     crew, hang = Crew("test-crew-d", 1), Hang()
     waiting = asyncio.create_task(crew.run(hang, 20.0))
     queued = asyncio.create_task(crew.run(hang, 20.0))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not hang.begun:
             await asyncio.sleep(0.002)
     for task in (waiting, queued):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import xxhash
 from torch import nn
 
-from ftlib import FTLib, Status
+from ftlib import FTLib, FTLibError, Status
 
 WIDTH = 64
 
@@ -32,9 +31,10 @@ class Pupil:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self.pace = pace
         self.statuses: list[Status] = []
+        self.error: Exception | None = None
+        """What ended it."""
         self.hashes: dict[int, str] = {}
         """Parameters and optimizer state after each step, by number."""
-        self.after: Callable[[Pupil], None] = lambda _self: None
         self._random = torch.Generator().manual_seed(seed)
         ft.register_state(model=self.model, optimizer=self.optimizer, **registered)
 
@@ -50,7 +50,6 @@ class Pupil:
         if status:
             self.apply()
             self.hashes[self.ft.step] = self.digest()
-            self.after(self)
         time.sleep(self.pace)  # what a forward pass of a larger model takes
         return status
 
@@ -66,8 +65,11 @@ class Pupil:
         return found.hexdigest()
 
     def train(self, over: threading.Event) -> None:
-        while not over.is_set() and self.step():
-            pass
+        try:
+            while not over.is_set() and self.step():
+                pass
+        except FTLibError as error:
+            self.error = error
 
 
 def assert_equal(*pupils: Pupil) -> int:

@@ -3,39 +3,189 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+import torch
+from torch import nn
+
+from ftlib import ConfigError, FTLib
 from tests.ftlib.real import Company, at_once, company, eventually, in_thread
-from tests.ftlib.recovery.pupils import Pupil, assert_equal
+from tests.ftlib.recovery.pupils import WIDTH, Pupil, assert_equal
+
+MAKE = Pupil
+
+
+class School:
+    """Founders that train in threads of their own until it is over, and whoever comes later."""
+
+    def __init__(self, crew: Company, make: Any) -> None:
+        self.crew = crew
+        self.make = make
+        self.over = threading.Event()
+        self.pupils: list[Pupil] = at_once(*[functools.partial(make, ft, seed) for seed, ft in enumerate(crew.members)])
+        self._threads = [self._train(pupil) for pupil in self.pupils]
+
+    def enrol(self, seed: int = 99, make: Any = None, **settings: Any) -> Pupil:
+        """One more, training."""
+        pupil: Pupil = (make or self.make)(self.crew.init(**settings), seed)
+        self.pupils.append(pupil)
+        self._threads.append(self._train(pupil))
+        return pupil
+
+    def end(self) -> None:
+        """All stop after the same step, or when they are told that the others have left."""
+        self.over.set()
+        at_once(*[ft.close for ft in self.crew.members])
+        for thread in self._threads:
+            thread.join(15)
+
+    def _train(self, pupil: Pupil) -> threading.Thread:
+        return in_thread(functools.partial(pupil.train, self.over))
 
 
 @contextmanager
-def school(founders: int, backend: str = "gloo", **settings: Any) -> Iterator[tuple[Company, list[Pupil], threading.Event]]:
-    """Founders that train in threads of their own until the event is set."""
+def school(founders: int, make: Any = MAKE, backend: str = "gloo", **settings: Any) -> Iterator[School]:
     with company(founders, backend, **settings) as crew:
-        pupils = at_once(*[functools.partial(Pupil, ft, seed) for seed, ft in enumerate(crew.members)])
-        over = threading.Event()
-        threads = [in_thread(functools.partial(pupil.train, over)) for pupil in pupils]
-        eventually(lambda: pupils[0].ft.step > 3, "they train")
+        made = School(crew, make)
         try:
-            yield crew, pupils, over
+            eventually(lambda: made.pupils[0].ft.step > 3, "they train")
+            yield made
         finally:
-            over.set()
-            at_once(*[ft.close for ft in crew.members])
-            for thread in threads:
-                thread.join(15)
+            made.end()
 
 
-def test_a_joiner_ends_up_with_what_the_others_have() -> None:
-    with school(3) as (crew, pupils, over):
-        joiner = Pupil(crew.init(), 99)
-        thread = in_thread(functools.partial(joiner.train, over))
-        eventually(lambda: len(joiner.hashes) > 10, "the joiner trains")
-        over.set()
-        thread.join(15)
-        assert assert_equal(*pupils, joiner) > 5
-        assert joiner.ft.metrics()["state_loads"] == 1
-        assert all(pupil.ft.metrics()["redone"] <= 1 for pupil in pupils)
+def steps(pupil: Pupil, count: int) -> None:
+    """Wait until it has finished so many more steps."""
+    before = len(pupil.hashes)
+    eventually(lambda: len(pupil.hashes) >= before + count or pupil.error is not None, f"{count} more steps")
+    assert pupil.error is None
+
+
+def followed(caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether nobody had to wait for a joiner."""
+    return not any(getattr(record, "ftlib_event", "") == "no_following" for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"recovery_transport": "group"},
+        {"secret": "a secret of more than thirty-two characters"},
+        {"recovery_bandwidth": 40_000_000},
+    ],
+    ids=["http", "group", "sealed", "large and slow"],
+)
+def test_a_joiner_ends_up_with_what_the_others_have(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    wide = 1500 if "recovery_bandwidth" in settings else WIDTH  # a state of 27 MB, in four stripes
+    with school(3, functools.partial(Pupil, width=wide), **settings) as made:
+        founders = list(made.pupils)
+        joiner = made.enrol()
+        steps(joiner, 5)
+        made.end()
+    assert followed(caplog)
+    assert assert_equal(*founders, joiner) >= 4
+    assert joiner.ft.metrics()["state_loads"] == 1
+    assert joiner.ft.metrics()["state_bytes"] > 0
+    assert joiner.statuses[0], "its first call is finished like everybody's"
+
+
+class Clipping(Pupil):
+    """It does more with an average than its optimizer."""
+
+    def apply(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1e-3)
+        self.optimizer.step()
+
+
+class Told(Clipping):
+    """It says so."""
+
+    def __init__(self, ft: FTLib, seed: int) -> None:
+        super().__init__(ft, seed, apply=self.apply)
+
+
+@pytest.mark.parametrize(("make", "follows"), [(Told, True), (Clipping, False)])
+def test_what_a_step_does_besides(make: Any, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Where ``apply`` leaves something out, the digests tell, and the others wait for a whole load instead."""
+    caplog.set_level(logging.INFO)
+    with school(2, make) as made:
+        founders = list(made.pupils)
+        joiner = made.enrol()
+        steps(joiner, 5)
+        made.end()
+    assert followed(caplog) is follows
+    assert assert_equal(*founders, joiner) >= 4
+
+
+class Reporting(Pupil):
+    """Two calls a step: the second is of another kind."""
+
+    def compute(self) -> None:
+        super().compute()
+        loss = torch.ones(3)
+        if self.statuses and self.ft.allreduce(loss, "MAX"):
+            assert torch.equal(loss, torch.ones(3))
+
+
+def test_a_joiner_finds_the_call_that_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """The founders' calls alternate, and the joiner may come at either."""
+    caplog.set_level(logging.INFO)
+    with school(2, Reporting) as made:
+        founders = list(made.pupils)
+        joiner = made.enrol()
+        steps(joiner, 5)
+        another = made.enrol(100)
+        steps(another, 5)
+        made.end()
+    assert followed(caplog)
+    assert assert_equal(*founders, joiner, another) >= 3
+
+
+def test_two_joiners_at_once() -> None:
+    with school(2) as made:
+        founders = list(made.pupils)
+        joiners = at_once(lambda: made.enrol(98), lambda: made.enrol(99))
+        for joiner in joiners:
+            steps(joiner, 5)
+        made.end()
+    assert assert_equal(*founders, *joiners) >= 3
+
+
+def test_a_joiner_of_another_shape_is_refused_and_the_others_go_on() -> None:
+    with school(2) as made:
+        founders = list(made.pupils)
+        joiner = made.enrol(make=functools.partial(Pupil, width=WIDTH + 1))
+        eventually(lambda: joiner.error is not None, "it is refused")
+        assert isinstance(joiner.error, ConfigError)
+        assert "shape" in str(joiner.error)
+        assert not joiner.hashes, "not one step"
+        joiner.ft.close()
+        steps(founders[0], 5)
+        made.end()
+    assert assert_equal(*founders) > 5
+
+
+def test_the_others_wait_where_they_are_asked_to(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with school(2, recovery="wait") as made:
+        founders = list(made.pupils)
+        joiner = made.enrol()
+        steps(joiner, 5)
+        made.end()
+    assert assert_equal(*founders, joiner) >= 4
+    assert joiner.ft.metrics()["state_bytes"] > 0
+
+
+def test_pins_are_given_back() -> None:
+    with school(2) as made:
+        donors = [pupil.ft._lives.life.donor for pupil in made.pupils]
+        joiner = made.enrol()
+        steps(joiner, 3)
+        eventually(lambda: all(donor._pins.nbytes == 0 for donor in donors), "nothing is kept for it")

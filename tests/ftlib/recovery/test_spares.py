@@ -15,6 +15,7 @@ import torch
 from consensus import LeftError
 from ftlib import ConfigError, FTLib
 from ftlib.phase import Phase
+from ftlib.recovery import stripes, tutor
 from ftlib.recovery.donor import Donor
 from tests.ftlib.real import Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
@@ -135,6 +136,17 @@ def test_whoever_dies_the_spare_takes_its_place(victim: int) -> None:
         assert assert_equal(*made.members, spare) > 2
 
 
+def test_a_state_in_many_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several donors, and yet of one version."""
+    monkeypatch.setattr(stripes, "SMALLEST", 1 << 12)
+    with school(3) as made:
+        spare = made.spare()
+        made.level(spare)
+        made.crash(made.members[0])
+        made.counts(spare, 3)
+        assert assert_equal(*made.members, spare) > 2
+
+
 def test_several_spares_and_one_place() -> None:
     with school(2) as made:
         spares = [made.spare(seed) for seed in (97, 98, 99)]
@@ -204,7 +216,8 @@ def test_without_registered_state_spares_wait_as_ever() -> None:
             thread.join(15)
 
 
-def test_a_spare_that_leaves_gives_everything_back() -> None:
+def test_a_spare_that_leaves_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tutor, "GUEST", 3.0)  # should its goodbye not arrive
     with school(2) as made:
         spare = made.spare()
         made.level(spare)
