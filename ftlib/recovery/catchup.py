@@ -172,7 +172,6 @@ class Catchup:
                 version=number,
                 origin=plane.authority,
                 turn=turn,
-                window=0,
                 inline_from=plan.holders[turn],
                 go_on=functools.partial(plane.acting_in, session),
             )
@@ -180,7 +179,7 @@ class Catchup:
             if not plane.acting_in(session):
                 return False
             raise NoFollowing(str(error)) from None
-        stripes = cut(offer.nbytes, plan.holders, turn, number, 0)
+        stripes = cut(offer.nbytes, plan.holders, turn, number)
         text = "getting %s of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
         logger.info(text, size(offer.nbytes), session.names(plan.holders), number, extra=extra)

@@ -157,18 +157,11 @@ class Post(Source):
         version: int,
         origin: str,
         turn: int,
-        window: int,
         inline_from: str,
         go_on: GoOn,
     ) -> Offer:
         """See ``Source``."""
-        return self._http.offer(
-            holders, version=version, origin=origin, turn=turn, window=window, inline_from=inline_from, go_on=go_on
-        )
-
-    def again(self, member: Member, pins: Sequence[Stripe], origin: str, go_on: GoOn) -> None:
-        """See ``Source``."""
-        self._http.again(member, pins, origin, go_on)
+        return self._http.offer(holders, version=version, origin=origin, turn=turn, inline_from=inline_from, go_on=go_on)
 
     def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> Armed:
         """See ``Source``."""
