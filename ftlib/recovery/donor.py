@@ -78,7 +78,7 @@ class Donor:
 
     def activated(self, session: Session) -> None:
         """Drop what is kept for members that are gone."""
-        self._pins.keep_only(session.view.ids)
+        self._pins.keep_only([member_id for member_id in session.view.ids if member_id not in session.plan.holders])
         self._sending.forget()
 
     def forget(self) -> None:
@@ -186,7 +186,8 @@ class Donor:
         if registered is None:
             raise LookupError("no state is registered here")
         if self._plane.origin != origin:
-            raise LookupError(f"{LATER}: this member does not hold that state")
+            later = "" if self._plane.origin else f"{LATER}: "
+            raise LookupError(f"{later}this member does not hold that state")
         return registered
 
     def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground) -> None:

@@ -18,14 +18,14 @@ import torch
 from consensus import Answer, Member
 
 from ..bucket import Layout
-from ..errors import FTLibError, GroupError
+from ..errors import GroupError, RebuildTimeout
 from ..frameworks.base import Group, Work
 from ..pages import huge
 from ..plane import Plane
 from ..session import Session
 from ..threads import SYSTEM, Threads
 from .blocks import BLOCK, DIGEST, blocks, digest_of
-from .fetch import Armed, FetchError, GoOn, HttpSource, Offer, Source
+from .fetch import Armed, FetchError, GoOn, HttpSource, Later, Offer, Source
 from .flat import Ground
 from .sending import FIRST_TAG, RUN
 from .stripes import Stripe
@@ -38,7 +38,7 @@ _TAGS = 1 << 40
 """They begin anew after so many, long after the first ones were taken."""
 
 
-class Tainted(FTLibError):
+class Tainted(RebuildTimeout):
     """An operation of an aborted group has not ended and may still write into the model: this worker has to start anew."""
 
 
@@ -81,7 +81,7 @@ class Post(Source):
     ) -> None:
         session = self._plane.session
         if session is None or session.group is None or member.id not in session.ranks or not self._plane.acting_in(session):
-            raise FetchError(f"there is no group with {member} now")
+            raise Later(f"there is no group with {member} now")
         tag = FIRST_TAG + next(self._runs) * RUN % _TAGS
         query = {
             "ask": "send",
