@@ -101,12 +101,11 @@ class Fetcher:
             version=holders.VERSION,
             origin=holders.ORIGIN,
             turn=0,
-            window=0,
             inline_from=member.id,
             go_on=lambda: True,
         )
         assert offer.nbytes == self.ground.nbytes, (offer.nbytes, self.ground.nbytes)
-        self.stripes = cut(offer.nbytes, [member.id], 0, holders.VERSION, 0)
+        self.stripes = cut(offer.nbytes, [member.id], 0, holders.VERSION)
         for stripe in (self.stripes[0], self.stripes[-1]):  # complete
             self.source.stripe(member, stripe, self.ground, 0, lambda _: None, lambda: True)
 

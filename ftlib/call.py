@@ -132,6 +132,12 @@ class Call:
         self._versions = [_version(source) for source in self.sources]
         self._flat.clear()
 
+    def reattach(self) -> None:
+        """Whoever applied a result may have dropped gradients since: the parameters get those of this call again."""
+        for owner, source in zip(self.owners, self.sources, strict=False):
+            if isinstance(owner, torch.nn.Parameter) and source is not None and owner.grad is not source:
+                owner.grad = source
+
     def anew(self) -> None:
         """The call was in progress when its lifetime ended, and is this worker's first of the next one."""
         self._root = ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from consensus import Consensus, LeftError
 
@@ -34,6 +33,7 @@ from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 from .turns import Turns
 from .veto import Veto
+from .waited_for import Limits, blocking, phase_text
 
 __all__ = ["Caller", "Limits"]
 
@@ -44,16 +44,6 @@ SETTLE = 0.1
 
 They end within milliseconds, but for one of a hundred that Gloo never wakes: the others would wait for this member meanwhile.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Deadlines in seconds, and ``min_size`` members below which calls wait."""
-
-    step_timeout: float = 600.0
-    min_size: int = 1
-    may_be_spare: bool = False
-    """Whether this member may have to wait for room in the view; as long as it takes, since the job answers meanwhile."""
 
 
 class Caller:
@@ -105,10 +95,12 @@ class Caller:
                 self._stop(Excluded(f"{text}: start this worker anew, as a joiner"))
             raise
         finally:
-            if self.recovery is not None:
-                self.recovery.end()
-            if self._plane.current is not None:
-                self._abandon()
+            try:
+                if self._plane.current is not None:
+                    self._abandon()
+            finally:
+                if self.recovery is not None:
+                    self.recovery.end()
 
     def forget(self) -> None:
         """Let go of all buffers, once no call is carried out here any more."""
@@ -132,7 +124,7 @@ class Caller:
                 results = self._adopt(call, session)
             elif self.recovery is not None and self.recovery.wanted(call, session):
                 results = self._follow(call, self.recovery)
-                patience = self._patience(call)
+                patience, session = self._patience(call), self._plane.session or session
                 if self.said_goodbye:
                     return Status.FAIL
             else:
@@ -167,6 +159,7 @@ class Caller:
                 if spare is not None:
                     self._pool.staging(results.layout).exchange(results.slots, spare)
                 if complete and results.layout.signature == own.layout.signature:
+                    own.began = followed.began
                     return results
         except NoFollowing as reason:
             text = "%s: %s; the others wait while this worker loads the state"
@@ -174,9 +167,11 @@ class Caller:
             recovery.end()
             plane.counters.recovery_fallbacks += 1
         finally:
-            own.reloaded()  # averages were replayed through its tensors
+            own.reattach()  # averages were replayed through its tensors
+            own.reloaded()
             self._pool.staging(own.layout).cool()
         own.began = self._threads.now()
+        self._pool.staging(own.layout).turn()  # a survivor may still need the result of the call before
         plane.turn_to(own)
         return None
 
@@ -188,14 +183,23 @@ class Caller:
             if session is None:
                 raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
             if self._adopts(followed, session):
-                followed.learn(self._layout(session, session.plan.signature))
-                results = self._adopt(followed, session)
+                results = self._adopt(followed, session) if self._learnt(followed, session) else None
             elif recovery.enter(session, followed.number):
                 results = self._attempt(followed, session)
             else:
                 results = None
             if results is not None:
                 return results
+
+    def _learnt(self, followed: Followed, session: Session) -> bool:
+        """Whether it is known what the others finished; False where ``session`` has ended meanwhile."""
+        try:
+            followed.learn(self._layout(session, session.plan.signature))
+        except GroupError as error:
+            if self._plane.acting_in(session):
+                raise NoFollowing(str(error)) from None
+            return False
+        return True
 
     def _layout(self, session: Session, start: bytes) -> Layout:
         assert self.recovery is not None  # only a follower may not know it
@@ -232,11 +236,16 @@ class Caller:
             if left <= 0:
                 if active:
                     return None
-                raise RebuildTimeout(f"{call}: {self._phase_text()} for {self._limits.step_timeout:g} s; {self._blocking()}")
+                raise RebuildTimeout(
+                    f"{call}: {phase_text(plane, self._limits)} for {self._limits.step_timeout:g} s; {blocking(plane)}"
+                )
             waited = patience.due()
             if waited is not None:
-                text, extra = self._phase_text(), about(plane, "waiting", call=call.number, waited_seconds=waited)
-                logger.warning("%s: %s for %.0f s; %s", call, text, waited, self._blocking(), extra=extra)
+                text, extra = (
+                    phase_text(self._plane, self._limits),
+                    about(plane, "waiting", call=call.number, waited_seconds=waited),
+                )
+                logger.warning("%s: %s for %.0f s; %s", call, text, waited, blocking(self._plane), extra=extra)
 
     def _attempt(self, call: Call, session: Session) -> Results | None:
         """All operations in ``session``; None where it failed or was frozen meanwhile."""
@@ -385,31 +394,10 @@ class Caller:
             if over and waited > SETTLE:
                 raise GroupError("the group was given up, but this operation does not end")
             if self._threads.now() > patience.deadline:
-                raise RebuildTimeout(f"{call}: not finished within {self._limits.step_timeout:g} s; {self._blocking()}")
+                raise RebuildTimeout(f"{call}: not finished within {self._limits.step_timeout:g} s; {blocking(self._plane)}")
             long = patience.due()
             if long is not None:
                 extra = about(plane, "waiting", call=call.number, waited_seconds=long)
-                logger.warning("%s: waiting for %.0f s; %s", call, long, self._blocking(), extra=extra)
+                logger.warning("%s: waiting for %.0f s; %s", call, long, blocking(self._plane), extra=extra)
 
         return watch
-
-    def _phase_text(self) -> str:
-        plane = self._plane
-        session = plane.session
-        if plane.phase is Phase.ACTIVE and session is not None:
-            return f"only {session.size} of at least {self._limits.min_size} members are there"
-        if plane.phase is Phase.WAITING:
-            return "not admitted to a view yet" + (" (a spare, above max_size)" if self._limits.may_be_spare else "")
-        return "no new view"
-
-    def _blocking(self) -> str:
-        """Whom this member waits for, as far as the others' pings tell."""
-        with self._plane.changed:
-            session, peers, current = self._plane.session, dict(self._plane.peers), self._plane.current
-        if session is None:
-            return "no view is active at this worker"
-        number = current.number if current is not None else 0
-        absent = [m for m in session.view.ids if m != self._plane.member_id and max(peers.get(m, (0, 0))) < number]
-        if not absent:
-            return f"the members of {session.view} have all entered the call"
-        return f"waiting for {session.names(absent)}, not in this call yet"

@@ -22,7 +22,7 @@ from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, Vie
 
 from .binding import bind
 from .call import Call
-from .caller import Caller, Limits
+from .caller import Caller
 from .config import Settings
 from .errors import ConfigError, GroupError, JoinError
 from .facts import facts
@@ -45,6 +45,7 @@ from .resumption import Resumption
 from .session import Session
 from .transfer import PATH, Transfer
 from .turns import Turns
+from .waited_for import Limits
 
 __all__ = ["CLOSE_TIMEOUT", "Lifetime", "Means"]
 
@@ -227,7 +228,7 @@ class Lifetime:
         assert max_size is not None
         lessons = Lessons(self._http(), self.plane.member_id)
         known = functools.partial(self.consensus.wait_known, 0.0)
-        return Warmth(self.plane, registered, own, lessons, known, max_size, allowed.pending)
+        return Warmth(self.plane, registered, own, lessons, known, max_size, allowed.pending, allowed.patience)
 
     def _source(self) -> Source:
         """Where a joiner gets the state from, beside the others' training."""
@@ -302,7 +303,7 @@ class Lifetime:
 
 def _allowed(settings: Settings) -> Allowed:
     """What a joiner may use."""
-    return Allowed(int(settings.recovery_pending_mb * 2**20), live=settings.recovery == "live")
+    return Allowed(settings.step_timeout / 2, int(settings.recovery_pending_mb * 2**20), live=settings.recovery == "live")
 
 
 def _room(view: View, host: Member) -> str:

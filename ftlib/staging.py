@@ -86,9 +86,8 @@ class Staging:
             self.abandon(slot)
         numbers = {id(bucket): number for number, bucket in enumerate(self.layout.buckets)}
         for slot in spare:
-            number = numbers.get(id(slot.bucket))  # none: this staging was made anew meanwhile
-            if number is not None:
-                self._spare[number].append(slot)
+            if id(slot.bucket) in numbers:
+                self._spare[numbers[id(slot.bucket)]].append(slot)
 
     def abandon(self, slot: Slot) -> None:
         """Never use ``slot`` again: an operation that cannot be ended may still write into it."""

@@ -6,10 +6,12 @@ averages beside it. Whatever cannot be done ends in ``NoFollowing``: then the st
 
 from __future__ import annotations
 
-import functools
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from consensus import Member
 
 from ..bucket import Layout
 from ..call import Call, Kind, Results
@@ -24,7 +26,7 @@ from ..units import size
 from .fetch import FetchError, Later, Source
 from .proof import Proof
 from .replay import why_not
-from .round import Round
+from .round import Round, offered
 from .stripes import cut
 from .warmth import Warmth
 
@@ -33,6 +35,8 @@ __all__ = ["Allowed", "Catchup"]
 logger = logging.getLogger("ftlib")
 
 _MEBI = 1 << 20
+_PAUSE = 0.05
+"""Seconds between two questions that others wait for."""
 _TRIES = 3
 """Calls on entry to which the rest of the state may fail to arrive."""
 
@@ -41,6 +45,8 @@ _TRIES = 3
 class Allowed:
     """What a joiner may use. Bytes."""
 
+    patience: float
+    """Seconds for which the others may have to wait for one thing."""
     pending: int
     """Of averages that wait to be replayed; beyond it the others wait."""
     live: bool = True
@@ -68,10 +74,14 @@ class Catchup:
         self._allowed = allowed
         self._new_warmth = warmth
         self._warmth: Warmth | None = None
+        self._own: Call | None = None
+        """The call that is preceded by others'."""
         self._round: Round | None = None
         self._proof: Proof | None = None
         """Of the call that is about to be followed."""
         self._proved = False
+        self._asked: dict[str, Member] = {}
+        """Who may have pinned something for this member."""
         self._failures = 0
         self._refused = False
         """This lifetime does not follow any more."""
@@ -125,7 +135,7 @@ class Catchup:
     def finished(self, results: Results) -> bool:
         """See ``Recovery``."""
         proof, self._proof = self._proof, None
-        alike = results.layout.signature == self._own.layout.signature
+        alike = results.layout.signature == self._first.layout.signature
         if proof is None or proof.number != results.number or not alike:
             if proof is not None:
                 proof.close()
@@ -151,18 +161,19 @@ class Catchup:
         round_ = self._current()
         if self._plane.origin == round_.origin:
             return None
-        applied = results.layout.signature == self._own.layout.signature and not self._own.void(results)
+        applied = results.layout.signature == self._first.layout.signature and not self._first.void(results)
         return round_.keep(results.number, results if applied else None)
 
     def layout(self, session: Session, start: bytes) -> Layout:
         """See ``Recovery``."""
         source = self._round.source if self._round is not None else self._new_source()
-        go_on = functools.partial(self._plane.acting_in, session)
-        for holder in session.plan.holders:
+        go_on = self._while_acting(session)
+        for holder in session.plan.holders * _TRIES:
             try:
                 return source.layout(session.view.member(holder), start, go_on)
             except (FetchError, Later) as error:
                 logger.debug("no layout: %s", error, extra=about(self._plane, "no_layout"))
+            self._plane.wait_end(session, _PAUSE)
         raise GroupError(f"{session.names(session.plan.holders)} did not say what they are doing")
 
     def end(self) -> None:
@@ -170,20 +181,26 @@ class Catchup:
         warmth, self._warmth = self._warmth, None
         if warmth is not None:
             warmth.end()
-        self._stop(tell=True)
+        self._stop()
+        self._own = None
+        asked = list(self._asked.values())
+        self._asked.clear()
+        if asked:
+            threading.Thread(target=_release, args=(self._new_source(), asked), name="ftlib-release", daemon=True).start()
 
     # --- before a call -------------------------------------------------------------------------------------------------
 
     def _enter(self, session: Session, number: int) -> bool:
         plane = self._plane
         if self._warmth is not None:
-            self._warmth.await_call(number - 1, functools.partial(plane.acting_in, session))
+            self._warmth.await_call(number - 1, self._while_acting(session))
             if not plane.acting_in(session):
                 return False
             warmth, self._warmth = self._warmth, None
+            self._asked.update(warmth.asked)
             self._round = warmth.surrender(number)
-        if self._round is not None and not self._goes_on(self._round, session):
-            self._stop(tell=False)
+        if self._round is not None and not self._goes_on(self._round, session, number):
+            self._stop()
             text = "getting the state begins anew, as of call %d"
             logger.info(text, number, extra=about(plane, "recovery_restarts", version=number))
         if self._round is None and not self._begin(session, number):
@@ -195,12 +212,12 @@ class Catchup:
             self._take_the_rest(round_, session, number)
         return plane.acting_in(session)
 
-    def _goes_on(self, round_: Round, session: Session) -> bool:
+    def _goes_on(self, round_: Round, session: Session, number: int) -> bool:
         """Whether what was begun is still worth something in ``session``."""
         if round_.session is session:
             return True
         behind = self._plane.member_id in session.plan.healed  # then averages are missing
-        return not behind and round_.origin == self._plane.authority and round_.move(session)
+        return not behind and round_.origin == self._plane.authority and round_.move(session, number)
 
     def _begin(self, session: Session, number: int) -> bool:
         """Have the state on entry to this call pinned."""
@@ -208,28 +225,30 @@ class Catchup:
         assert registered is not None
         source = self._new_source()
         turn = session.view.index(plane.member_id) % len(plan.holders)
+        members = [session.view.member(holder) for holder in plan.holders]
+        self._asked.update((member.id, member) for member in members)
         try:
             offer = source.offer(
-                [session.view.member(holder) for holder in plan.holders],
+                members,
                 version=number,
                 origin=plane.authority,
                 turn=turn,
-                window=0,
-                inline_from=plan.holders[turn],
-                go_on=functools.partial(plane.acting_in, session),
+                inline_from=plan.holders[(turn + self._failures) % len(plan.holders)],
+                go_on=self._while_acting(session),
             )
+            stripes = offered(offer, cut(offer.nbytes, plan.holders, turn, number))
         except (FetchError, Later) as error:
-            if not plane.acting_in(session):
-                return False
-            raise NoFollowing(str(error)) from None
-        stripes = cut(offer.nbytes, plan.holders, turn, number, 0)
+            plane.wait_end(session, 1.0)  # where a donor has just died, the next view will be without it
+            if plane.acting_in(session):
+                self._failed(str(error))
+            return False
         text = "getting %s of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
         logger.info(text, size(offer.nbytes), session.names(plan.holders), number, extra=extra)
         self._round = Round(
             plane,
             registered,
-            self._own,
+            self._first,
             source,
             session,
             session.view.members,
@@ -238,6 +257,7 @@ class Catchup:
             stripes,
             offer,
             self._allowed.pending,
+            self._allowed.patience,
         )
         self._round.begin()
         return True
@@ -246,7 +266,7 @@ class Catchup:
         """All stripes are here, and all averages replayed: what is left is small, or compared while the call is under way."""
         if self._proof is not None:
             self._proof.close()
-        go_on = functools.partial(self._plane.acting_in, session)
+        go_on = self._while_acting(session)
         proof = Proof(round_, session, number, go_on, compare=not self._proved)
         try:
             proof.arm()
@@ -274,19 +294,34 @@ class Catchup:
 
     def _same_kind(self, results: Results, *, alike: bool) -> None:
         """Whoever averages other tensors than the others will never do the same as they."""
-        if not alike and results.layout.kind == self._own.layout.kind:
+        if not alike and results.layout.kind == self._first.layout.kind:
             self._refused = True
             raise NoFollowing(f"the others average something else ({results.layout.text})")
 
-    def _stop(self, *, tell: bool) -> None:
+    def _stop(self) -> None:
         round_, self._round = self._round, None
         proof, self._proof = self._proof, None
         self._proved, self._failures = False, 0
         if proof is not None:
             proof.close()
         if round_ is not None:
-            round_.end(tell=tell)
+            round_.end()
+
+    def _while_acting(self, session: Session) -> Callable[[], bool]:
+        """True as long as ``session`` is the active one, for the time that the others may have to wait."""
+        plane, deadline = self._plane, self._plane.threads.now() + self._allowed.patience
+        return lambda: plane.acting_in(session) and plane.threads.now() < deadline
+
+    @property
+    def _first(self) -> Call:
+        assert self._own is not None, "a call of the program's is under way while others are followed"
+        return self._own
 
     def _current(self) -> Round:
         assert self._round is not None, "a round is under way while calls are followed"
         return self._round
+
+
+def _release(source: Source, donors: Sequence[Member]) -> None:
+    for donor in donors:
+        source.release(donor)

@@ -35,7 +35,7 @@ PIECE = 1 << 20
 """Bytes that are handed to the connection at a time, so that a slow reader is not taken for a dead one."""
 PATIENCE = 10.0
 """Seconds for digests; less than a joiner's patience with silence."""
-_MOST_PINS = 4096
+_MOST_RANGES = 4096
 """Ranges that one question may name."""
 
 Query = Mapping[str, str]
@@ -57,7 +57,6 @@ class Donor:
         self.tutor = Tutor(plane, transfer, self._pins)
         """What it does for those who wait above ``max_size``."""
         self._asks: dict[str, Callable[[Query], Chunks]] = {
-            "again": self._again,
             "averages": self._averages,
             "begin": self._begin,
             "digest": self._digest,
@@ -77,16 +76,16 @@ class Donor:
         return answer(query)
 
     def entering(self, call_number: int) -> None:
-        """The training thread has entered a call, or begins it anew: what is to be pinned on entry to it is, from now on."""
+        """The training thread has entered a call, or begins it anew."""
         registered = self._transfer.registered
         if registered is not None:
             self._pins.watch(stepping(registered))
-            self._pins.entering(call_number)
             self.tutor.entering(call_number)
 
     def activated(self, session: Session) -> None:
         """Drop what is kept for members that are gone."""
-        self._pins.keep_only({*session.view.ids, *self.tutor.guests()})
+        lacking = [member_id for member_id in session.view.ids if member_id not in session.plan.holders]
+        self._pins.keep_only([*lacking, *self.tutor.guests(session.view)])
         self._sending.forget()
 
     def forget(self) -> None:
@@ -100,13 +99,12 @@ class Donor:
     def _offer(self, query: Query) -> Chunks:
         joiner, version, origin = _text(query, "joiner"), _number(query, "version"), _text(query, "origin")
         holders, own = _text(query, "holders").split(","), self._plane.member_id
-        turn, window, wants_inline = _number(query, "turn"), _number(query, "window"), _number(query, "inline")
+        turn, wants_inline = _number(query, "turn"), _number(query, "inline")
         if own not in holders:
             raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
         registered = self._inside(version, origin)
         manifest, ground = _split(registered, self._plane.step)
-        stripes = cut(manifest.nbytes, holders, turn, version, window)
-        self._pins.release(joiner)  # whatever it had: it begins anew
+        stripes = cut(manifest.nbytes, holders, turn, version)
         self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
         found = {
             "nbytes": manifest.nbytes,
@@ -115,17 +113,6 @@ class Donor:
             "packed": manifest.packed if wants_inline else b"",
         }
         return _pieces(msgpack.packb(found))
-
-    def _again(self, query: Query) -> Chunks:
-        joiner, origin, own = _text(query, "joiner"), _text(query, "origin"), self._plane.member_id
-        pins = [Stripe(index, start, stop, version, (own,)) for index, start, stop, version in _numbers(query, "pins", 4)]
-        version = min(pin.version for pin in pins)
-        call, registered = self._inside_until(version, origin)
-        manifest, ground = _split(registered, self._plane.step)
-        if any(not pin.start < pin.stop <= manifest.nbytes for pin in pins):
-            raise LookupError(f"pins=... is not within the {manifest.nbytes} bytes of the state")
-        self._arm(joiner, call, pins, ground)
-        return iter((b"pinned",))
 
     def _stripe(self, query: Query) -> Chunks:
         data = self._pinned(query)
@@ -144,14 +131,14 @@ class Donor:
 
     def _digest(self, query: Query) -> Chunks:
         version, origin = _number(query, "version"), _text(query, "origin")
-        ranges = _numbers(query, "ranges", 2)
+        ranges = _ranges(query)
         registered = self._inside(version, origin)
         manifest, ground = _split(registered, self._plane.step)
         if any(not start < stop <= manifest.nbytes for start, stop in ranges):
             raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
         with self._plane.changed:
             self._still(version)
-            digest = self._pins.digest(ground, version, [(start, stop) for start, stop in ranges], version)
+            digest = self._pins.digest(ground, version, ranges)
         return _digests(digest)
 
     def _inline(self, query: Query) -> Chunks:
@@ -197,17 +184,6 @@ class Donor:
             self._still(version)
             return self._held(origin)
 
-    def _inside_until(self, version: int, origin: str) -> tuple[int, Registered]:
-        """The same inside any call up to ``version``; which one it is."""
-        plane = self._plane
-        with plane.changed:
-            plane.changed.wait_for(
-                lambda: plane.current is not None or plane.finished >= version or plane.phase is Phase.STOPPED, POLL
-            )
-            call = version if plane.current is None else min(version, plane.current.number)
-            self._still(call)
-            return call, self._held(origin)
-
     def _still(self, version: int) -> None:
         """LookupError unless inside call ``version``. Under the plane's lock: it stays so while that is held."""
         plane = self._plane
@@ -223,18 +199,19 @@ class Donor:
         if registered is None:
             raise LookupError("no state is registered here")
         if self._plane.origin != origin:
-            raise LookupError(f"{LATER}: this member does not hold that state")
+            later = "" if self._plane.origin else f"{LATER}: "
+            raise LookupError(f"{later}this member does not hold that state")
         return registered
 
-    def _arm(self, joiner: str, call: int, stripes: list[Stripe], ground: Ground) -> None:
-        """Pin what was looked at inside ``call``."""
+    def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground) -> None:
+        """Pin what was looked at inside call ``version``, instead of what it had: it begins anew."""
         plane = self._plane
         with plane.changed:
-            self._still(call)
+            self._still(version)
             if plane.session is None or joiner not in plane.session.view:
                 raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
             try:
-                self._pins.arm(joiner, stripes, ground, call)
+                self._pins.arm(joiner, stripes, ground, version)
             except ValueError as error:
                 raise LookupError(str(error)) from None
 
@@ -300,11 +277,11 @@ def _number(query: Query, name: str) -> int:
     return int(text)
 
 
-def _numbers(query: Query, name: str, each: int) -> list[tuple[int, ...]]:
-    """Groups of so many numbers, with colons between them, and commas between groups."""
-    groups = [text.split(":") for text in _text(query, name).split(",", _MOST_PINS)]
-    if len(groups) > _MOST_PINS:
-        raise LookupError(f"{name}=...: at most {_MOST_PINS} at a time")
-    if any(len(group) != each for group in groups):
-        raise LookupError(f"{name}=...: expected {each} numbers with colons between them, and commas between such groups")
-    return [tuple(_number({name: text}, name) for text in group) for group in groups]
+def _ranges(query: Query) -> list[tuple[int, int]]:
+    """START:STOP, with commas between them."""
+    groups = [text.split(":") for text in _text(query, "ranges").split(",", _MOST_RANGES)]
+    if len(groups) > _MOST_RANGES:
+        raise LookupError(f"ranges=...: at most {_MOST_RANGES} at a time")
+    if any(len(group) != 2 for group in groups):
+        raise LookupError("ranges=...: expected START:STOP, and commas between such pairs")
+    return [(_number({"ranges": start}, "ranges"), _number({"ranges": stop}, "ranges")) for start, stop in groups]

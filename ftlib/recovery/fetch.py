@@ -107,7 +107,6 @@ class Source(ABC):
         version: int,
         origin: str,
         turn: int,
-        window: int,
         inline_from: str,
         go_on: GoOn,
     ) -> Offer:
@@ -116,10 +115,6 @@ class Source(ABC):
         ``inline_from``: id of the one that tells the manifest, "" for none. FetchError where that one, or all, failed, or
         where they do not agree on what the state is.
         """
-
-    @abstractmethod
-    def again(self, member: Member, pins: Sequence[Stripe], origin: str, go_on: GoOn) -> None:
-        """Have one pin more stripes, of their versions."""
 
     @abstractmethod
     def stripe(
@@ -165,7 +160,6 @@ class HttpSource(Source):
         version: int,
         origin: str,
         turn: int,
-        window: int,
         inline_from: str,
         go_on: GoOn,
     ) -> Offer:
@@ -177,7 +171,6 @@ class HttpSource(Source):
             "origin": origin,
             "holders": ",".join(member.id for member in holders),
             "turn": turn,
-            "window": window,
         }
         told: dict[str, _Told] = {}
         failed: dict[str, FetchError] = {}
@@ -205,11 +198,6 @@ class HttpSource(Source):
             raise failed[inline_from]
         one = next(iter(told.values()))
         return Offer(one.nbytes, one.stripes, told[inline_from].packed if inline_from else b"", failed)
-
-    def again(self, member: Member, pins: Sequence[Stripe], origin: str, go_on: GoOn) -> None:
-        """See ``Source``."""
-        text = ",".join(f"{pin.index}:{pin.start}:{pin.stop}:{pin.version}" for pin in pins)
-        self._whole(member, {"ask": "again", "joiner": self._own_id, "origin": origin, "pins": text}, go_on)
 
     def stripe(
         self, member: Member, stripe: Stripe, ground: Ground, offset: int, got: Callable[[int], None], go_on: GoOn

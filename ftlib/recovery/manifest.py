@@ -111,9 +111,12 @@ def prepare(registered: Registered, packed: bytes) -> Ground:
     return _take(registered, packed, create=True)
 
 
-def refresh(registered: Registered, packed: bytes) -> None:
-    """Take over what is inline; the streamed tensors stay the very same. ConfigError where they do not exist here."""
-    _take(registered, packed, create=False)
+def refresh(registered: Registered, packed: bytes) -> Ground:
+    """Take over what is inline; the streamed tensors, which are returned, stay the very same.
+
+    ConfigError where they do not exist here.
+    """
+    return _take(registered, packed, create=False)
 
 
 def stepping(registered: Registered) -> list[Optimizer]:

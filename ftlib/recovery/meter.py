@@ -20,7 +20,6 @@ class Meter:
         """``total``: bytes. ``now``: a clock in seconds."""
         self.total = total
         self.received = 0
-        self._lost = 0
         self._now = now
         self._began = now()
         self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
@@ -33,16 +32,11 @@ class Meter:
         while len(self._marks) > 2 and now - self._marks[0][0] > _SPAN:
             self._marks.popleft()
 
-    def lost(self, count: int) -> None:
-        """So many bytes have to come again."""
-        self._lost += count
-
     def progress(self, pending: int, *, braking: bool, replayed: int = 0) -> Progress:
         """How far it is now. The rest is told as it is given."""
         now, (began, before) = self._now(), self._marks[0]
         took = now - began
         rate = (self.received - before) / took if took > 0 else 0.0
-        got = self.received - self._lost
-        missing = self.total - got
+        missing = self.total - self.received
         left = 0.0 if missing <= 0 < self.total else missing / rate if self.total and rate > 0 else None
-        return Progress(self.total, got, rate, left, pending, braking, replayed, now - self._began)
+        return Progress(self.total, self.received, rate, left, pending, braking, replayed, now - self._began)

@@ -1,8 +1,8 @@
 """What a donor keeps of its state on entry to a call, for those who fetch it while it trains on.
 
-A range is *pinned* by being copied before the next optimizer step changes it. A thread of its own begins as soon as the version
-has come; an optimizer about to step (``barrier``) helps with what is left, and then goes on. A digest is the same without a
-copy. What anything else changes meanwhile is noticed, and fails what was read of it.
+A range is *pinned* by being copied before the next optimizer step changes it. A thread of its own begins at once; an optimizer
+about to step (``barrier``) helps with what is left, and then goes on. A digest is the same without a copy. What anything else
+changes meanwhile is noticed, and fails what was read of it.
 """
 
 from __future__ import annotations
@@ -36,27 +36,22 @@ class Pins:
         self._threads = threads
         self._changed = threads.condition()
         """Guards all below. Nobody reads the state while holding it."""
-        self._version: int | None = None
-        """The call that was entered last."""
-        self._open = False
-        """Whether no optimizer has stepped since."""
         self._pins: dict[Hashable, Copying] = {}
         """By what is copied, for all who need that."""
         self._of: dict[str, dict[tuple[int, int], Copying]] = {}
         """joiner -> (index, version) of a stripe -> its pin."""
-        self._waiting: list[Reading] = []
         self._todo: list[Reading] = []
-        """Begun, with units that nobody has taken."""
+        """Those with units that nobody has taken."""
         self._begun: list[Reading] = []
-        """All begun since the last step."""
+        """All since the last step."""
         self._worker: Thread | None = None
         self._hooks: list[tuple[weakref.ref[Optimizer], RemovableHandle]] = []
         self._trainer: Thread | None = None
-        """Who entered last."""
+        """Who steps."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that is held, or will be once the versions have come."""
+        """Memory that is held, or will be once all is copied."""
         with self._changed:
             return sum(pin.data.numel() for pin in self._pins.values())
 
@@ -65,27 +60,16 @@ class Pins:
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
         """From now on, each of them calls ``barrier`` before it steps. Idempotent; while none of them steps."""
         with self._changed:
+            self._trainer = self._threads.current()
             self._hooks = [entry for entry in self._hooks if entry[0]() is not None]
             known = {id(entry[0]()) for entry in self._hooks}
             for optimizer in optimizers:
                 if id(optimizer) not in known:
                     self._hooks.append((weakref.ref(optimizer), optimizer.register_step_pre_hook(_hook(weakref.ref(self)))))
 
-    def entering(self, version: int) -> None:
-        """The state is now that on entry to call ``version``: begin with what waits for it. Again for the same does nothing."""
-        with self._changed:
-            self._version, self._open, self._trainer = version, True, self._threads.current()
-            self._begun = [reading for reading in self._begun if reading.stage is not Stage.FAILED]
-            if self._waiting:
-                waiting, self._waiting = self._waiting, []
-                for reading in waiting:
-                    self._schedule(reading, version)
-                self._changed.notify_all()
-
     def barrier(self) -> None:
         """Return once all that has begun is read: the state is about to change. Never raises."""
         with self._changed:
-            self._open = False
             if not self._begun:
                 return
         deadline = self._threads.now() + PATIENCE
@@ -106,28 +90,28 @@ class Pins:
 
     # --- who serves others ---------------------------------------------------------------------------------------------
 
-    def arm(self, joiner: str, stripes: Sequence[Stripe], ground: Ground, inside: int | None) -> None:
-        """Pin ``stripes`` of ``ground`` for ``joiner``, each at its version, in addition to what it has.
+    def arm(self, joiner: str, stripes: Sequence[Stripe], ground: Ground, inside: int) -> None:
+        """Pin ``stripes`` of ``ground`` for ``joiner``, instead of what it has.
 
-        ``inside``: the call that the training thread was seen in just now, if any. Those of that version begin now, if its
-        ``entering`` has been called and no optimizer has stepped since; those of later versions when these come. All others
-        fail, as ``data`` tells. ValueError where a stripe is no part of the ground.
+        ``inside``: the call that the training thread is in, and does not leave meanwhile: the state is that on entry to it.
+        ValueError where a stripe is of another version, or no part of the ground.
         """
         layout = hash((ground.paths, ground.nbytes))
-        fresh = [(layout, stripe.start, stripe.stop, stripe.version) for stripe in stripes]
-        made = [Copying(ground, stripe.start, stripe.stop, stripe.version) for stripe in stripes]  # takes no memory yet
+        if any(stripe.version != inside for stripe in stripes):
+            raise ValueError(f"the state is that on entry to call {inside}, and no other version can be pinned")
+        made = [Copying(ground, stripe.start, stripe.stop, inside) for stripe in stripes]  # takes no memory yet
         with self._changed:
-            mine = self._of.setdefault(joiner, {})
-            for stripe, key, new in zip(stripes, fresh, made, strict=True):
+            former, mine = self._of.get(joiner, {}), {}
+            for stripe, new in zip(stripes, made, strict=True):
+                key = (layout, stripe.start, stripe.stop, inside)
                 pin = self._pins.get(key)
                 if pin is None or pin.stage is Stage.FAILED:
                     pin = self._pins[key] = new
-                    self._schedule(pin, inside)
+                    self._begin(pin)
                 pin.joiners.add(joiner)
-                former = mine.get((stripe.index, stripe.version))
-                mine[stripe.index, stripe.version] = pin
-                if former is not None and former is not pin:
-                    self._drop(joiner, [former])
+                mine[stripe.index, inside] = pin
+            self._of[joiner] = mine
+            self._drop(joiner, [pin for pin in former.values() if pin not in mine.values()])
             self._wake()
 
     def data(self, joiner: str, index: int, version: int, patience: float = 0.0) -> torch.Tensor | None:
@@ -150,18 +134,16 @@ class Pins:
                     return None
                 self._changed.wait(left)
 
-    def digest(self, ground: Ground, version: int, ranges: Iterable[tuple[int, int]], inside: int | None) -> Digest:
-        """Digests of the ``ranges`` (start, stop) as they are at ``version``, without a copy: an optimizer waits for them.
+    def digest(self, ground: Ground, version: int, ranges: Iterable[tuple[int, int]]) -> Digest:
+        """Digests of the ``ranges`` (start, stop), without a copy: an optimizer waits for them.
 
-        ``inside``: as for ``arm``, but what is of any other call fails. ValueError where there are no such bytes.
+        ``version``: the call that the training thread is in, and does not leave meanwhile. ValueError where there are no such
+        bytes.
         """
         hashings = [Hashing(ground, start, stop, version) for start, stop in ranges]
         with self._changed:
             for hashing in hashings:
-                if inside == version:
-                    self._schedule(hashing, inside)
-                else:
-                    hashing.fail(f"this member is not inside call {version}")
+                self._begin(hashing)
             self._wake()
         return Digest(self._changed, self._threads, hashings)
 
@@ -183,11 +165,10 @@ class Pins:
         Elsewhere their hooks stay, and do nothing: one may just be going through them.
         """
         with self._changed:
-            for reading in (*self._waiting, *self._begun, *self._pins.values()):
+            for reading in (*self._begun, *self._pins.values()):
                 reading.fail("this member has given up its state, or left")
-            self._waiting, self._todo, self._begun = [], [], []
+            self._todo, self._begun = [], []
             self._pins, self._of = {}, {}
-            self._version, self._open = None, False
             self._changed.notify_all()
             if self._trainer in (None, self._threads.current()):
                 for _, handle in self._hooks:
@@ -196,20 +177,13 @@ class Pins:
 
     # --- with the lock held --------------------------------------------------------------------------------------------
 
-    def _schedule(self, reading: Reading, inside: int | None) -> None:
-        version = reading.version
-        if self._version is None or version > self._version:
-            self._waiting.append(reading)
-        elif version == self._version == inside and self._open:
-            reading.begin()
-            self._begun.append(reading)
-            self._todo.append(reading)
-        else:
-            reading.fail(f"the state is past version {version}: ask for a later one")
+    def _begin(self, reading: Reading) -> None:
+        self._begun.append(reading)
+        self._todo.append(reading)
 
     def _wake(self) -> None:
-        """There is work, or there will be: see to it that there is a thread. Never on the training thread, which would wait."""
-        if self._worker is None and (self._todo or self._waiting):
+        """See to it that there is a thread where there is work."""
+        if self._worker is None and self._todo:
             self._worker = self._threads.thread(self._work, "ftlib-pins")
             self._worker.start()
         self._changed.notify_all()
@@ -240,7 +214,7 @@ class Pins:
             if not pin.joiners:
                 pin.fail(_RELEASED)
         self._pins = {key: pin for key, pin in self._pins.items() if pin.stage is not Stage.FAILED}
-        self._waiting = [reading for reading in self._waiting if reading.stage is not Stage.FAILED]
+        self._begun = [reading for reading in self._begun if reading.stage is not Stage.FAILED]
 
     # --- whoever reads -------------------------------------------------------------------------------------------------
 
@@ -251,14 +225,13 @@ class Pins:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        """Read until nothing is left, and nothing waits.
+        """Read until nothing is left.
 
         At the usual priority: an optimizer waits for the unit in hand, and would wait longer for a thread that comes last.
         """
         while True:
             with self._changed:
-                while (found := self._take()) is None and self._waiting:
-                    self._changed.wait(PATIENCE)
+                found = self._take()
                 if found is None:
                     self._worker = None
                     return

@@ -18,14 +18,14 @@ import torch
 from consensus import Answer, Member
 
 from ..bucket import Layout
-from ..errors import FTLibError, GroupError
+from ..errors import GroupError, RebuildTimeout
 from ..frameworks.base import Group, Work
 from ..pages import huge
 from ..plane import Plane
 from ..session import Session
 from ..threads import SYSTEM, Threads
 from .blocks import BLOCK, DIGEST, blocks, digest_of
-from .fetch import Armed, FetchError, GoOn, HttpSource, Offer, Source
+from .fetch import Armed, FetchError, GoOn, HttpSource, Later, Offer, Source
 from .flat import Ground
 from .sending import FIRST_TAG, RUN
 from .stripes import Stripe
@@ -38,7 +38,7 @@ _TAGS = 1 << 40
 """They begin anew after so many, long after the first ones were taken."""
 
 
-class Tainted(FTLibError):
+class Tainted(RebuildTimeout):
     """An operation of an aborted group has not ended and may still write into the model: this worker has to start anew."""
 
 
@@ -81,7 +81,7 @@ class Post(Source):
     ) -> None:
         session = self._plane.session
         if session is None or session.group is None or member.id not in session.ranks or not self._plane.acting_in(session):
-            raise FetchError(f"there is no group with {member} now")
+            raise Later(f"there is no group with {member} now")
         tag = FIRST_TAG + next(self._runs) * RUN % _TAGS
         query = {
             "ask": "send",
@@ -157,18 +157,11 @@ class Post(Source):
         version: int,
         origin: str,
         turn: int,
-        window: int,
         inline_from: str,
         go_on: GoOn,
     ) -> Offer:
         """See ``Source``."""
-        return self._http.offer(
-            holders, version=version, origin=origin, turn=turn, window=window, inline_from=inline_from, go_on=go_on
-        )
-
-    def again(self, member: Member, pins: Sequence[Stripe], origin: str, go_on: GoOn) -> None:
-        """See ``Source``."""
-        self._http.again(member, pins, origin, go_on)
+        return self._http.offer(holders, version=version, origin=origin, turn=turn, inline_from=inline_from, go_on=go_on)
 
     def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> Armed:
         """See ``Source``."""

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 import xxhash
 
+from ..follower import NoFollowing
 from ..session import Session
-from .fetch import Armed, FetchError
+from .fetch import Armed, FetchError, Later
 from .flat import Ground
 from .manifest import refresh
 from .round import Round
 
 __all__ = ["Proof"]
 
+T = TypeVar("T")
 _UNIT = 8 << 20
 
 
@@ -45,12 +48,12 @@ class Proof:
         holders = [self._session.view.member(holder) for holder in self._session.plan.holders]
         shares = self._shares(len(holders)) if self._compare else []
         source, origin = self._round.source, self._round.origin
-        rest = self._pool.submit(source.inline, holders[0], self.number, origin, self._go_on)
+        rest = self._pool.submit(self._until_told, source.inline, holders[0], self.number, origin, self._go_on)
         armed = [
-            self._pool.submit(source.digest, holder, self.number, share, origin, self._go_on)
+            self._pool.submit(self._until_told, source.digest, holder, self.number, share, origin, self._go_on)
             for holder, share in zip(holders, shares, strict=False)
         ]
-        packed, errors = b"", []
+        errors = []
         for future in armed:
             try:
                 self._theirs.append(future.result())
@@ -59,10 +62,21 @@ class Proof:
         packed = rest.result()
         if errors:
             raise errors[0]
-        refresh(self._round.registered, packed)
         ground = self._round.ground
         assert ground is not None
+        now = refresh(self._round.registered, packed)
+        if (now.paths, now.nbytes) != (ground.paths, ground.nbytes):
+            raise NoFollowing("the optimizer's state has grown since the state was asked for")
         self._own = [self._pool.submit(_digests, ground, share) for share in shares]
+
+    def _until_told(self, ask: Callable[..., T], *arguments: object) -> T:
+        """The answer, once the donor is inside the call; ``go_on`` ends it."""
+        while True:
+            try:
+                return ask(*arguments)
+            except Later:
+                if not self._go_on():
+                    raise FetchError("the view has changed") from None
 
     def holds(self) -> bool:
         """Whether all digests are equal: waits for them. FetchError where a donor did not tell its own."""

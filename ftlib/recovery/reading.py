@@ -22,10 +22,8 @@ UNIT = 4 << 20
 
 
 class Stage(Enum):
-    """WAITING -> READING -> DONE; FAILED from any, for good."""
+    """READING -> DONE; FAILED from any, for good."""
 
-    WAITING = "waiting"
-    """For its version to come."""
     READING = "reading"
     DONE = "done"
     FAILED = "failed"
@@ -35,9 +33,9 @@ class Reading(ABC):
     """Bytes ``start`` to ``stop`` of ``ground``, on entry to call ``version``."""
 
     def __init__(self, ground: Ground, start: int, stop: int, version: int) -> None:
-        """Nothing is read yet. ValueError where there are no such bytes."""
+        """From now on, any change of its tensors is one too many. ValueError where there are no such bytes."""
         self.version = version
-        self.stage = Stage.WAITING
+        self.stage = Stage.READING if start < stop else Stage.DONE
         self.why = ""
         """Why it failed."""
         self.running = 0
@@ -46,15 +44,10 @@ class Reading(ABC):
         self._start, self._stop = start, stop
         self._next = start
         self._tensors = [piece.tensor for piece in ground.pieces(start, stop)]
-        self._seen: dict[int, tuple[int, int]] = {}
+        self._seen = {index: self._mark(index) for index in self._tensors}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._start}-{self._stop} @{self.version} {self.stage.value}>"
-
-    def begin(self) -> None:
-        """From now on, any change of its tensors is one too many."""
-        self._seen = {index: self._mark(index) for index in self._tensors}
-        self.stage = Stage.READING if self._start < self._stop else Stage.DONE
 
     @property
     def left(self) -> bool:

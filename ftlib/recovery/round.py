@@ -12,7 +12,9 @@ import logging
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -31,11 +33,12 @@ from .fetch import FetchError, Later, Offer, Source
 from .flat import Ground
 from .manifest import prepare
 from .meter import Meter
+from .post import Tainted
 from .progress import Progress
 from .replay import replay
 from .stripes import Stripe, surviving
 
-__all__ = ["Round"]
+__all__ = ["Round", "offered"]
 
 logger = logging.getLogger("ftlib")
 
@@ -45,6 +48,8 @@ LOOK = 0.05
 """Seconds between looks whether a session has ended, while the others wait for this member."""
 PATIENCE = 8
 """Calls in which the averages that wait must become fewer, before the others wait until none is left."""
+_TRIES = 3
+"""Times that a donor may fail to give a stripe."""
 _PATIENCE = 10.0
 """Seconds in which a dead donor is excluded, so that its stripes are asked for anew."""
 _SPARE_PATIENCE = 1.0
@@ -71,10 +76,12 @@ class Round:
         stripes: Sequence[Stripe],
         offer: Offer,
         pending_limit: int,
+        patience: float,
     ) -> None:
         """``number``: the call on entry to which the state is asked for. ``pending_limit``: bytes of averages held.
 
         ``members``: the donors, among others. ``session``: None for a spare, which no view is waiting for.
+        ``patience``: seconds for which the others may have to wait for the replay.
         """
         self.source = source
         self.registered = registered
@@ -85,14 +92,15 @@ class Round:
         self._own = own
         self._offer = offer
         self._limit = pending_limit
+        self._patience = patience
         self._changed = threading.Condition()
         # Guarded by the condition:
-        self.stripes = tuple(_without(stripe, offer.failed) for stripe in stripes)
+        self.stripes = tuple(stripes)
         self._have: set[int] = set()
         self._taken: set[int] = set()
         self._offsets: dict[int, int] = {}
-        self._barren: set[tuple[int, str]] = set()
-        """Stripes and donors that cannot give them."""
+        self._failures: Counter[tuple[int, str]] = Counter()
+        """How often a donor failed to give a stripe."""
         self._donors = {member.id: member for member in members}
         self._begins = number
         self._position = number
@@ -123,18 +131,13 @@ class Round:
         for thread in self._threads:
             thread.start()
 
-    def end(self, *, tell: bool = True) -> None:
-        """Stop, so that nothing writes the state any more. Idempotent. RebuildTimeout.
-
-        ``tell``: the donors, too; whoever asks them for a new offer need not.
-        """
+    def end(self) -> None:
+        """Stop, so that nothing writes the state any more. Idempotent. RebuildTimeout."""
         if self._plane.recovery == self.progress:
             self._plane.recovery = None
         with self._changed:
-            ended, self._over = self._over, True
+            self._over = True
             self._changed.notify_all()
-        if tell and not ended:
-            self.release()
         deadline = self._plane.threads.now() + _END
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._plane.threads.now()))
@@ -177,7 +180,10 @@ class Round:
                 return not last and not slow and self._held + self._own.layout.nbytes <= self._limit
 
             if full or slow or last:
+                deadline = self._plane.threads.now() + self._patience
                 while not ready() and self._plane.acting_in(session):
+                    if self._plane.threads.now() > deadline:
+                        raise NoFollowing(f"{number - self._position} averages were not replayed within {self._patience:g} s")
                     self._changed.wait(LOOK)
             self._braking = False
             self._check()
@@ -211,26 +217,23 @@ class Round:
             self._changed.wait_for(lambda: self.ground is not None or self._error is not None or self._over)
             self._check()
 
-    def release(self) -> None:
-        """Tell the donors that nothing more is wanted, on a thread of its own."""
-        with self._changed:
-            names = {name for stripe in self.stripes for name in stripe.donors}
-            donors = [self._donors[name] for name in sorted(names & self._donors.keys())]
-        threading.Thread(target=self._release, args=(donors,), name="ftlib-release", daemon=True).start()
-
-    def move(self, session: Session) -> bool:
-        """A new view: go on with the donors that are left. False where both donors of something missing are gone.
+    def move(self, session: Session, number: int) -> bool:
+        """A new view: go on with the donors that are left. False where both donors of something missing are gone, or where
+        an average before call ``number`` was missed.
 
         Then all begins anew: parameters and what belongs to them in the optimizer have to be of one version.
         """
         with self._changed:
             self._check()
+            if self._position + len(self._averages) != number:
+                return False
             left = tuple(surviving(stripe, session.plan.holders) for stripe in self.stripes)
             if any(not stripe.donors and stripe.index not in self._have for stripe in left):
                 return False
             self.session = session
             self._donors = {member.id: member for member in session.view.members}
             self.stripes = left
+            self._failures.clear()
             self._changed.notify_all()
             return True
 
@@ -262,10 +265,8 @@ class Round:
         return None
 
     def _donor_of(self, stripe: Stripe) -> Member | None:
-        for name in stripe.donors:
-            if name in self._donors and (stripe.index, name) not in self._barren:
-                return self._donors[name]
-        return None
+        able = [name for name in stripe.donors if name in self._donors and self._failures[stripe.index, name] < _TRIES]
+        return self._donors[min(able, key=lambda name: self._failures[stripe.index, name])] if able else None
 
     # --- its own threads -----------------------------------------------------------------------------------------------
 
@@ -294,7 +295,7 @@ class Round:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            known = isinstance(error, (ConfigError, NoFollowing))
+            known = isinstance(error, (ConfigError, NoFollowing, Tainted))
             self._error = self._error or (error if known else NoFollowing(f"{type(error).__name__}: {error}"))
             self._changed.notify_all()
 
@@ -306,6 +307,7 @@ class Round:
                     return
                 results = self._averages[self._position]
             if results is not None:
+                self._own.reattach()
                 self._own.deliver(results)
                 replay(self.registered)
             with self._changed:
@@ -372,7 +374,7 @@ class Round:
             logger.info(text, stripe.index, donor, error, extra=extra)
             with self._changed:
                 if self._wants(stripe):
-                    self._barren.add((stripe.index, donor.id))
+                    self._failures[stripe.index, donor.id] += 1
             self._none_left(stripe)
             return False
         return True
@@ -393,14 +395,17 @@ class Round:
                     raise NoFollowing(f"nobody is left who could give stripe {stripe.index} of the state")
                 self._changed.wait(LOOK)
 
-    def _release(self, donors: Sequence[Member]) -> None:
-        for donor in donors:
-            with contextlib.suppress(FetchError, Later):
-                self.source.release(donor)
 
-
-def _without(stripe: Stripe, failed: object) -> Stripe:
-    names = tuple(name for name in stripe.donors if name not in failed)  # type: ignore[operator]
-    if not names:
-        raise NoFollowing(f"stripe {stripe.index} of the state was pinned by nobody")
-    return Stripe(stripe.index, stripe.start, stripe.stop, stripe.version, names)
+def offered(offer: Offer, stripes: Sequence[Stripe]) -> tuple[Stripe, ...]:
+    """The stripes with those donors who pinned them. FetchError where one was pinned by nobody, or they were cut otherwise."""
+    if len(stripes) != offer.stripes:
+        raise FetchError(
+            f"the donors cut the state in {offer.stripes} stripes, not in {len(stripes)}: run one release everywhere"
+        )
+    pinned = []
+    for stripe in stripes:
+        names = tuple(name for name in stripe.donors if name not in offer.failed)
+        if not names:
+            raise FetchError(f"stripe {stripe.index} of the state was pinned by nobody")
+        pinned.append(replace(stripe, donors=names))
+    return tuple(pinned)

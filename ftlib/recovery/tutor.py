@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import msgpack
 
+from consensus import View
+
 from ..call import Call, Kind, Results
 from ..errors import ConfigError
 from ..phase import Phase
@@ -107,10 +109,10 @@ class Tutor:
 
     # --- other threads -------------------------------------------------------------------------------------------------
 
-    def guests(self) -> frozenset[str]:
-        """Whose pins are kept though they are in no view."""
+    def guests(self, view: View) -> list[str]:
+        """Whose pins are kept though they are not in ``view``."""
         with self._plane.changed:
-            return frozenset(self._guests)
+            return [joiner for joiner in self._guests if joiner not in view]
 
     def seen(self, joiner: str) -> None:
         """It asked for something."""
@@ -191,7 +193,6 @@ class Tutor:
             if plane.origin != wish.origin or wish.version != number:
                 wish.refused = f"this member does not hold that state, or is past call {wish.version}"
                 continue
-            self._pins.release(wish.joiner)  # it begins anew
             stripes = given(manifest.nbytes, wish.holders, wish.turn, number)
             self._pins.arm(wish.joiner, [each for each in stripes if plane.member_id in each.donors], ground, number)
             with plane.changed:
@@ -213,7 +214,7 @@ class Tutor:
 
 def given(nbytes: int, holders: Sequence[str], turn: int, version: int) -> list[Stripe]:
     """All stripes of a ground of ``nbytes`` for a spare: of one donor each, as nobody waits for it if that one dies."""
-    return [replace(stripe, donors=stripe.donors[:1]) for stripe in cut(nbytes, holders, turn, version, 0)]
+    return [replace(stripe, donors=stripe.donors[:1]) for stripe in cut(nbytes, holders, turn, version)]
 
 
 def _staged(call: Call) -> Iterator[Slot]:

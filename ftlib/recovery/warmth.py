@@ -8,6 +8,7 @@ with the round.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from ..registry import Registered
 from ..staging import Slot
 from ..units import size
 from .feed import Lesson
-from .fetch import FetchError, Later, Offer, Refused
+from .fetch import FetchError, HttpSource, Later, Offer, Refused
 from .lessons import Lessons, Stream
 from .round import LOOK, Round
 from .tutor import given
@@ -56,8 +57,9 @@ class Warmth:
         known: Callable[[], View | None],
         max_size: int,
         pending: int,
+        patience: float,
     ) -> None:
-        """``known``: the job's newest view, as far as this worker knows. ``pending``: see ``catchup.Allowed``."""
+        """``known``: the job's newest view, as far as this worker knows. ``pending``, ``patience``: see ``catchup.Allowed``."""
         self._plane = plane
         self._registered = registered
         self._own = own
@@ -65,9 +67,12 @@ class Warmth:
         self._known = known
         self._max_size = max_size
         self._pending = pending
+        self._patience = patience
         self._spare: dict[int, list[Slot]] = {}
         """Buffers to be used again, by the identity of their bucket."""
         self._tutor: Member | None = None
+        self.asked: dict[str, Member] = {}
+        """Who may have pinned something for this spare."""
         self._device: int | None = None
         self._ahead = 3
         """Calls after the newest one that was finished: so many are enough for a question."""
@@ -114,7 +119,7 @@ class Warmth:
             return round_
         for each in (former, round_):
             if each is not None:
-                each.end(tell=False)  # it asks the same donors again
+                each.end()
         return None
 
     def end(self) -> bool:
@@ -126,6 +131,7 @@ class Warmth:
             self._changed.notify_all()
         for each in ends:
             each.end()
+        self._farewell()
         return bool(ends)
 
     # --- its own thread ------------------------------------------------------------------------------------------------
@@ -215,6 +221,7 @@ class Warmth:
         turn = int(plane.member_id[-4:], 16) % len(holders)
         ask = self._lessons.begin
         version = hello.finished + self._ahead
+        self.asked = {**self.asked, **{holder.id: holder for holder in holders}}
         with ThreadPoolExecutor(len(holders), "ftlib-begin") as pool:
             futures = [
                 pool.submit(ask, holder, hello.origin, holders, turn, version, self._going, inline=holder.id == tutor.id)
@@ -246,6 +253,7 @@ class Warmth:
             stripes,
             offer,
             self._pending,
+            self._patience,
         )
         with self._changed:
             if self._over:
@@ -309,7 +317,7 @@ class Warmth:
             self._told = True  # the newest average may be in the works, as it is at the members
             text = "this spare has the state as of call %d, and keeps pace with %s"
             logger.info(text, kept + 1, self._tutor, extra=about(self._plane, "spare_warm", version=kept + 1))
-            round_.release()
+            self._farewell()
 
     def _slots(self) -> Sequence[Slot]:
         spare, buckets = self._spare, self._own.layout.buckets
@@ -328,7 +336,14 @@ class Warmth:
             self._former = round_ or self._former
             self._changed.notify_all()
         if round_ is not None:
-            round_.end(tell=False)  # it asks them again, or they find out
+            round_.end()
+
+    def _farewell(self) -> None:
+        """Tell whoever may have pinned something that it is not wanted any more, on a thread of its own."""
+        asked, self.asked = list(self.asked.values()), {}
+        if asked:
+            release = functools.partial(_release, self._lessons.source, asked)
+            threading.Thread(target=release, name="ftlib-release", daemon=True).start()
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
@@ -338,3 +353,8 @@ class Warmth:
 
     def _going(self) -> bool:
         return not self._over and self._plane.phase is not Phase.STOPPED
+
+
+def _release(source: HttpSource, donors: Sequence[Member]) -> None:
+    for donor in donors:
+        source.release(donor)

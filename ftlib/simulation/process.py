@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from consensus import StoppedError, View
 from consensus.simulation import Host
 from ftlib.call import Call, Results
-from ftlib.caller import Caller, Limits
+from ftlib.caller import Caller
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import Group, GroupSpec
 from ftlib.plane import Plane
@@ -17,6 +17,7 @@ from ftlib.ranks import RankAssignScheme
 from ftlib.rebuild import Rebuilder, RebuildError
 from ftlib.session import Session
 from ftlib.turns import Turns
+from ftlib.waited_for import Limits
 
 from .collective import SimulatedFramework
 from .door import Door, Pipe

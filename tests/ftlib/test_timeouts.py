@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from ftlib import FTLibError, RebuildTimeout, Status, caller, patience
+from ftlib import FTLibError, RebuildTimeout, Status, patience, waited_for
 from ftlib.call import Call, Results
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.session import Session
@@ -21,7 +21,7 @@ LIMIT = 0.3
 
 
 def limited(worker: Worker, seconds: float = LIMIT, *, min_size: int = 1) -> None:
-    worker.ft._caller._limits = caller.Limits(seconds, min_size)
+    worker.ft._caller._limits = waited_for.Limits(seconds, min_size)
 
 
 def timed(function: object) -> str:
@@ -120,7 +120,7 @@ def test_waiting_for_more_members() -> None:
         assert worker.ft.allreduce_average(tensor) is Status.FAIL
         assert LIMIT <= time.monotonic() - began < TIMEOUT / 2
         assert worker.ft.step == 0
-        assert worker.ft._caller._phase_text() == "only 1 of at least 2 members are there"
+        assert waited_for.phase_text(worker.ft._plane, worker.ft._caller._limits) == "only 1 of at least 2 members are there"
 
     with Job(1) as job:
         job.run({"w0": body})

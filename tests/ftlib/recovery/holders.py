@@ -24,6 +24,7 @@ from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.plane import Plane
 from ftlib.recovery.donor import Donor
+from ftlib.recovery.manifest import split
 from ftlib.recovery.stripes import Stripe
 from ftlib.registry import Registered
 from ftlib.salvage import Plan
@@ -88,6 +89,12 @@ class Holder:
         call = Call(Kind.BARRIER, layout, ())
         self.plane.enter(call)
         self.donor.entering(call.number)
+
+    def pin(self, joiner: str, *stripes: Stripe) -> None:
+        """Whatever an offer would not have it pin."""
+        registered = self.transfer.registered
+        assert registered is not None
+        self.donor._pins.arm(joiner, stripes, split(registered, self.plane.step)[1], self.plane.finished + 1)
 
     def leave(self) -> None:
         """The end of the call."""

@@ -10,6 +10,7 @@ import torch
 import xxhash
 from torch import nn
 
+from consensus import LeftError
 from ftlib import FTLib, FTLibError, Status
 
 WIDTH = 64
@@ -55,6 +56,17 @@ class Pupil:
 
     def apply(self) -> None:
         self.optimizer.step()
+
+    def crash(self) -> None:
+        """As a process that is killed: no goodbye, and nothing answers any more."""
+        life = self.ft._lives.life
+        life.consensus.stop()
+        life.donor.forget()
+        session = life.plane.session
+        assert session is not None and session.group is not None
+        session.group.abort()
+        self.ft._turns.departed = True
+        life.plane.stop(LeftError("crashed"))
 
     def digest(self) -> str:
         found = xxhash.xxh3_128()

@@ -62,13 +62,13 @@ class Joiner:
         self.got += nbytes
 
     def offer(self, members: list[Member], **changes: object) -> fetch.Offer:
-        options = {"version": VERSION, "origin": ORIGIN, "turn": 0, "window": 0, "inline_from": "", "go_on": always}
+        options = {"version": VERSION, "origin": ORIGIN, "turn": 0, "inline_from": "", "go_on": always}
         return self.source.offer(members, **{**options, **changes})  # type: ignore[arg-type]
 
     def all_of(self, holder: Holder) -> Stripe:
         """Everything in one stripe, pinned."""
         stripe = whole(self.ground.nbytes, holder.member.id)
-        self.source.again(holder.member, [stripe], ORIGIN, always)
+        holder.pin(self.member.id, stripe)
         return stripe
 
     def fetch(self, member: Member, stripe: Stripe, go_on: Callable[[], bool] = always) -> None:
@@ -102,7 +102,7 @@ class TestStripes:
         with holders(2, lambda: Model(SIZES), joiner.member) as found:
             members = {holder.member.id: holder.member for holder in found}
             offer = joiner.offer(list(members.values()), inline_from=found[1].member.id)
-            stripes = cut(offer.nbytes, list(members), 0, VERSION, 0)
+            stripes = cut(offer.nbytes, list(members), 0, VERSION)
             assert (offer.nbytes, offer.stripes, offer.failed) == (joiner.ground.nbytes, len(stripes), {})
             assert offer.packed
             for number, stripe in enumerate(stripes):
@@ -193,17 +193,21 @@ class TestStripes:
 def test_a_donor_that_is_killed_is_given_up_at_once() -> None:
     joiner = Joiner()
     with HolderProcess(SIZES, joiner.member) as first, HolderProcess(SIZES, joiner.member) as second:
-        stripe = whole(joiner.ground.nbytes, first.member.id)
         for process in (first, second):
             process.hear()
-            joiner.source.again(process.member, [stripe], ORIGIN, always)
+        donors = [first.member, second.member]
+        offer = joiner.offer(donors)
+        assert not offer.failed
+        stripe, other = cut(offer.nbytes, [donor.id for donor in donors], 0, VERSION)
+        assert stripe.donors == (first.member.id, second.member.id)
         began = time.monotonic()
         with pytest.raises(FetchError, match=first.member.id[:6]):
             joiner.source.stripe(first.member, stripe, joiner.ground, 0, lambda n: (joiner.count(n), first.close())[0], always)
         assert time.monotonic() - began < fetch.SILENCE
-        assert 0 < joiner.got < joiner.ground.nbytes
+        assert 0 < joiner.got < stripe.stop
         joiner.fetch(second.member, stripe)
-        assert joiner.got == joiner.ground.nbytes
+        assert joiner.got == stripe.stop
+        joiner.source.stripe(second.member, other, joiner.ground, 0, joiner.count, always)
         assert same(joiner.model, Model(SIZES))
 
 

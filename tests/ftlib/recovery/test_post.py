@@ -27,7 +27,7 @@ from ftlib.recovery.sending import FIRST_TAG
 from ftlib.recovery.stripes import Stripe
 from tests.ftlib.real import at_once, in_thread
 
-from .holders import ORIGIN, TIMEOUT, Holder, Model, meeting, somebody, whole
+from .holders import TIMEOUT, Holder, Model, meeting, somebody, whole
 
 SIZES = [1_500_000, 3, 1_000_000, 700_000]
 
@@ -57,7 +57,7 @@ class Pair:
         self.groups: list[Group] = []
         self.meet(2)
         self.holder.enter()
-        self.source.again(self.member, [self.stripe], ORIGIN, always)
+        self.holder.pin(self.joiner.id, self.stripe)
 
     def meet(self, epoch: int) -> None:
         """In a new group."""
