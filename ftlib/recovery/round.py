@@ -87,6 +87,7 @@ class Round:
         self.registered = registered
         self.session = session
         self.origin = origin
+        self.begins = number
         self.ground: Ground | None = None
         self._plane = plane
         self._own = own
@@ -102,7 +103,6 @@ class Round:
         self._failures: Counter[tuple[int, str]] = Counter()
         """How often a donor failed to give a stripe."""
         self._donors = {member.id: member for member in members}
-        self._begins = number
         self._position = number
         self._averages: dict[int, Results | None] = {}
         self._held = 0
@@ -194,11 +194,6 @@ class Round:
             return self._arrived() and self._position >= number - but
 
     @property
-    def begins(self) -> int:
-        """The call on entry to which the state was asked for: averages from that one on are needed."""
-        return self._begins
-
-    @property
     def error(self) -> Exception | None:
         """What went wrong."""
         with self._changed:
@@ -207,9 +202,8 @@ class Round:
     def wait_room(self, seconds: float) -> bool:
         """Whether another average may be held; waits so long for room."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._held == 0 or self._held + self._own.layout.nbytes <= self._limit, seconds
-            )
+            fits = self._limit - self._own.layout.nbytes
+            return self._changed.wait_for(lambda: self._held <= max(0, fits), seconds)
 
     def check_fit(self) -> None:
         """Wait until the job's state was compared with this program's. ConfigError where it does not fit."""

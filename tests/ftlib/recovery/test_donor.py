@@ -219,7 +219,7 @@ def test_sends_that_make_no_sense(holder: Holder, changes: dict[str, object], te
 
 @pytest.mark.parametrize("kind", ["", "state", "source"])
 def test_other_questions(holder: Holder, kind: str) -> None:
-    with pytest.raises(LookupError, match="expected ask= one of digest, inline"):
+    with pytest.raises(LookupError, match="expected ask= one of averages, begin, digest, inline"):
         ask(holder, kind)
 
 
