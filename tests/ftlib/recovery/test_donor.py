@@ -97,7 +97,7 @@ class TestOffers:
         [
             ({"version": VERSION + 1}, f"ask again: not inside call {VERSION + 1}"),
             ({"version": VERSION - 1}, f"call {VERSION - 1} is over here"),
-            ({"origin": "another"}, "ask again: this member does not hold that state"),
+            ({"origin": "another"}, "^this member does not hold that state"),
             ({"joiner": "stranger"}, "ask again: stranger is no member"),
             ({"holders": "a,b"}, "holders=a,b are others than this member"),
             ({"joiner": ""}, "expected joiner="),

@@ -276,7 +276,7 @@ class TestTheRest:
         monkeypatch.setattr(donor_module, "POLL", 0.01)
         with pytest.raises(Later, match="not inside call"):
             joiner.source.inline(holder.member, VERSION + 1, ORIGIN, always)
-        with pytest.raises(Later, match="does not hold that state"):
+        with pytest.raises(Refused, match="does not hold that state"):
             joiner.source.inline(holder.member, VERSION, "another", always)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftlib.recovery.flat import Ground, Piece, huge
+from ftlib.pages import huge
+from ftlib.recovery.flat import Ground, Piece
 
 
 def raw(tensor: torch.Tensor) -> bytes:
