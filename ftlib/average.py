@@ -25,8 +25,13 @@ from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 from .wire import finite
 
-__all__ = ["BARE", "Attempt", "Disagreement"]
+__all__ = ["BARE", "SETTLE", "Attempt", "Disagreement"]
 
+SETTLE = 0.1
+"""Seconds that operations of an aborted group get to end before their buffers are given up.
+
+They end within milliseconds, but for one of a hundred that Gloo never wakes: the others would wait for this member meanwhile.
+"""
 WAIT_SLICE = 0.05
 """Seconds between looks at deadlines, signals and the end of the session while an operation is under way."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from consensus import Consensus, LeftError
 
-from .average import Attempt, Disagreement
+from .average import SETTLE, Attempt, Disagreement
 from .bucket import Layout
 from .call import Call, Results
 from .donation import Adoption
@@ -38,12 +38,6 @@ from .waited_for import Limits, blocking, phase_text
 __all__ = ["Caller", "Limits"]
 
 logger = logging.getLogger("ftlib")
-
-SETTLE = 0.1
-"""Seconds that operations of an aborted group get to end before their buffers are given up.
-
-They end within milliseconds, but for one of a hundred that Gloo never wakes: the others would wait for this member meanwhile.
-"""
 
 
 class Caller:

@@ -23,10 +23,10 @@ from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
 from ..units import size
-from .fetch import FetchError, Later, Source
+from .fetch import FetchError, Later, Source, offered
 from .proof import Proof
 from .replay import why_not
-from .round import Round, offered
+from .round import Round
 from .stripes import cut
 from .warmth import Warmth
 

@@ -174,5 +174,3 @@ class Listener:
     def close(self) -> None:
         """Listen no more. Idempotent."""
         self._feed.close(self)
-
-

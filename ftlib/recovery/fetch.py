@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -31,7 +31,20 @@ from .flat import Ground
 from .pace import Pace
 from .stripes import Stripe
 
-__all__ = ["ARMED", "LATER", "PATH", "SILENCE", "Armed", "FetchError", "HttpSource", "Later", "Offer", "Refused", "Source"]
+__all__ = [
+    "ARMED",
+    "LATER",
+    "PATH",
+    "SILENCE",
+    "Armed",
+    "FetchError",
+    "HttpSource",
+    "Later",
+    "Offer",
+    "Refused",
+    "Source",
+    "offered",
+]
 
 logger = logging.getLogger("ftlib")
 
@@ -75,6 +88,21 @@ class Offer:
     """The manifest; empty where nobody was asked for it."""
     failed: Mapping[str, FetchError] = field(default_factory=dict)
     """Holders (ids) who pinned nothing, and why."""
+
+
+def offered(offer: Offer, stripes: Sequence[Stripe]) -> tuple[Stripe, ...]:
+    """The stripes with those donors who pinned them. FetchError where one was pinned by nobody, or they were cut otherwise."""
+    if len(stripes) != offer.stripes:
+        raise FetchError(
+            f"the donors cut the state in {offer.stripes} stripes, not in {len(stripes)}: run one release everywhere"
+        )
+    pinned = []
+    for stripe in stripes:
+        names = tuple(name for name in stripe.donors if name not in offer.failed)
+        if not names:
+            raise FetchError(f"stripe {stripe.index} of the state was pinned by nobody")
+        pinned.append(replace(stripe, donors=names))
+    return tuple(pinned)
 
 
 class Armed:

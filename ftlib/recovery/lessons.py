@@ -58,9 +58,7 @@ class Lessons:
         self._own_id = own_id
 
     @contextmanager
-    def averages(
-        self, member: Member, signature: bytes, slots: Callable[[], Sequence[Slot]], go_on: GoOn
-    ) -> Iterator[Stream]:
+    def averages(self, member: Member, signature: bytes, slots: Callable[[], Sequence[Slot]], go_on: GoOn) -> Iterator[Stream]:
         """Listen to ``member``; sums of calls with that ``signature`` come into ``slots()``. FetchError, Later."""
         query = {"ask": "averages", "joiner": self._own_id, "signature": signature.hex()}
         with self.source.asked(member, query, go_on, SILENCE) as answer:

@@ -14,7 +14,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -38,7 +37,7 @@ from .progress import Progress
 from .replay import replay
 from .stripes import Stripe, surviving
 
-__all__ = ["Round", "offered"]
+__all__ = ["Round"]
 
 logger = logging.getLogger("ftlib")
 
@@ -388,18 +387,3 @@ class Round:
                 if self._plane.threads.now() > deadline:
                     raise NoFollowing(f"nobody is left who could give stripe {stripe.index} of the state")
                 self._changed.wait(LOOK)
-
-
-def offered(offer: Offer, stripes: Sequence[Stripe]) -> tuple[Stripe, ...]:
-    """The stripes with those donors who pinned them. FetchError where one was pinned by nobody, or they were cut otherwise."""
-    if len(stripes) != offer.stripes:
-        raise FetchError(
-            f"the donors cut the state in {offer.stripes} stripes, not in {len(stripes)}: run one release everywhere"
-        )
-    pinned = []
-    for stripe in stripes:
-        names = tuple(name for name in stripe.donors if name not in offer.failed)
-        if not names:
-            raise FetchError(f"stripe {stripe.index} of the state was pinned by nobody")
-        pinned.append(replace(stripe, donors=names))
-    return tuple(pinned)
