@@ -56,7 +56,9 @@ _SPARE_PATIENCE = 1.0
 _END = 60.0
 """Seconds that a replay under way may still take."""
 _NICE = 10
-"""Training goes first where there are not processors enough."""
+"""Training goes first where there are not processors enough, and the state is large."""
+_LARGE = 64 << 20
+"""Bytes of a state that takes longer than a few steps."""
 
 
 class Round:
@@ -278,7 +280,8 @@ class Round:
     def _guarded(self, work: Callable[[], None]) -> None:
         """``work`` on a thread of its own, which comes after those that train where the operating system lets it."""
         with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            if self._offer.nbytes >= _LARGE:
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             if self._device is not None:
                 torch.cuda.set_device(self._device)
