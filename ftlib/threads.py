@@ -6,13 +6,17 @@ virtual time, with every switch between its threads decided by a seed.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["SYSTEM", "Thread", "Threads"]
+__all__ = ["SYSTEM", "Thread", "Threads", "stand_back"]
+
+_NICE = 10
 
 
 class Thread(Protocol):
@@ -66,3 +70,9 @@ class Threads:
 
 
 SYSTEM = Threads()
+
+
+def stand_back() -> None:
+    """From now on this thread comes after others where there are not processors enough, if the system lets it."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -7,10 +7,8 @@ parameter (its moments, say) wherever in the row of bytes that lies.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,6 +25,7 @@ from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
+from ..threads import stand_back
 from .bulletin import Bulletin
 from .fetch import FetchError, Later, Offer, Source
 from .flat import Ground
@@ -35,7 +34,7 @@ from .meter import Meter
 from .post import Tainted
 from .progress import Progress
 from .replay import replay
-from .stripes import Stripe, surviving
+from .stripes import LARGE, Stripe, surviving
 
 __all__ = ["Round"]
 
@@ -55,10 +54,6 @@ _SPARE_PATIENCE = 1.0
 """The same for a spare, which begins anew: it may be promoted, and stripes be asked for anew, meanwhile."""
 _END = 60.0
 """Seconds that a replay under way may still take."""
-_NICE = 10
-"""Training goes first where there are not processors enough, and the state is large."""
-_LARGE = 64 << 20
-"""Bytes of a state that takes longer than a few steps."""
 
 
 class Round:
@@ -278,10 +273,9 @@ class Round:
         self._replay_all()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """``work`` on a thread of its own, which comes after those that train where the operating system lets it."""
-        with contextlib.suppress(OSError, AttributeError):
-            if self._offer.nbytes >= _LARGE:
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        """``work`` on a thread of its own; training goes first where the state is large."""
+        if self._offer.nbytes >= LARGE:
+            stand_back()
         try:
             if self._device is not None:
                 torch.cuda.set_device(self._device)

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["MOST", "SMALLEST", "Stripe", "cut", "surviving"]
+__all__ = ["LARGE", "MOST", "SMALLEST", "Stripe", "cut", "surviving"]
 
 SMALLEST = 8 << 20
 """Bytes of a stripe, but for the last."""
+LARGE = 64 << 20
+"""Bytes of a state that takes longer on its way than a few steps."""
 MOST = 256
 """Stripes; beyond so many they grow, in whole multiples."""
 

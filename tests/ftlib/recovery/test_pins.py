@@ -264,7 +264,9 @@ def nothing(pins: Pins) -> None:
 
 
 @pytest.mark.parametrize(
-    "let_go", [lambda pins: pins.release("j"), lambda pins: pins.keep_only({"k"}), Pins.forget, nothing], ids=str
+    "let_go",
+    [lambda pins: pins.release("j"), lambda pins: pins.keep_only({"k"}), Pins.forget, nothing],
+    ids=["release", "keep_only", "forget", "nothing"],
 )
 def test_memory_is_given_back(let_go: Callable[[Pins], None]) -> None:
     tensor = torch.zeros(40 << 20)
