@@ -22,6 +22,8 @@ from tests.ftlib.real import Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import WIDTH, Pupil, assert_equal
 
 MAKE = Pupil
+SLOW = {"recovery_bandwidth": 100_000}
+"""The state takes part of a second, so that averages have to be replayed."""
 
 
 class School:
@@ -119,7 +121,7 @@ class Told(Clipping):
 def test_what_a_step_does_besides(make: Any, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Where ``apply`` leaves something out, the digests tell, and the others wait for a whole load instead."""
     caplog.set_level(logging.INFO)
-    with school(2, make) as made:
+    with school(2, make, **SLOW) as made:
         founders = list(made.pupils)
         joiner = made.enrol()
         steps(joiner, 5)
@@ -276,7 +278,7 @@ class Wrong(Zeroing):
 @pytest.mark.parametrize(("make", "follows"), [(Zeroing, True), (Wrong, False)])
 def test_gradients_that_apply_drops_are_there_again(make: Any, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with school(2, make) as made:
+    with school(2, make, **SLOW) as made:
         founders = list(made.pupils)
         joiner = made.enrol()
         steps(joiner, 5)
