@@ -183,7 +183,7 @@ def test_a_view_change_in_the_middle_costs_no_block(pair: Pair, monkeypatch: pyt
     [error] = errors
     assert pair.member.id[:6] in str(error)
     assert pair.got == BLOCK
-    with pytest.raises(FetchError, match="no group"):
+    with pytest.raises(Later, match="no group"):
         pair.fetch()
     pair.meet(10)
     pair.fetch()
