@@ -110,7 +110,7 @@ class Holder:
 
 def meeting(members: Sequence[Member], own: str, group: Group | None, *, version: int = VERSION, epoch: int = 2) -> Session:
     """The session of the view in which all have the ranks of that order."""
-    plan = Plan(version - 1, version - 1, authority=ORIGIN, holders=tuple(member.id for member in members))
+    plan = Plan(version - 1, version - 1, authority=ORIGIN, holders=(members[0].id,))
     ranks = {member.id: rank for rank, member in enumerate(members)}
     return Session(View(epoch, "parent", tuple(members)), plan, own, ranks, group)
 
