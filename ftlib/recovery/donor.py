@@ -136,6 +136,8 @@ class Donor:
         manifest, ground = _split(registered, self._plane.step)
         if any(not start < stop <= manifest.nbytes for start, stop in ranges):
             raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
+        if sum(stop - start for start, stop in ranges) > manifest.nbytes:  # an optimizer's step waits for it
+            raise LookupError(f"ranges=... asks for more than the {manifest.nbytes} bytes of the state")
         with self._plane.changed:
             self._still(version)
             digest = self._pins.digest(ground, version, ranges)
