@@ -161,13 +161,17 @@ class TestStripes:
 class TestDigests:
     def test_are_armed_before_they_are_told(self, holder: Holder) -> None:
         before = bytes(state_of(holder))
-        chunks = holder.donor.source({"ask": "digest", "version": str(VERSION), "origin": ORIGIN, "ranges": f"16:{NBYTES},8:24"})
+        chunks = holder.donor.source(
+            {"ask": "digest", "version": str(VERSION), "origin": ORIGIN, "ranges": f"16:{NBYTES},8:24"}
+        )
         assert next(chunks) == b"armed"
         holder.leave()
         step(holder)
         assert list(chunks) == [digest_of(memoryview(before)[16:]), digest_of(memoryview(before)[8:24])]
 
-    @pytest.mark.parametrize("ranges", ["", "5:5", f"0:{NBYTES},0:1", f"0:{NBYTES + 1}", "1", "1:2:3", "1:x", ",".join(["0:5"] * 5000)])
+    @pytest.mark.parametrize(
+        "ranges", ["", "5:5", f"0:{NBYTES},0:1", f"0:{NBYTES + 1}", "1", "1:2:3", "1:x", ",".join(["0:5"] * 5000)]
+    )
     def test_of_nothing(self, holder: Holder, ranges: str) -> None:
         with pytest.raises(LookupError, match=r"ranges=\.\.\.|ranges=NUMBER|not within"):
             ask(holder, "digest", version=VERSION, origin=ORIGIN, ranges=ranges)
