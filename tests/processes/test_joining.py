@@ -87,7 +87,7 @@ def judge(cluster: Cluster) -> None:
     assert all(line["call"] == line["step"] for worker in cluster.workers for line in worker.calls), "an average was no step"
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.soak)])
 def test_joiner_has_what_the_others_have(cluster: Cluster, optimizer: str) -> None:
     task = {"sizes": SMALL, "given": {"optimizer": optimizer}}
     found(cluster, 3, **task)
@@ -113,7 +113,7 @@ def test_joiner_is_killed_in_mid_join(cluster: Cluster) -> None:
     judge(cluster)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_donor_is_killed_in_mid_transfer(cluster: Cluster, rank: int) -> None:
     certain = slow(cluster, 10e6)
     workers = found(cluster, 3, sizes=LARGE)
@@ -170,7 +170,15 @@ def test_joiner_with_another_shape_is_refused(cluster: Cluster) -> None:
     judge(cluster)
 
 
-@pytest.mark.parametrize("given", [{"schedule": True}, {"clip": 1.0}, {"schedule": True, "clip": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"schedule": True}, marks=pytest.mark.soak),
+        {"clip": 1.0},
+        pytest.param({"schedule": True, "clip": 1.0}, marks=pytest.mark.soak),
+    ],
+    ids=["schedule", "clip", "both"],
+)
 def test_what_a_step_of_the_optimizer_does_not_do(cluster: Cluster, given: dict[str, Any]) -> None:
     """A program that does more between two averages than the library could repeat: its joiners have the right state as well."""
     slow(cluster, 3e6)
@@ -195,6 +203,7 @@ def test_buffers_are_those_of_a_donor(cluster: Cluster) -> None:
     judge(cluster)
 
 
+@pytest.mark.soak
 def test_joiner_that_is_slower_than_the_others(cluster: Cluster) -> None:
     """Its optimizer takes longer than all that the others do in a step: it would never keep up with them."""
     slow(cluster, 3e6)
