@@ -39,7 +39,7 @@ def spare(cluster: Cluster, **task: object) -> Worker:
     return worker
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)])
 def test_spare_takes_the_place_of_whoever_is_killed(cluster: Cluster, victim: int) -> None:
     """Its tutor is one of the three."""
     task = {"sizes": SIZES, "given": {"rest": 0.02}}

@@ -189,7 +189,7 @@ class TestStripes:
             joiner.source.stripe(holder.member, stripe, joiner.ground, 5, joiner.count, always)
 
 
-@pytest.mark.process
+@pytest.mark.soak
 def test_a_donor_that_is_killed_is_given_up_at_once() -> None:
     joiner = Joiner()
     with HolderProcess(SIZES, joiner.member) as first, HolderProcess(SIZES, joiner.member) as second:
