@@ -252,7 +252,7 @@ class TestOffers:
 
 class TestTheRest:
     def test_digests_are_of_the_state_now(self, joiner: Joiner, holder: Holder) -> None:
-        ranges = [(0, 100), (1, joiner.ground.nbytes)]
+        ranges = [(0, 100), (101, joiner.ground.nbytes)]
         armed = joiner.source.digest(holder.member, VERSION, ranges, ORIGIN, always)
         data = torch.cat([row.detach() for row in holder.model.rows]).view(torch.uint8).numpy().data
         assert armed.result() == [digest_of(data[start:stop]) for start, stop in ranges]
