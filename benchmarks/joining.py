@@ -146,7 +146,7 @@ def donor(args: Namespace, report: Report) -> None:
             survivors = cluster.alive()
             joiner = ready(cluster)
             scale = Scale(survivors)
-            time.sleep(2.0)
+            time.sleep(2.0)  # what they weigh is sampled for so long
             scale.stop()
             before = scale.most
             scale = Scale(survivors)
@@ -237,9 +237,9 @@ def promoted(cluster: Cluster, chance: random.Random, *, with_spare: bool) -> tu
     extra = cluster.join() if with_spare else None
     if extra is not None:
         cluster.until("the spare is there", lambda: event(extra, "calling"), LIMIT)
-        time.sleep(1.0)
+        time.sleep(1.0)  # it gets the state meanwhile; that it is level by then is not waited for
         assert not extra.calls, "the spare is no spare"
-    time.sleep(0.3 + chance.random() * 0.1)
+    time.sleep(0.3 + chance.random() * 0.1)  # past the last view change, at whatever moment of a call
     cluster.read()
     victim = chance.choice(members)
     survivors = [worker for worker in members if worker is not victim]

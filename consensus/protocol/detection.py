@@ -357,8 +357,7 @@ class Detection:
         """A ping of ours was answered, or one that we sent on another's behalf."""
         core = self._core
         self.merge(ack.updates, now)
-        relay = self._prober.relays.pop(ack.seq, None)
-        if relay is not None and ack.target == sender:
+        if (relay := self._prober.relays.pop(ack.seq, None)) is not None and ack.target == sender:
             core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
             return
         if ack.target == sender and core.table.get(sender) is not None:
@@ -379,8 +378,7 @@ class Detection:
                 core.table.met(sender, probe.sent, ack.epoch)
         if ack.target == sender:
             self._heard(sender, ack.progress, now)
-        peer = core.table.get(ack.target)
-        if peer is not None:
+        if (peer := core.table.get(ack.target)) is not None:
             self._clear(peer)
 
     def on_ping_request(self, address: Address, request: PingRequest, now: float) -> None:
