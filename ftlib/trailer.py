@@ -1,4 +1,4 @@
-"""The few bytes that ride on every call: a slot per rank with its weight, sample count, flags and signature check.
+"""The few bytes that ride on every call: a slot per rank with its weight, samples, flags, pace and signature check.
 
 The first operation of a call carries them, so a healthy step needs no control message. Each byte is one element (0 to 255) of
 the buffer's dtype: exact in every dtype that holds 0..255. Every rank writes its own slot and the operation's neutral element
@@ -15,7 +15,7 @@ import torch
 
 __all__ = ["CARRIERS", "NEUTRAL", "SLOT_BYTES", "Flag", "Slot", "Trailer", "TrailerCodec"]
 
-_SLOT = struct.Struct("<dIB4s")
+_SLOT = struct.Struct("<dIBB HHB 4s")
 SLOT_BYTES = _SLOT.size
 """Elements a rank takes in the buffer."""
 
@@ -53,12 +53,30 @@ class Slot:
 
     weight: float
     samples: int
+    """Samples of the elastic sampler's that this call uses up, 0 to 2**32 - 1."""
     flags: Flag
     check: bytes
+    ahead: int = 0
+    """Batches drawn from the sampler beyond this call's, 0 to 65535."""
+    dropped: int = 0
+    """Batches drawn before this call's that were never used, and go back, 0 to 65535."""
+    data_epoch: int = 0
+    """The data epoch modulo 255, plus 1; 0: this rank draws no samples."""
+    busy: int = 0
+    """How long this rank was outside of calls before this one, as ``tempo.coded``; 0: unknown."""
 
     def pack(self) -> bytes:
         """``SLOT_BYTES`` bytes."""
-        return _SLOT.pack(self.weight, self.samples, self.flags, self.check)
+        sampling = (self.ahead, self.dropped, self.data_epoch)
+        return _SLOT.pack(self.weight, self.samples, self.flags, self.busy, *sampling, self.check)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> tuple[Slot, ...]:
+        """As many as ``data`` holds."""
+        return tuple(
+            cls(weight, samples, Flag(flags), check, ahead, dropped, data_epoch, busy)
+            for weight, samples, flags, busy, ahead, dropped, data_epoch, check in _SLOT.iter_unpack(data)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +106,7 @@ class Trailer:
     @classmethod
     def unpack(cls, data: bytes) -> Trailer:
         """From ``SLOT_BYTES`` bytes a rank."""
-        return cls.of(tuple(Slot(w, n, Flag(f), check) for w, n, f, check in _SLOT.iter_unpack(data)))
+        return cls.of(Slot.unpack(data))
 
 
 class TrailerCodec:
@@ -109,7 +127,7 @@ class TrailerCodec:
         if key != self._key:
             row = torch.full((self.elements,), NEUTRAL[op], dtype=region.dtype, device="cpu")
             start = self.rank * SLOT_BYTES
-            row[start : start + SLOT_BYTES] = torch.tensor(list(key[0]), dtype=region.dtype, device="cpu")
+            row[start : start + SLOT_BYTES] = torch.frombuffer(bytearray(key[0]), dtype=torch.uint8)
             self._key, self._row = key, row
         region.copy_(self._row)
 
