@@ -15,7 +15,7 @@ import torch
 
 __all__ = ["CARRIERS", "NEUTRAL", "SLOT_BYTES", "Flag", "Slot", "Trailer", "TrailerCodec"]
 
-_SLOT = struct.Struct("<dIBB HHB 4s")
+_SLOT = struct.Struct("<dIBB HHBH 4s")
 SLOT_BYTES = _SLOT.size
 """Elements a rank takes in the buffer."""
 
@@ -62,20 +62,22 @@ class Slot:
     """Batches drawn before this call's that were never used, and go back, 0 to 65535."""
     data_epoch: int = 0
     """The data epoch modulo 255, plus 1; 0: this rank draws no samples."""
+    deal: int = 0
+    """16 bits of a checksum of how this rank believes the samples to be dealt."""
     busy: int = 0
     """How long this rank was outside of calls before this one, as ``tempo.coded``; 0: unknown."""
 
     def pack(self) -> bytes:
         """``SLOT_BYTES`` bytes."""
-        sampling = (self.ahead, self.dropped, self.data_epoch)
+        sampling = (self.ahead, self.dropped, self.data_epoch, self.deal)
         return _SLOT.pack(self.weight, self.samples, self.flags, self.busy, *sampling, self.check)
 
     @classmethod
     def unpack(cls, data: bytes) -> tuple[Slot, ...]:
         """As many as ``data`` holds."""
         return tuple(
-            cls(weight, samples, Flag(flags), check, ahead, dropped, data_epoch, busy)
-            for weight, samples, flags, busy, ahead, dropped, data_epoch, check in _SLOT.iter_unpack(data)
+            cls(weight, samples, Flag(flags), check, ahead, dropped, data_epoch, deal, busy)
+            for weight, samples, flags, busy, ahead, dropped, data_epoch, deal, check in _SLOT.iter_unpack(data)
         )
 
 
