@@ -139,9 +139,11 @@ class Calls(ABC):
         return func(*args, **kwargs)
 
     def on_view_change(self, callback: Callable[[View], None]) -> None:
-        """Call ``callback(view)`` on the training thread, at the start of the next call after each view change.
+        """Call ``callback(view)`` on the training thread at the end of the first call that is finished in a view.
 
-        It may look at everything here but not average: workers are told at different calls.
+        That is the same call at all members of the view (at a joiner, its first), and it has not returned yet: a learning rate
+        that is set here counts from this very step on, everywhere. Compute it from ``view`` alone, as ``size`` and ``rank`` may
+        already be those of a later view. It may not average. What it raises passes through the call, which has finished.
         """
         self._callbacks.append(callback)
 
@@ -152,18 +154,18 @@ class Calls(ABC):
     def _run(self, call: Call) -> Status:
         # Staging outlives the call: it must not become inference tensors, whatever mode the program is in.
         with torch.inference_mode(mode=False), torch.no_grad():
-            status = self._turns.take(call.layout.text, self._call_back, functools.partial(self._lives.carry_out, call))
+            status = self._turns.take(call.layout.text, functools.partial(self._lives.carry_out, call), self._call_back)
         drained = self._caller.said_goodbye and status is not Status.ABORT
         if drained or (self._turns.leaving and self._plane.phase is Phase.STOPPED and not self._turns.departed):
             self._drained()
         return status
 
     def _call_back(self) -> None:
-        """Tell the program's callbacks of the views since the last call."""
-        while self._untold or self._plane.changes:
+        """Tell the program's callbacks of the views in which calls were finished."""
+        while self._untold or self._plane.due:
             if not self._untold:
                 with self._plane.changed:
-                    view = self._plane.changes.pop(0)
+                    view = self._plane.due.pop(0)
                 self._untold = [functools.partial(callback, view) for callback in self._callbacks]
             else:
                 with torch.enable_grad():

@@ -96,7 +96,9 @@ class Plane:
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)
-        """Views activated since the callbacks ran last."""
+        """Views activated since the last call that was finished here."""
+        self.due: list[View] = [] if former is None else list(former.due)
+        """Views in which a call was finished, and of which the program was not told yet."""
         self._last_signature = b""
         self._order: Order | None = None
         self._reported: tuple[int, bytes] | None = None
@@ -175,6 +177,8 @@ class Plane:
                 return None
             self._finished(call, results)
             self.trailer = trailer
+            self.due += self.changes
+            self.changes.clear()
             if trailer.freeze or order is not None:
                 self._freeze()
             return Finish(trailer.freeze, order)

@@ -17,7 +17,7 @@ __all__ = ["Turns"]
 T = TypeVar("T")
 
 _IN_CALL = "{} was called within another call, from a signal handler or a state function; return from it first"
-_IN_CALLBACK = "{}: a callback of on_view_change cannot average: workers run it at different calls; act after the call instead"
+_IN_CALLBACK = "{}: a callback of on_view_change cannot average, as the call that tells it has not returned; act after it"
 _LOOK = 0.05
 """Seconds between two looks whether the program leaves. No event: a signal handler may leave while its thread waits for it."""
 
@@ -43,8 +43,8 @@ class Turns:
         """Whether this thread is within a call: in a callback, a state function or a signal handler."""
         return bool(self._busy) and self._holder is self._threads.current()
 
-    def take(self, call: str, tell: Callable[[], None], carry_out: Callable[[], T]) -> T:
-        """Carry out ``call`` (its name) when it is this thread's turn; before it ``tell`` runs the program's callbacks.
+    def take(self, call: str, carry_out: Callable[[], T], tell: Callable[[], None]) -> T:
+        """Carry out ``call`` (its name) when it is this thread's turn; after it ``tell`` runs the program's callbacks.
 
         Raises RebuildTimeout where another thread keeps its turn for ``timeout``, ConfigError within a call.
         """
@@ -58,10 +58,11 @@ class Turns:
                 raise ConfigError(self._busy.format(call))
             self._holder = self._threads.current()
             try:
+                self._busy = _IN_CALL
+                result = carry_out()
                 self._busy = _IN_CALLBACK
                 tell()
-                self._busy = _IN_CALL
-                return carry_out()
+                return result
             finally:
                 self._busy, self._holder = "", None
         finally:
