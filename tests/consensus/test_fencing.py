@@ -16,7 +16,7 @@ from consensus import Config, ConfigError, Gossip, Member
 from consensus.runtime import fencing
 from consensus.runtime.fencing import Fencing
 
-from .test_gossip import address, agree, begin, eventually, ids, peers
+from .group import address, agree, begin, eventually, ids, peers
 
 VICTIM = Member("v" * 16, "10.1.2.3", 7007, (("name", "worker 7"), ("pid", "4711")))
 
