@@ -12,8 +12,8 @@ import pytest
 from consensus import Config, ConfigError, Gossip, Home, JoinError, Liveness, Membership, Mode, Policy, SharedStorage
 from consensus.runtime.process_host import ProcessHost
 
+from .group import TIMEOUT, eventually
 from .test_addresses import free_ports
-from .test_gossip import TIMEOUT, eventually
 
 PASSWORD = "what-nobody-may-see"
 
