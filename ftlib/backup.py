@@ -51,7 +51,7 @@ class Backup:
         """Copy the state, which is that after ``step`` steps. ConfigError naming a value that cannot be kept."""
         packed, tensors = flatten(registered.tree(step))
         self._buffers = {path: self._buffer(path, tensor) for path, tensor in tensors.items()}
-        with torch.no_grad():
+        if tensors:
             torch._foreach_copy_(list(self._buffers.values()), [tensor.detach() for tensor in tensors.values()])
         return Kept(registered, packed, self._buffers)
 

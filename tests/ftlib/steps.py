@@ -68,7 +68,7 @@ class Learner:
         while self.ft.step < steps:
             before = self.ft.step
             self.step()
-            assert self.ft.step == before + 1
+            assert self.ft.step == before + 1 or not before  # a joiner does not know yet how far the others are
         return self.history
 
     def digest(self) -> str:

@@ -360,53 +360,59 @@ def test_statuses_inside_are_those_outside() -> None:
         job.run(dict.fromkeys(("w0", "w1"), body))
 
 
-@pytest.mark.parametrize("kind", ["other tensors", "other order", "one more", "one less", "a plain call", "plain before"])
+@pytest.mark.parametrize("kind", ["other tensors", "other order", "one more", "one less", "no unit"])
 def test_whoever_does_something_else_is_found_out(kind: str) -> None:
-    """Alone against two, in its third unit, when nobody starts with a prelude any more."""
-    errors: list[BaseException] = []
+    """One against two, in its third step, when the others start without a prelude: before it sends anything of another size."""
 
     def body(worker: Worker) -> None:
         ft, odd = worker.ft, worker.name == "w1"
         ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
 
-        def step(number: int) -> None:
-            wrong = odd and number == 2
-            first, second = torch.ones(5), torch.ones(70_000)
+        def step(*, wrong: bool) -> None:
+            tensors = [torch.ones(5), torch.ones(70_000)]
             if wrong and kind == "other tensors":
-                first = torch.ones(80_000)
-            if wrong and kind == "other order":
-                first, second = second, first
-            pending = [ft.allreduce_average(tensor, wait=False) for tensor in (first, second)]
-            if wrong and kind == "one more":
-                pending.append(ft.allreduce_average(torch.ones(9), wait=False))
-            if wrong and kind == "one less":
-                return
+                tensors[1] = torch.ones(80_000)
+            elif wrong and kind == "other order":
+                tensors.reverse()
+            elif wrong and kind == "one more":
+                tensors.append(torch.ones(9))
+            elif wrong and kind == "one less":
+                tensors.pop()
+            pending = [ft.allreduce_average(tensor, wait=False) for tensor in tensors]
             assert all(handle.wait() for handle in pending)
 
         for number in range(6):
-            if number == 2 and odd and kind == "a plain call":
-                ft.allreduce_average(torch.ones(5))
-            if number == 2 and kind == "plain before":
-                assert ft.allreduce_average(torch.ones(80_000))
-                step_of = number + 1 if odd else number
-                ft.execute(step, step_of)
-                if odd:
-                    ft.allreduce_average(torch.ones(80_000))
-                continue
-            ft.execute(step, number)
+            wrong = odd and number == 2
+            if wrong and kind == "no unit":
+                assert ft.allreduce_average(torch.ones(5))
+            else:
+                ft.execute(step, wrong=wrong)
 
-    def guarded(worker: Worker) -> None:
-        try:
-            body(worker)
-        except StepMismatch as error:
-            assert worker.name == "w1"
-            errors.append(error)
-
-    if kind == "one less":
-        pytest.skip("see the next test")
     with Job(3) as job:
-        job.run(dict.fromkeys(("w0", "w1", "w2"), guarded))
-    assert len(errors) == 1
+        workers = [job.start(f"w{i}", body) for i in range(3)]
+        with pytest.raises(StepMismatch, match="different tensors or operations"):
+            workers[1].join()
+        workers[0].join()
+        workers[2].join()
+
+
+def test_layouts_may_change_from_step_to_step() -> None:
+    def body(worker: Worker) -> None:
+        ft = worker.ft
+        ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+
+        def step(number: int) -> None:
+            pending = [ft.allreduce(torch.full((number * i,), 2.0), "SUM", wait=False) for i in range(number % 4)]
+            assert all(handle.wait() for handle in pending)
+
+        for number in range(12):
+            ft.execute(step, number)
+            if number % 3 == 0:
+                assert ft.allreduce(torch.ones(number + 1))
+
+    with Job(2) as job:
+        job.run(dict.fromkeys(("w0", "w1"), body))
+        assert job.cluster.epoch == 1
 
 
 def test_the_programs_function_may_hide_what_failed() -> None:
