@@ -10,14 +10,22 @@ import pytest
 import torch
 
 from ftlib import ConfigError, FTLib, FTLibError, GroupError, Status, StepMismatch
+from ftlib.backup import Kept
+from ftlib.call import Call
+from ftlib.caller import Caller
+from ftlib.execution import Executor
+from ftlib.registry import Registered
+from ftlib.session import Session
+from ftlib.state import decode
+from ftlib.unit import Stage, Unit
 from tests.ftlib.real import eventually
 from tests.ftlib.steps import Learner, reference
 from tests.ftlib.workers import TIMEOUT, Job, Worker
 
 STEPS = 12
 EXPECTED = reference(STEPS)
-OPERATIONS = 6
-"""Of one step: three averages or reductions, the first with a bucket more, a collective of the program's, and the commit."""
+OPERATIONS = 5
+"""Of one step: three averages or reductions, a collective of the program's, and the commit."""
 PLACES = ["begin", "backward", "between", "collective", "end"]
 
 
@@ -141,7 +149,7 @@ def test_joiners_come_in_at_the_border_and_compute_on_the_state_from_their_first
         learner.hooks["between"] = once(wait_for_the_knock, lambda: worker.ft.step == 3)
 
     def joiner(worker: Worker, learner: Learner) -> None:
-        learner.hooks["begin"] = once(lambda: arrived.set(), lambda: learner.digest() == EXPECTED[worker.ft.step])
+        learner.hooks["begin"] = once(arrived.set, lambda: learner.digest() == EXPECTED[worker.ft.step])
 
     with Job(1 if alone else 2) as job:
         founders = [job.start(f"w{i}", learn(learners, founder)) for i in range(1 if alone else 2)]
@@ -413,6 +421,107 @@ def test_layouts_may_change_from_step_to_step() -> None:
     with Job(2) as job:
         job.run(dict.fromkeys(("w0", "w1"), body))
         assert job.cluster.epoch == 1
+
+
+def test_a_joiner_is_given_the_state_on_entry_though_the_step_has_changed_it() -> None:
+    learners: dict[str, Learner] = {}
+    given: list[str] = []
+
+    def setup(worker: Worker, learner: Learner) -> None:
+        def ask() -> None:
+            plane = worker.ft._plane
+            assert plane.current is not None
+            query = {"call": str(plane.current.number), "origin": plane.origin}
+            tree = decode(b"".join(worker.ft._lives.life.transfer.source(query)))
+            nobody = _Nobody()
+            other = Learner(nobody)  # type: ignore[arg-type]
+            for parameter in other.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            nobody.registered.load(tree)
+            given.append(other.digest())
+            assert learner.digest() != EXPECTED[3]
+
+        learner.hooks["end"] = once(ask, lambda: worker.ft.step == 3)
+
+    with Job(2) as job:
+        job.run(dict.fromkeys(("w0", "w1"), learn(learners, setup)))
+    assert given == [EXPECTED[3]] * 2
+
+
+class _Nobody:
+    """Takes what is registered."""
+
+    def register_state(self, *, state_dict: Any, load_state_dict: Any, **roles: Any) -> None:
+        self.registered = Registered(roles, state_dict, load_state_dict)
+
+
+def _nothing_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kept, "restore", lambda _: None)
+
+
+def _the_copy_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then an optimizer's steps change the copy."""
+    monkeypatch.setattr(Kept, "restore", lambda kept: kept._registered.load(kept.tree()))
+
+
+def _a_member_in_doubt_undoes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though others may have committed."""
+    failed = Caller._failed
+
+    def failing(caller: Caller, call: Call, session: Session, error: GroupError) -> None:
+        failed(caller, call, session, error)
+        if isinstance(call, Unit) and call.in_doubt:
+            caller.units._undo(call, "planted")
+
+    monkeypatch.setattr(Caller, "_failed", failing)
+
+
+def _a_member_in_doubt_keeps_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody may have committed."""
+    undo = Executor._undo
+
+    def keeping(executor: Executor, unit: Unit, why: str) -> None:
+        if unit.in_doubt:
+            unit.stage = Stage.READY
+        undo(executor, unit, why)
+
+    monkeypatch.setattr(Executor, "_undo", keeping)
+
+
+@pytest.mark.parametrize(
+    ("bug", "elsewhere", "times"),
+    [
+        (_nothing_is_restored, False, 1),
+        (_the_copy_is_handed_over, False, 2),
+        (_a_member_in_doubt_undoes_at_once, True, 1),
+        (_a_member_in_doubt_keeps_what_it_did, False, 1),
+    ],
+)
+def test_these_tests_find_planted_bugs(
+    monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None], elsewhere: bool, times: int
+) -> None:
+    """In one of a step's operations at least, with so many failures of it in a row."""
+    bug(monkeypatch)
+    found = 0
+    for skip in range(OPERATIONS):
+        learners: dict[str, Learner] = {}
+
+        def setup(worker: Worker, learner: Learner, skip: int = skip) -> None:
+            left = [worker.ft.step] * times
+
+            def fail() -> None:
+                if worker.ft.step == 3 and left:
+                    left.pop()
+                    again = len(left) < times - 1  # then each operation has a prelude, as the view is a new one
+                    worker.job.hub.fail_next(1, 2 * OPERATIONS - 2 if again else skip, finish_elsewhere=elsewhere)
+
+            if worker.name == "w1":
+                learner.hooks["begin"] = fail
+
+        with Job(2) as job:
+            histories = job.run(dict.fromkeys(("w0", "w1"), learn(learners, setup)))
+        found += any(history != EXPECTED for history in histories.values())
+    assert found
 
 
 def test_the_programs_function_may_hide_what_failed() -> None:
