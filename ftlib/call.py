@@ -31,6 +31,7 @@ class Kind(Enum):
     ALLREDUCE = "allreduce"
     BROADCAST = "broadcast"
     BARRIER = "barrier"
+    UNIT = "execute"
 
 
 class Results:
@@ -86,16 +87,41 @@ class Call:
         self.number = 0
         self.began = 0.0
         """When it was entered, on the clock of the threads that carry it out."""
+        self.computing = False
+        """Whether the program's code runs within it. Guarded by the plane's lock."""
         self._flat: dict[int, torch.Tensor] = {}
         self._versions = [_version(source) for source in sources]
 
     def __str__(self) -> str:
         return f"call {self.number}, {self.layout.text}"
 
+    changes_state = False
+    """Whether the registered state changes while it is in progress."""
+
+    def entry(self, live: Callable[[], object]) -> Callable[[], object] | None:
+        """What gives the registered state as it was on entry to this call: ``live``, as nothing changes meanwhile.
+
+        None while that is not known.
+        """
+        return live
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors that it reduced, once it has finished."""
+        return self.layout.nbytes
+
+    def steps(self, results: Results) -> int:
+        """Optimizer steps that it grants with these results."""
+        return int(self.counts_as_step and not self.void(results))
+
     @property
     def counts_as_step(self) -> bool:
         """Whether finishing it grants an optimizer step."""
         return self.kind is Kind.AVERAGE
+
+    def agree(self, session: Session) -> None:
+        """All members of ``session`` have come to its end."""
+        session.agreed = self.layout
 
     def address(self, session: Session) -> None:
         """Before an attempt. A broadcast's root is the member that has the rank when the call first finds a session.

@@ -18,6 +18,7 @@ from .bucket import Layout
 from .call import Call, Results
 from .donation import Adoption
 from .errors import Excluded, GroupError, JoinError, RebuildTimeout, StateLost, StepMismatch
+from .execution import Executor
 from .follower import NoFollowing, Recovery
 from .following import Followed, FollowedAttempt
 from .layout_book import LayoutBook
@@ -32,6 +33,7 @@ from .status import Status
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 from .turns import Turns
+from .unit import Unit
 from .veto import Veto
 from .waited_for import Limits, blocking, phase_text
 
@@ -67,6 +69,7 @@ class Caller:
         """Takes a finished call's results for others; the buffers to use instead of theirs, None to keep these."""
         self._handed = False
         self.layouts = LayoutBook()
+        self.units = Executor(plane, self._veto, self.layouts, self._watch, self._failed, self._abandon, self._stop)
 
     def run(self, call: Call) -> Status:
         """Finish ``call`` in this thread's turn; the status it ends with. Raises what ends this lifetime."""
@@ -87,6 +90,7 @@ class Caller:
                 # Finished by all, and not delivered here (Ctrl-C, no memory): this member differs from the others from now on.
                 text = f"{call} was finished, but its result could not be delivered here ({type(error).__name__})"
                 self._stop(Excluded(f"{text}: start this worker anew, as a joiner"))
+            self.units.leave(call)
             raise
         finally:
             try:
@@ -99,6 +103,7 @@ class Caller:
     def forget(self) -> None:
         """Let go of all buffers, once no call is carried out here any more."""
         self._pool = StagingPool(self._in_flight)
+        self.units.forget()
         self._plane.results = None
 
     def _run(self, call: Call) -> Status:
@@ -129,6 +134,7 @@ class Caller:
             if results is not None:
                 break
             call.check_untouched()
+            patience.deadline = call.began + self._limits.step_timeout  # a unit begins to wait when its function has ended
         if call.void(results):
             if not results.finite:
                 self._veto.explain(call, session)
@@ -228,7 +234,7 @@ class Caller:
                 if left > 0:
                     plane.changed.wait(min(left, WARN_AFTER))
             if left <= 0:
-                if active:
+                if active and not call.changes_state:  # a unit has no status to return
                     return None
                 raise RebuildTimeout(
                     f"{call}: {phase_text(plane, self._limits)} for {self._limits.step_timeout:g} s; {blocking(plane)}"
@@ -244,12 +250,12 @@ class Caller:
     def _attempt(self, call: Call, session: Session) -> Results | None:
         """All operations in ``session``; None where it failed or was frozen meanwhile."""
         plane = self._plane
-        leaving = self._turns.leaving
         call.address(session)
+        if not (self.units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
+            return None
+        leaving = self._turns.leaving  # after a unit's function: a signal may have come meanwhile
         if session.group is None:
             return self._alone(call, session, leaving)
-        if not plane.begin(session):
-            return None
         flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
         flags |= Flag.FOLLOWING if isinstance(call, Followed) else Flag(0)
@@ -279,8 +285,6 @@ class Caller:
 
     def _alone(self, call: Call, session: Session, leaving: bool) -> Results | None:
         """A single member needs no operation; what it did is the result."""
-        if not self._plane.begin(session):
-            return None
         freeze = self._plane.wished or leaving
         intact = not (call.veto and call.spoilt())
         trailer = Trailer((), call.weight, freeze, (0,) if leaving else ())

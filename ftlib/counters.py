@@ -27,6 +27,8 @@ class Counters:
     """From a freeze to the activation that ended it."""
     call_seconds: Tally = field(default_factory=lambda: Tally(CALLS))
     """From entering a call to its result, view changes included."""
+    rolled_back: int = 0
+    """Attempts at units that were undone."""
     last_wait: float = 0.0
     """Seconds that a call had been in progress here at the last activation, whatever led to it included; 0 for none."""
     rejoins: int = 0

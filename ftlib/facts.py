@@ -44,6 +44,7 @@ def facts(plane: Plane) -> dict[str, Any]:
         "redone": counters.redone,
         "adopted": counters.adopted,
         "donated": counters.donated,
+        "rolled_back": counters.rolled_back,
         "vetoed": counters.vetoed,
         "bytes_averaged": counters.bytes_averaged,
         "call_seconds": counters.call_seconds.as_dict(),

@@ -14,6 +14,7 @@ from .average import BARE, Attempt
 from .bucket import Layout
 from .call import Call, Kind, Results
 from .errors import GroupError
+from .follower import NoFollowing
 from .session import Session
 from .staging import Slot, Staging, StagingPool
 from .trailer import Flag, Trailer
@@ -34,10 +35,12 @@ class Followed(Call):
         self._turned: set[bytes] = set()
 
     def learn(self, layout: Layout) -> None:
-        """This is what it is."""
+        """This is what it is. NoFollowing where nobody can follow that."""
         self.layout = layout
         self.kind = next((kind for kind in Kind if layout.kind.startswith(kind.value)), Kind.BARRIER)
         self.veto = self.kind is Kind.AVERAGE and self._own.veto
+        if self.kind is Kind.UNIT:
+            raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
 
     def turn(self, staging: Staging) -> Staging:
         """``staging``, ready for this call's first attempt in it or a further one."""

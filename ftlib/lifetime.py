@@ -102,6 +102,7 @@ class Lifetime:
         )
         self.resumption = Resumption(plane, self.transfer, settings.consensus.join_timeout)
         self.caller.load_state = self._load_state
+        self.caller.units.registered = lambda: self.transfer.registered
         self.donor = Donor(plane, self.transfer, self.caller.layouts.find)
         self.caller.entering = self.donor.entering
         self.caller.hand_on = self.donor.tutor.hand_on

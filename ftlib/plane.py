@@ -132,6 +132,13 @@ class Plane:
             self.current = None
             self.enter(call)
 
+    def computes(self, computing: bool) -> None:
+        """Whether the training thread runs the program's code within its call: whoever waits there waits for it."""
+        with self.changed:
+            if self.current is not None:
+                self.current.computing = computing
+            self._told()
+
     def caught_up(self, origin: str, number: int) -> bool:
         """The state on entry to call ``number``, which has just been finished, is here; it descends from ``origin``."""
         with self.changed:
@@ -147,7 +154,7 @@ class Plane:
             session, self.running, self.current = self.running, None, None
             self._told()
             order, self._order = self._order, None
-            if session is not None and self._acting_in(session):
+            if session is not None and session.group is not None and self._acting_in(session):
                 self._freeze()
                 return session, order
             return None, order
@@ -244,7 +251,7 @@ class Plane:
             self.changed.wait_for(lambda: not self._acting_in(session), timeout)
 
     def in_call(self, number: int) -> bool:
-        """Whether the training thread is inside call ``number``, so that the state is what it was on entry."""
+        """Whether the training thread is inside call ``number``: unless that changes it, the state is what it was on entry."""
         with self.changed:
             return self.current is not None and self.current.number == number
 
@@ -346,15 +353,17 @@ class Plane:
     # --- within the lock -----------------------------------------------------------------------------------------------
 
     def _told(self) -> None:
-        self._tell(self.finished, self.current.number if self.current else 0, busy=self.running is not None)
+        current = self.current.number if self.current and not self.current.computing else 0
+        self._tell(self.finished, current, busy=self.running is not None)
 
     def _acting_in(self, session: Session) -> bool:
         return self.phase is Phase.ACTIVE and self.session is session
 
     def _ends_with(self, call: int | None) -> bool:
-        """Whether operations of ``call`` or an earlier one are under way."""
-        under_way = self.running is not None and self.current is not None
-        return call is not None and under_way and self.current is not None and self.current.number <= call
+        """Whether operations of ``call`` or an earlier one are under way, or what a single member cannot undo."""
+        current = None if self.running is None else self.current
+        alone = self.session is not None and self.session.group is None
+        return current is not None and ((alone and current.changes_state) or (call is not None and current.number <= call))
 
     def _freeze(self) -> None:
         if self.phase is Phase.ACTIVE:
@@ -373,9 +382,8 @@ class Plane:
         self.results = results
         self._last_signature = call.layout.signature
         self.counters.calls += 1
-        self.counters.bytes_averaged += call.layout.nbytes
-        if call.counts_as_step and not call.void(results):
-            self.step += 1
+        self.counters.bytes_averaged += call.nbytes
+        self.step += call.steps(results)
 
     def _report(self) -> Report:
         current: Layout | None = self.current.layout if self.current else None
