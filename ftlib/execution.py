@@ -202,6 +202,8 @@ class Executor:
         self._stop = stop
         self._backup = Backup()
         self._buffers = Buffers()
+        self._warned = False
+        """Whether the user was told that nothing is registered."""
         self.registered: Callable[[], Registered | None] = lambda: None
         """What the state is (set by ``Lifetime``)."""
 
@@ -218,8 +220,7 @@ class Executor:
         """
         plane = self._plane
         self._undo(unit, "nobody finished it")
-        if session.group is not None:
-            self._keep(unit, session)
+        self._keep(unit, session)
         if not plane.begin(session):
             return False
         execution = Execution(unit, session, plane, self._buffers, self._veto, self._watch)
@@ -262,6 +263,12 @@ class Executor:
 
     def _keep(self, unit: Unit, session: Session) -> None:
         registered = self.registered()
+        if session.group is None:  # there is nobody to lose: nothing is copied
+            if registered is None and not self._warned:
+                self._warned = True
+                text = "execute: no state is registered, so this is refused once another worker has joined: call register_state"
+                logger.warning(text, extra=about(self._plane, "nothing_registered"))
+            return
         if registered is None:
             raise ConfigError(
                 f"execute: {session.view} has {session.size} members, and no state is registered here to return to where one "
