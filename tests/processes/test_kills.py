@@ -10,6 +10,7 @@ import pytest
 
 from .cluster import Cluster, Worker
 from .episode import Episode
+from .nursery import Nursery
 from .shrinking import shrink_and_grow
 from .verdict import Verdict
 
@@ -48,9 +49,9 @@ def judge(cluster: Cluster) -> int:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_fifty_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
+def test_fifty_kills_at_random_moments(nursery: Nursery, tmp_path: Path, seed: int) -> None:
     """Two episodes of 25."""
-    episode = Episode(tmp_path, seed, 25)
+    episode = Episode(tmp_path, seed, 25, nursery=nursery)
     episode.run()
     assert episode.kills >= 25
     assert episode.verdict.steps > 100
