@@ -24,7 +24,8 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of small models without workers yet."""
-    with Cluster(tmp_path, nursery, sizes=[20_000, 300], settings={"bucket_mb": 0.08}) as cluster:
+    # The pause leaves the processor to those that start.
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.004, settings={"bucket_mb": 0.08}) as cluster:
         yield cluster
 
 
