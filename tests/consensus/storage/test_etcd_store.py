@@ -160,14 +160,14 @@ async def test_killed_and_restarted(own: EtcdServer) -> None:
 
 @on_a_loop
 async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: EtcdServer) -> None:
-    store = await opened(own.url, timeout=0.5)
+    store = await opened(own.url, timeout=1.0)
     own.stop()
     started = time.monotonic()
-    with pytest.raises(AmbiguousWriteError, match=r"did not answer to a write within 0\.5 s"):
+    with pytest.raises(AmbiguousWriteError, match=r"did not answer to a write within 1 s"):
         await store.create("views/1", b"mine")
-    with pytest.raises(StoreAwayError, match=r"within 0\.5 s"):
+    with pytest.raises(StoreAwayError, match=r"within 1 s"):
         await store.read("views/1")
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 20
     own.go_on()
     seen = await once_read(store, "views/1")
     outcome = await store.create("views/1", b"mine")
@@ -342,7 +342,7 @@ async def test_a_watch_survives_a_restart(own: EtcdServer, caplog: pytest.LogCap
 @on_a_loop
 async def test_a_watch_of_a_server_that_falls_silent_notices(own: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consensus.storage.etcd_wire._QUIET", 0.3)
-    store = await opened(own.url, timeout=0.3)
+    store = await opened(own.url, timeout=2.0)
     views = Heard(store, "views/")
     await views.once()
     own.stop()
