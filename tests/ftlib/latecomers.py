@@ -65,6 +65,8 @@ class Latecomer(Pupil):
                 pass
         except FTLibError as error:
             self.error = error
+        except SystemExit:
+            pass  # it was told to leave
 
     @property
     def missed(self) -> int:

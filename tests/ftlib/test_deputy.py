@@ -27,8 +27,7 @@ def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [getattr(record, "ftlib_event", "") for record in caplog.records]
 
 
-@pytest.mark.parametrize("also", ["", "L", "BL", "LBLL"])
-@pytest.mark.parametrize("backend", ["memory", "gloo"])
+@pytest.mark.parametrize(("also", "backend"), [("", "memory"), ("LBLL", "memory"), ("", "gloo"), ("BL", "gloo")])
 def test_the_others_go_on_and_it_ends_up_with_what_they_have(also: str, backend: str) -> None:
     """Whatever else a step calls: what the late worker is told of those calls is what the others were told."""
     with late(backend=backend, made={"also": also}) as made:
@@ -423,7 +422,7 @@ def test_what_is_needed_for_it() -> None:
         FTLib.init(config={}, straggler_deadline=2, stall_timeout=1)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 43))])
 def test_random_histories(seed: int) -> None:
     """Members come late, die and join in any order: all that are left have the same after every step, and nobody is stuck."""
     chance = random.Random(seed)
