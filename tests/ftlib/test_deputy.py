@@ -106,9 +106,11 @@ def test_all_are_late_and_nobody_begins_a_call_that_nobody_has_entered() -> None
         life = made.pupils[0].ft._lives.life
         eventually(lambda: life.plane.current is not None, "deputies meet")
         finished = {pupil.ft._plane.finished for pupil in made.pupils}
+        epochs = {pupil.ft.epoch for pupil in made.pupils}
         time.sleep(4 * DEADLINE)  # nothing happens, and nothing tells of that
         assert {pupil.ft._plane.finished for pupil in made.pupils} == finished
         assert not any(pupil.missed for pupil in made.pupils)
+        assert {pupil.ft.epoch for pupil in made.pupils} == epochs, "and nothing fails"
         made.pupils[1].gate.set()
         steps(made.pupils[1], 5)
         for pupil in (made.pupils[0], made.pupils[2]):
