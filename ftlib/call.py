@@ -13,6 +13,7 @@ import torch
 
 from .bucket import Layout
 from .errors import ConfigError
+from .patience import Patience
 from .session import Session
 from .staging import Slot
 from .wire import finite, load, store
@@ -50,6 +51,9 @@ class Results:
 
 class Call:
     """A call in progress at this member; used by the training thread only (``number`` and ``layout`` are constant)."""
+
+    stand_in = False
+    """Whether a deputy is in it, and the program is outside of calls (see ``deputy``)."""
 
     def __init__(
         self,
@@ -89,6 +93,10 @@ class Call:
         """When it was entered, on the clock of the threads that carry it out."""
         self.computing = False
         """Whether the program's code runs within it. Guarded by the plane's lock."""
+        self.present = True
+        """Whether the others may be told that this member is in it."""
+        self.late = False
+        """Whether it was finished without this worker, which was late: what was computed for it counts nowhere."""
         self._flat: dict[int, torch.Tensor] = {}
         self._versions = [_version(source) for source in sources]
 
@@ -104,6 +112,11 @@ class Call:
         None while that is not known.
         """
         return live
+
+    @property
+    def shown(self) -> bool:
+        """Whether the others are told that this member waits in it."""
+        return self.present and not self.computing
 
     @property
     def nbytes(self) -> int:
@@ -122,6 +135,10 @@ class Call:
     def agree(self, session: Session) -> None:
         """All members of ``session`` have come to its end."""
         session.agreed = self.layout
+
+    def patience(self, timeout: float, now: Callable[[], float]) -> Patience:
+        """How long whoever is in it waits for the others: ``timeout`` seconds since it was entered."""
+        return Patience(self.began + timeout, now)
 
     def address(self, session: Session) -> None:
         """Before an attempt. A broadcast's root is the member that has the rank when the call first finds a session.

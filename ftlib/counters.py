@@ -40,6 +40,8 @@ class Counters:
     recovery_fallbacks: int = 0
     """Those that could not: the others waited."""
     averages_replayed: int = 0
+    stood_in: int = 0
+    """Calls in which a deputy took part, as the program was late."""
     checkpoints: int = 0
     """Written here and complete."""
     checkpoint_failures: int = 0

@@ -147,7 +147,7 @@ class FTLib(Calls):
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
-        self._lives.life.transfer.register(Registered(roles, state_dict, load_state_dict, apply))
+        self._lives.life.register(Registered(roles, state_dict, load_state_dict, apply))
         if self.settings.resume:
             self.load(self.settings.resume)
 
@@ -253,8 +253,13 @@ class FTLib(Calls):
 
     @property
     def step(self) -> int:
-        """Steps granted: averages that ended with SUCCESS or NO_NEED, of all lifetimes of the job."""
-        return self._plane.step
+        """Steps granted: averages that ended with SUCCESS or NO_NEED, of all lifetimes of the job.
+
+        At a worker that is late, those that it has taken over.
+        """
+        plane = self._plane
+        with plane.changed:
+            return plane.step - plane.lag.steps
 
     @property
     def group(self) -> Group | None:

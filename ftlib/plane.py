@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from consensus import View
 
@@ -17,6 +16,8 @@ from .bucket import Layout
 from .call import Call, Results
 from .counters import Counters
 from .frameworks.base import Group
+from .lag import Lag
+from .orders import Finish, Order
 from .phase import PLANE, Phase, Switch
 from .recovery.progress import Progress
 from .salvage import Report
@@ -25,23 +26,6 @@ from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
 __all__ = ["Finish", "Order", "Plane"]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A freeze asked for by the consensus: for the change to ``epoch``, at once or when ``after_call`` has ended."""
-
-    epoch: int
-    after_call: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """What a finished call leads to. ``frozen``: its trailer asked for a freeze, which has happened."""
-
-    frozen: bool
-    order: Order | None
-    """A freeze that waited for this call."""
 
 
 class Plane:
@@ -91,6 +75,8 @@ class Plane:
         """When that changed last (monotonic seconds)."""
         self.recovery: Callable[[], Progress] | None = None
         """How far this member is with getting the state; None where it does not. Not to be asked under the lock."""
+        self.lag = Lag()
+        """How far the program is behind its deputy."""
         self.trailer: Trailer | None = None
         """Of the last call that was finished in the active session."""
         self.job = ""
@@ -121,7 +107,8 @@ class Plane:
             assert self.current is None, "calls are serialized"
             call.number = self.finished + 1
             self.current = call
-            self.training_thread = threading.get_ident()
+            if not call.stand_in:
+                self.training_thread = threading.get_ident()
             self._told()
             self.changed.notify_all()
 
@@ -172,6 +159,14 @@ class Plane:
         """An operation of the current call has finished, so nobody needs the results of the one before."""
         with self.changed:
             self.results = None
+            self.present()
+
+    def present(self) -> None:
+        """The others may know that this member is in its call."""
+        with self.changed:
+            if self.current is not None and not self.current.present:
+                self.current.present = True
+                self._told()
 
     def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
         """Finish ``call``, unless there was a freeze meanwhile (None: redo it in the next session)."""
@@ -201,14 +196,17 @@ class Plane:
             self.counters.adopted += 1
             return True
 
-    def failed(self, session: Session) -> tuple[bool, Order | None]:
-        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet)."""
+    def failed(self, session: Session, *, begun: bool = True) -> tuple[bool, Order | None]:
+        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet).
+
+        ``begun``: False where nothing failed, but nobody was in the call: only a freeze that waited for its end takes place.
+        """
         with self.changed:
             self.running = None
             self._told()
             order, self._order = self._order, None
             first = self._acting_in(session)
-            if first:
+            if first and (begun or order is not None):
                 self._freeze()
             return first, order
 
@@ -253,7 +251,7 @@ class Plane:
     def in_call(self, number: int) -> bool:
         """Whether the training thread is inside call ``number``: unless that changes it, the state is what it was on entry."""
         with self.changed:
-            return self.current is not None and self.current.number == number
+            return self.current is not None and self.current.number == number and not self.current.stand_in
 
     # --- the rebuild thread --------------------------------------------------------------------------------------------
 
@@ -304,6 +302,7 @@ class Plane:
                 return False
             if self.member_id in plan.healed:
                 self.founder, self.blank, self.origin, self.results = False, True, "", None
+                self.lag = Lag()
                 self._last_signature = b""
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
@@ -353,8 +352,8 @@ class Plane:
     # --- within the lock -----------------------------------------------------------------------------------------------
 
     def _told(self) -> None:
-        current = self.current.number if self.current and not self.current.computing else 0
-        self._tell(self.finished, current, busy=self.running is not None)
+        current = self.current.number if self.current and self.current.shown else 0
+        self._tell(self.finished, current, busy=self.running is not None and (self.current is None or self.current.present))
 
     def _acting_in(self, session: Session) -> bool:
         return self.phase is Phase.ACTIVE and self.session is session
@@ -383,7 +382,9 @@ class Plane:
         self._last_signature = call.layout.signature
         self.counters.calls += 1
         self.counters.bytes_averaged += call.nbytes
-        self.step += call.steps(results)
+        granted = call.steps(results)
+        self.step += granted
+        self.lag.grow(granted, missed=call.stand_in)
 
     def _report(self) -> Report:
         current: Layout | None = self.current.layout if self.current else None
@@ -397,4 +398,5 @@ class Plane:
             founder=self.founder,
             blank=self.blank,
             has_state=self.has_state,
+            late=self.lag.calls > 0,
         )

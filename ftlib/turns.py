@@ -6,6 +6,7 @@ This outlives the lifetimes of a worker (see ``succession``): what the program w
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -31,6 +32,8 @@ class Turns:
         self._process = os.getpid()
         self._threads = threads
         self._serial = threads.lock()
+        self._waiting: deque[None] = deque()
+        """One for each thread that waits for its turn. No number: threads count at once."""
         self._busy = ""
         """What the thread in ``_holder`` may not call within; empty outside of calls."""
         self._holder: Thread | None = None
@@ -50,7 +53,12 @@ class Turns:
         """
         if os.getpid() != self._process:
             raise ConfigError(f"{call}: this process was forked from a worker and is none: call FTLib.init in it")
-        if not self._serial.acquire(timeout=self.timeout):
+        self._waiting.append(None)
+        try:
+            acquired = self._serial.acquire(timeout=self.timeout)
+        finally:
+            self._waiting.pop()
+        if not acquired:
             holder = self._holder.name if self._holder is not None else "another"
             raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s")
         try:
@@ -63,6 +71,24 @@ class Turns:
                 self._busy = _IN_CALLBACK
                 tell()
                 return result
+            finally:
+                self._busy, self._holder = "", None
+        finally:
+            self._serial.release()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a thread of the program waits for its turn."""
+        return bool(self._waiting)
+
+    def lend(self, carry_out: Callable[[], T]) -> T | None:
+        """Carry out what the program did not ask for, on this thread; None where it is somebody's turn, or will be."""
+        if self.awaited or not self._serial.acquire(blocking=False):
+            return None
+        try:
+            self._holder, self._busy = self._threads.current(), _IN_CALL
+            try:
+                return carry_out()
             finally:
                 self._busy, self._holder = "", None
         finally:
