@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -239,7 +240,7 @@ def test_it_is_excluded_while_it_is_late_and_joins_again() -> None:
         eventually(lambda: first.ft.size == 2, "the others go on")
         steps(first, 5)
         last.gate.set()
-        eventually(lambda: last.ft.metrics()["rejoins"] == 1 and first.ft.size == 3, "it is back")
+        eventually(lambda: last.ft._plane.counters.rejoins == 1 and first.ft.size == 3, "it is back")
         steps(last, 5)
         assert not last.missed
         made.end()
@@ -371,7 +372,7 @@ def test_a_last_call_that_came_to_nothing() -> None:
             at_once(first.step, last.step)
         for _ in range(3):
             assert first.step()
-        eventually(lambda: last.ft._plane.current is not None, "the deputy is in the next call")
+        eventually(lambda: last.ft._plane.running is not None, "the deputy is in the next call")
         last.compute()
         own = [parameter.grad.clone() for parameter in last.model.parameters()]
         first.compute()
@@ -402,19 +403,41 @@ def test_a_program_that_does_something_else_than_the_others_is_told() -> None:
             last.ft.barrier()
 
 
-def test_no_deputy_within_a_unit() -> None:
-    with late() as made:
-        first, _, last = made.pupils
-        with last.ft._lives.life.deputy.away():  # type: ignore[union-attr]
-            last.gate.clear()
-            assert last.outside.wait(TIMEOUT)
-            eventually(lambda: first.ft._plane.current is not None, "the others wait")
-            time.sleep(3 * DEADLINE)  # nothing happens
-            assert not last.missed
-        eventually(lambda: last.missed > 3, "the others go on without it")
-        last.come()
-        made.end()
-    assert assert_equal(*made.pupils) > WINDOW
+def test_nobody_stands_in_within_a_unit() -> None:
+    """It is a call, and the program is inside."""
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        gate = threading.Event()
+        units = [
+            in_thread(lambda: first.ft.execute(first.step)),
+            in_thread(lambda: last.ft.execute(lambda: gate.wait(TIMEOUT) and last.step())),
+        ]
+        eventually(lambda: first.ft._plane.current is not None and last.ft._plane.current is not None, "they are inside")
+        time.sleep(3 * DEADLINE)  # nothing happens
+        assert not last.ft._plane.lag.calls
+        gate.set()
+        for unit in units:
+            unit.join(TIMEOUT)
+        assert first.ft.step == last.ft.step == WINDOW + 1
+        assert first.digest() == last.digest()
+
+
+def test_a_unit_of_the_others_waits_for_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        assert first.step()
+        unit = in_thread(lambda: first.ft.execute(first.step))
+        eventually(lambda: "deputy_retires" in events(caplog), "the deputy finds out, and stops")
+        assert "execute" in caplog.text
+        assert last.step()  # what it missed
+        last.ft.execute(last.step)
+        unit.join(TIMEOUT)
+        assert first.ft.step == last.ft.step == WINDOW + 2
+        assert first.digest() == last.digest()
 
 
 def test_what_is_needed_for_it() -> None:
