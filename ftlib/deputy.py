@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .call import Call, Results
 from .caller import Caller
+from .follower import NoFollowing
 from .logs import about
 from .missed import Missed
 from .phase import Phase
@@ -86,8 +86,6 @@ class Deputy:
         self._over = False
         self._since: float | None = None
         """When the program left its last call; None while it is in one, and before the first."""
-        self._units = 0
-        """Units that the program is inside of."""
         # Used in turn:
         self._rhythm = Rhythm()
         self._missed = Missed(plane, registered, terms.pending)
@@ -139,18 +137,6 @@ class Deputy:
         with self._changed:
             self._since = self._threads.now()
 
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """Nobody stands in within: what the program does is one unit, of which nothing can be missed."""
-        with self._changed:
-            self._units += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._units -= 1
-                self._since = self._threads.now()
-
     # --- its thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -164,6 +150,9 @@ class Deputy:
                     continue
             try:
                 done = self._turns.lend(self._one)
+            except NoFollowing as reason:
+                self._retire(str(reason))
+                done = False
             except Exception as error:  # noqa: BLE001 - whatever it is: the program goes on, and the others wait for it again
                 self._failed(error)
                 done = False
@@ -174,7 +163,7 @@ class Deputy:
 
     def _left(self) -> float:
         """Seconds until the program is late, or until it may be."""
-        if self._since is None or self._units:
+        if self._since is None:
             return self._terms.deadline
         return self._since + self._terms.deadline - self._threads.now()
 
@@ -192,7 +181,7 @@ class Deputy:
     def _keep(self, call: Call, results: Results) -> Sequence[Slot]:
         """A call is finished: keep it for the program. No buffers to use instead of those of ``results``: new ones."""
         missed, first = self._missed, not self._missed
-        missed.keep(results, granted=call.counts_as_step and not call.void(results))
+        missed.keep(results, call.steps(results))
         self._plane.counters.stood_in += 1
         if first:
             text = "this worker is late: the others go on without it from call %d on (straggler_deadline=%g)"
@@ -215,7 +204,7 @@ class Deputy:
         """Whether it may take part in the next call, as far as this worker knows for itself."""
         plane, missed, since = self._plane, self._missed, self._since
         over = self._turns.departed or self._caller.said_goodbye or plane.phase is Phase.STOPPED
-        if over or since is None or self._units or self._retired:
+        if over or since is None or self._retired:
             return False
         if (waited := self._threads.now() - since) > self._terms.stall_timeout:
             self._hangs(waited)

@@ -23,6 +23,6 @@ class Lag:
             self.steps += granted
 
     def shrink(self, granted: int) -> None:
-        """The program takes one over that granted so many steps. Nothing is left where it was healed: it gets the state."""
+        """The program takes one over that granted so many steps. None are left where it was healed: see ``Plane.activate``."""
         self.calls = max(0, self.calls - 1)
         self.steps = max(0, self.steps - granted)

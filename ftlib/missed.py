@@ -29,8 +29,8 @@ class _Entry:
     """One call that the deputy finished."""
 
     results: Results
-    granted: bool
-    """Whether it granted a step."""
+    granted: int
+    """Steps that it granted."""
 
 
 class Missed:
@@ -67,7 +67,7 @@ class Missed:
         following = self._step[len(self._entries) % len(self._step)]
         return self._nbytes > 0 and self._nbytes + following.nbytes > self._limit
 
-    def keep(self, results: Results, *, granted: bool) -> None:
+    def keep(self, results: Results, granted: int) -> None:
         """The deputy finished a call; the slots of ``results`` are this object's from now on."""
         index = len(self._entries)
         expected = self._step[index % len(self._step)]
@@ -116,7 +116,7 @@ class Missed:
     def _apply(self, entry: _Entry, call: Call) -> None:
         """What the program would have done with that call."""
         with self._plane.changed:
-            self._plane.lag.shrink(granted=entry.granted)
+            self._plane.lag.shrink(entry.granted)
         if not entry.granted:
             return
         registered = self._registered()
@@ -130,7 +130,7 @@ class Missed:
     def _drop(self, count: int) -> None:
         """So many were taken over, the last of them by the program itself."""
         with self._plane.changed:
-            self._plane.lag.shrink(granted=self._entries[count - 1].granted)
+            self._plane.lag.shrink(self._entries[count - 1].granted)
         del self._entries[:count]
         if self._entries:
             self._nbytes = sum(entry.results.layout.nbytes for entry in self._entries)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from consensus import View
 
-from .bucket import Layout
 from .call import Call, Results
 from .counters import Counters
 from .frameworks.base import Group
@@ -387,13 +386,12 @@ class Plane:
         self.lag.grow(granted, missed=call.stand_in)
 
     def _report(self) -> Report:
-        current: Layout | None = self.current.layout if self.current else None
         return Report(
             finished=self.finished,
             current=self.current.number if self.current else 0,
             step=self.step,
             last_signature=self._last_signature,
-            current_signature=current.signature if current else b"",
+            current_signature=self.current.layout.signature if self.current else b"",
             origin=self.origin,
             founder=self.founder,
             blank=self.blank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib import ConfigError, FTLib, Status
+from ftlib import ConfigError, FTLib, Status, StepMismatch
 from ftlib.checkpoints.checkpoint import newest
 from ftlib.deputy import Deputy
 from ftlib.errors import Excluded
@@ -21,6 +22,13 @@ from tests.ftlib.latecomers import DEADLINE, Latecomer, late, steps
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 from tests.ftlib.trainees import exclude
+
+
+def punctual(ft: FTLib) -> None:
+    """However long the test takes, nobody stands in for this one."""
+    deputy = ft._lives.life.deputy
+    assert deputy is not None
+    deputy._ready = lambda: False  # type: ignore[method-assign]
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -79,6 +87,7 @@ def test_what_it_computed_counts_nowhere() -> None:
                 optimizers[index].step()
             return status
 
+        punctual(crew.members[0])
         for _ in range(WINDOW):
             at_once(lambda: step(0, 1.0), lambda: step(1, 3.0))
         assert all(bool((weight == -2.0 * WINDOW).all()) for weight in weights)
@@ -86,6 +95,7 @@ def test_what_it_computed_counts_nowhere() -> None:
             assert step(0, 1.0) is Status.SUCCESS, "its gradient alone"
         assert bool((weights[0] == -2.0 * WINDOW - 3).all())
         assert pairs[1][0].step == WINDOW
+        eventually(lambda: crew.members[1]._plane.running is not None, "the deputy is in the next call")
         at_once(lambda: step(0, 1.0), lambda: step(1, 1000.0))
         assert bool((weights[1] == weights[0]).all()), "down to the bit"
         assert bool((weights[1] == -2.0 * WINDOW - 4).all())
@@ -239,7 +249,7 @@ def test_it_is_excluded_while_it_is_late_and_joins_again() -> None:
         eventually(lambda: first.ft.size == 2, "the others go on")
         steps(first, 5)
         last.gate.set()
-        eventually(lambda: last.ft.metrics()["rejoins"] == 1 and first.ft.size == 3, "it is back")
+        eventually(lambda: last.ft._plane.counters.rejoins == 1 and first.ft.size == 3, "it is back")
         steps(last, 5)
         assert not last.missed
         made.end()
@@ -349,29 +359,33 @@ class Moody(Latecomer):
 def test_an_apply_that_raises_costs_the_membership() -> None:
     with company(2, straggler_deadline=DEADLINE) as crew:
         first, last = at_once(*[lambda ft=ft, i=i: Moody(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
         for _ in range(WINDOW):
             at_once(first.step, last.step)
         for _ in range(3):
             assert first.step()
         last.broken = True
-        waiting = in_thread(first.step)  # or nobody is in the call that the deputy is in
+        over = threading.Event()
+        training = in_thread(lambda: first.train(over))
         with pytest.raises(RuntimeError, match="no mood"):
             last.step()
-        waiting.join(TIMEOUT)
         with pytest.raises(Excluded, match="could not be delivered"):
             last.step()
-        eventually(lambda: first.ft.size == 1 or first.step(), "the other one is rid of it")
+        eventually(lambda: first.ft.size == 1, "the other one goes on without it")
+        over.set()
+        training.join(TIMEOUT)
 
 
 def test_a_last_call_that_came_to_nothing() -> None:
     """FAIL, as everywhere; the averages before it are applied, and the gradients are what they were."""
     with company(2, straggler_deadline=DEADLINE) as crew:
         first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
         for _ in range(WINDOW):
             at_once(first.step, last.step)
         for _ in range(3):
             assert first.step()
-        eventually(lambda: last.ft._plane.current is not None, "the deputy is in the next call")
+        eventually(lambda: last.ft._plane.running is not None, "the deputy is in the next call")
         last.compute()
         own = [parameter.grad.clone() for parameter in last.model.parameters()]
         first.compute()
@@ -388,33 +402,60 @@ def test_a_last_call_that_came_to_nothing() -> None:
 def test_a_program_that_does_something_else_than_the_others_is_told() -> None:
     with company(2, straggler_deadline=DEADLINE) as crew:
         first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
         for _ in range(WINDOW):
             at_once(first.step, last.step)
         for _ in range(3):
             assert first.step()
-        from ftlib import StepMismatch
 
-        waiting = in_thread(first.step)
+        over = threading.Event()
+        training = in_thread(lambda: first.train(over))
         with pytest.raises(StepMismatch, match="while this worker was late"):
             last.ft.barrier()
-        waiting.join(TIMEOUT)
         with pytest.raises(Excluded):
             last.ft.barrier()
+        eventually(lambda: first.ft.size == 1, "the other one goes on without it")
+        over.set()
+        training.join(TIMEOUT)
 
 
-def test_no_deputy_within_a_unit() -> None:
-    with late() as made:
-        first, _, last = made.pupils
-        with last.ft._lives.life.deputy.away():  # type: ignore[union-attr]
-            last.gate.clear()
-            assert last.outside.wait(TIMEOUT)
-            eventually(lambda: first.ft._plane.current is not None, "the others wait")
-            time.sleep(3 * DEADLINE)  # nothing happens
-            assert not last.missed
-        eventually(lambda: last.missed > 3, "the others go on without it")
-        last.come()
-        made.end()
-    assert assert_equal(*made.pupils) > WINDOW
+def test_nobody_stands_in_within_a_unit() -> None:
+    """It is a call, and the program is inside."""
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        gate = threading.Event()
+        units = [
+            in_thread(lambda: first.ft.execute(first.step)),
+            in_thread(lambda: last.ft.execute(lambda: gate.wait(TIMEOUT) and last.step())),
+        ]
+        eventually(lambda: first.ft._plane.current is not None and last.ft._plane.current is not None, "they are inside")
+        time.sleep(3 * DEADLINE)  # nothing happens
+        assert not last.ft._plane.lag.calls
+        gate.set()
+        for unit in units:
+            unit.join(TIMEOUT)
+        assert first.ft.step == last.ft.step == WINDOW + 1
+        assert first.digest() == last.digest()
+
+
+def test_a_unit_of_the_others_waits_for_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        assert first.step()
+        unit = in_thread(lambda: first.ft.execute(first.step))
+        eventually(lambda: "deputy_retires" in events(caplog), "the deputy finds out, and stops")
+        assert "execute" in caplog.text
+        assert last.step()  # what it missed
+        last.ft.execute(last.step)
+        unit.join(TIMEOUT)
+        assert first.ft.step == last.ft.step == WINDOW + 2
+        assert first.digest() == last.digest()
 
 
 def test_what_is_needed_for_it() -> None:

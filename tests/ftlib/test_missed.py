@@ -80,7 +80,7 @@ def test_steps_that_can_be_missed(step: str, reason: str) -> None:
 
 
 def test_a_unit_needs_the_worker_itself() -> None:
-    unit = Layout(b"u" * 16, "unit", "unit()", CALLS["B"].buckets)
+    unit = Layout(b"u" * 16, "execute", "execute", CALLS["B"].buckets)
     assert "needs this worker itself" in why_not([CALLS["A"], unit])
 
 
@@ -183,8 +183,9 @@ def test_who_is_late_is_asked_last(late: str, holders: str) -> None:
 
 def test_what_it_is_behind_is_told_and_forgotten_when_it_is_healed(told: Told) -> None:
     plane = told.plane
-    plane.lag.grow(granted=True)
-    plane.lag.grow(granted=False)
+    plane.lag.grow(1, missed=True)
+    plane.lag.grow(0, missed=True)
+    plane.lag.grow(1, missed=False)
     assert Report.decode(plane._report().encode()).late
     plane.phase = Phase.FROZEN
     healed = Plan(20, 18, blank=("a",), healed=("a",), authority="b", holders=("b",))
