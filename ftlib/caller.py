@@ -170,7 +170,7 @@ class Caller:
             if results is not None:
                 break
             call.check_untouched()
-            patience.deadline = call.began + self._limits.step_timeout  # a unit begins to wait when its function has ended
+            patience.deadline = call.began + self._limits.step_timeout  # a unit's begins when its function has ended
         if call.void(results):
             if not results.finite:
                 self._veto.explain(call, session)
