@@ -26,10 +26,10 @@ $(STAMP): setup.cfg setup.py pyproject.toml requirements-ci.txt
 demo: setup
 	$(BIN)/ftlib demo
 
-# Most of the time tests wait for time-outs and for each other: four at once keep two cores busy. Those that start processes
+# Tests wait for time-outs and for each other: three at once keep two cores busy, and four of those that start processes, which
 # come apart from those that compute.
 test: setup
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not process and not soak"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not process and not soak"
 	$(BIN)/python -m pytest -n 4 --dist worksteal -m "process and not soak"
 
 lint: setup
