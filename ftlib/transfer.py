@@ -268,10 +268,10 @@ class Transfer:
         return self._guarded(call, entry)
 
     def _entry(self, call: int) -> Callable[[], object] | None:
-        """What gives the state on entry to ``call``; None unless the training thread is inside of it."""
+        """What gives the state on entry to ``call``; None unless the program is inside of it."""
         with self._plane.changed:
             current = self._plane.current
-            return None if current is None or current.number != call else current.entry(self._now)
+            return current.entry(self._now) if current is not None and self._plane.in_call(call) else None
 
     def _now(self) -> object:
         """What is registered, as it is."""
