@@ -32,6 +32,7 @@ from .session import Session
 from .staging import Slot, StagingPool
 from .stand_in import Deputizing, StandIn
 from .status import Status
+from .tempo import note
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 from .turns import Turns
@@ -80,6 +81,7 @@ class Caller:
         call.began = self._threads.now()
         if self._turns.departed:
             return Status.ABORT
+        self._plane.tempo.entered(call.began)
         try:
             if self.deputy is not None and (status := self.deputy.arrive(call)) is not None:
                 return status
@@ -104,6 +106,7 @@ class Caller:
                     self.recovery.end()
                 if self.deputy is not None:
                     self.deputy.leave(call)
+                self._plane.tempo.left(self._threads.now())
 
     def stand_in(
         self, call: StandIn, sessions: Callable[[], Session | None], keep: Callable[[Results], Sequence[Slot]]
@@ -113,6 +116,7 @@ class Caller:
         ``sessions``: where to act, None to withdraw. ``keep``: takes the results; the buffers to use instead of theirs.
         """
         results = None
+        self._plane.tempo.entered(self._threads.now())
         self._plane.enter(call)
         try:
             while results is None and (session := sessions()) is not None:
@@ -182,6 +186,7 @@ class Caller:
     def _follow(self, own: Call, recovery: Recovery) -> Results | None:
         """Take part in the others' calls until one of them is ``own``: its results. None: ``own`` is in progress as before."""
         plane, name = self._plane, str(own)
+        plane.tempo.busy = 0  # the way here says nothing of the pace
         self.layouts.note(own.layout)
         try:
             while not self.said_goodbye:
@@ -262,7 +267,7 @@ class Caller:
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
         flags |= Flag.FOLLOWING if isinstance(call, Followed) else Flag(0)
         flags |= Flag.LATE if call.stand_in else Flag(0)
-        saying = Saying(call.weight, 0, flags, call.layout.check)
+        saying = Saying(call.weight, 0, flags, call.layout.check, busy=plane.tempo.busy)
         attempt = self._attempt_at(call, session)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)
@@ -313,6 +318,7 @@ class Caller:
         self.layouts.note(results.layout)
         self._consensus.average_success(call.number)
         self._veto.finished(session, trailer)
+        note(self._plane, session, average=call.counts_as_step)
         self._hand(call, results)
         return results
 

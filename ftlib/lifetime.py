@@ -44,6 +44,7 @@ from .registry import Registered
 from .resumption import PATH as RESUMPTION
 from .resumption import Resumption
 from .session import Session
+from .tempo import Tempo
 from .transfer import PATH, Transfer
 from .turns import Turns
 from .waited_for import Limits
@@ -87,7 +88,9 @@ class Lifetime:
         """Starts nothing. ``former``: the lifetime before this one, which ended for the reason ``why``."""
         settings = means.settings
         self.consensus = consensus
-        plane = Plane(lambda: consensus.member.id, consensus.progress, former=None if former is None else former.plane)
+        tempo = Tempo(settings.straggler_factor, settings.straggler_steps)
+        past = None if former is None else former.plane
+        plane = Plane(lambda: consensus.member.id, consensus.progress, former=past, tempo=tempo)
         self.plane: Plane = plane
         plane.job = settings.consensus.job
         tell = functools.partial(facts, plane)

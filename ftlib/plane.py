@@ -22,6 +22,7 @@ from .phase import PLANE, Phase, Switch
 from .recovery.progress import Progress
 from .salvage import Report
 from .session import Session
+from .tempo import Tempo
 from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
@@ -38,11 +39,12 @@ class Plane:
         threads: Threads = SYSTEM,
         *,
         former: Plane | None = None,
+        tempo: Tempo | None = None,
     ) -> None:
         """``identify``: this member's id (known once the consensus has started). ``tell``: takes where this member is
         (finished, current call) whenever that changes; it must be quick. ``threads``: also those of whoever meets here.
         ``former``: that of the lifetime before; what was counted is counted on, and views of which the program was not told
-        yet are told.
+        yet are told. ``tempo``: what compares the members' times.
         """
         self._identify = identify
         self._tell = tell
@@ -79,6 +81,8 @@ class Plane:
         """How far the program is behind its deputy."""
         self.trailer: Trailer | None = None
         """Of the last call that was finished in the active session."""
+        self.tempo = Tempo() if tempo is None else tempo
+        """The members' times outside of calls."""
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)

@@ -19,6 +19,7 @@ __all__ = [
     "as_count",
     "as_descriptors",
     "as_duration",
+    "as_factor",
     "as_flag",
     "as_home",
     "as_integer",
@@ -77,6 +78,14 @@ def as_positive(value: Any) -> float:
     number = as_number(value)
     if number <= 0:
         raise ValueError("expected a number above 0")
+    return number
+
+
+def as_factor(value: Any) -> float:
+    """Above 1."""
+    number = as_number(value)
+    if number <= 1:
+        raise ValueError("expected a number above 1")
     return number
 
 
