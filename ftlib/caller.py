@@ -116,7 +116,6 @@ class Caller:
         ``sessions``: where to act, None to withdraw. ``keep``: takes the results; the buffers to use instead of theirs.
         """
         results = None
-        self._plane.tempo.entered(self._threads.now())
         self._plane.enter(call)
         try:
             while results is None and (session := sessions()) is not None:
@@ -186,14 +185,15 @@ class Caller:
     def _follow(self, own: Call, recovery: Recovery) -> Results | None:
         """Take part in the others' calls until one of them is ``own``: its results. None: ``own`` is in progress as before."""
         plane, name = self._plane, str(own)
-        plane.tempo.busy = 0  # the way here says nothing of the pace
         self.layouts.note(own.layout)
         try:
-            while not self.said_goodbye:
+            while True:
                 followed = Followed(self._threads.now(), veto=own.veto)
                 plane.turn_to(followed)
                 results = self._followed(followed, recovery)
                 own.number = followed.number
+                if self.said_goodbye:
+                    break
                 complete = recovery.finished(results)
                 spare = recovery.kept(results)
                 if spare is not None:
@@ -224,7 +224,7 @@ class Caller:
                 raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
             if self._adopts(followed, session):
                 results = self._adopt(followed, session) if self._learnt(followed, session) else None
-            elif recovery.enter(session, followed.number):
+            elif self._turns.says_goodbye or recovery.enter(session, followed.number):
                 results = self._attempt(followed, session)
             else:
                 results = None
@@ -260,7 +260,7 @@ class Caller:
         call.address(session)
         if not (self.units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
-        leaving = self._turns.leaving  # after a unit's function: a signal may have come meanwhile
+        leaving = self._turns.says_goodbye  # after a unit's function: a signal may have come meanwhile
         if session.group is None:
             return self._alone(call, session, leaving)
         flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
@@ -397,4 +397,4 @@ class Caller:
         self._consensus.leave()
 
     def _watch(self, call: Call, session: Session) -> Callable[[float], None]:
-        return functools.partial(watch, self._plane, self._limits, call, session, self._patience(call))
+        return functools.partial(watch, self._plane, self._limits, call, session, self._patience(call), self._consensus.confirm)

@@ -236,7 +236,8 @@ class Calls(ABC):
         with torch.inference_mode(mode=False), torch.no_grad():
             status = self._turns.take(call.layout.text, carry_out, self._call_back)
         drained = self._caller.said_goodbye and status is not Status.ABORT
-        if drained or (self._turns.leaving and self._plane.phase is Phase.STOPPED and not self._turns.departed):
+        given_up = status is Status.ABORT or self._plane.phase is Phase.STOPPED
+        if drained or (self._turns.says_goodbye and given_up and not self._turns.departed):
             self._drained()
         return status
 

@@ -85,6 +85,8 @@ class Settings:
     """A member is slow in a step that takes it more than so many times the median of the others."""
     straggler_steps: int = 10
     """Steps in a row after which a slow member is called a straggler."""
+    preemption: str | Callable[[], Any] = ""
+    """Where a notice would appear that this machine is taken away: ``file:PATH``, ``aws``, ``gcp``, ``azure``, a function."""
     resume: str = ""
     """Directory of checkpoints whose newest complete one the founders of the job load in ``register_state``."""
     log_format: str = ""
@@ -232,6 +234,7 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "straggler_deadline": readers.as_optional_duration,
     "straggler_factor": readers.as_factor,
     "straggler_steps": readers.as_count,
+    "preemption": readers.as_preemption,
     "resume": readers.as_text,
     "log_format": readers.one_of(*FORMATS),
     "log_level": readers.one_of(*LEVELS),
