@@ -32,6 +32,7 @@ from .session import Session
 from .staging import Slot, StagingPool
 from .stand_in import Deputizing, StandIn
 from .status import Status
+from .tempo import note
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 from .turns import Turns
@@ -80,6 +81,7 @@ class Caller:
         call.began = self._threads.now()
         if self._turns.departed:
             return Status.ABORT
+        self._plane.tempo.entered(call.began)
         try:
             if self.deputy is not None and (status := self.deputy.arrive(call)) is not None:
                 return status
@@ -104,6 +106,7 @@ class Caller:
                     self.recovery.end()
                 if self.deputy is not None:
                     self.deputy.leave(call)
+                self._plane.tempo.left(self._threads.now())
 
     def stand_in(
         self, call: StandIn, sessions: Callable[[], Session | None], keep: Callable[[Results], Sequence[Slot]]
@@ -184,11 +187,13 @@ class Caller:
         plane, name = self._plane, str(own)
         self.layouts.note(own.layout)
         try:
-            while not self.said_goodbye:
+            while True:
                 followed = Followed(self._threads.now(), veto=own.veto)
                 plane.turn_to(followed)
                 results = self._followed(followed, recovery)
                 own.number = followed.number
+                if self.said_goodbye:
+                    break
                 complete = recovery.finished(results)
                 spare = recovery.kept(results)
                 if spare is not None:
@@ -219,7 +224,7 @@ class Caller:
                 raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
             if self._adopts(followed, session):
                 results = self._adopt(followed, session) if self._learnt(followed, session) else None
-            elif recovery.enter(session, followed.number):
+            elif self._turns.says_goodbye or recovery.enter(session, followed.number):
                 results = self._attempt(followed, session)
             else:
                 results = None
@@ -255,14 +260,14 @@ class Caller:
         call.address(session)
         if not (self.units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
-        leaving = self._turns.leaving  # after a unit's function: a signal may have come meanwhile
+        leaving = self._turns.says_goodbye  # after a unit's function: a signal may have come meanwhile
         if session.group is None:
             return self._alone(call, session, leaving)
         flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
         flags |= Flag.FOLLOWING if isinstance(call, Followed) else Flag(0)
         flags |= Flag.LATE if call.stand_in else Flag(0)
-        saying = Saying(call.weight, 0, flags, call.layout.check)
+        saying = Saying(call.weight, 0, flags, call.layout.check, busy=plane.tempo.busy)
         attempt = self._attempt_at(call, session)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)
@@ -313,6 +318,7 @@ class Caller:
         self.layouts.note(results.layout)
         self._consensus.average_success(call.number)
         self._veto.finished(session, trailer)
+        note(self._plane, session, average=call.counts_as_step)
         self._hand(call, results)
         return results
 
@@ -391,4 +397,4 @@ class Caller:
         self._consensus.leave()
 
     def _watch(self, call: Call, session: Session) -> Callable[[float], None]:
-        return functools.partial(watch, self._plane, self._limits, call, session, self._patience(call))
+        return functools.partial(watch, self._plane, self._limits, call, session, self._patience(call), self._consensus.confirm)

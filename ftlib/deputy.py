@@ -171,6 +171,7 @@ class Deputy:
         """Take part in one call. False where that cannot be, or the program comes."""
         if not self._ready():
             return False
+        self._plane.tempo.entered(self._threads.now())
         call = StandIn(
             self._threads.now(), veto=self._terms.veto, awaited=lambda: self._turns.awaited, present=self._plane.present
         )

@@ -21,6 +21,7 @@ from .phase import PLANE, Phase, Switch
 from .recovery.progress import Progress
 from .salvage import Report
 from .session import Session
+from .tempo import Tempo
 from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
@@ -78,6 +79,10 @@ class Plane:
         """How far the program is behind its deputy."""
         self.trailer: Trailer | None = None
         """Of the last call that was finished in the active session."""
+        self.tempo = Tempo()
+        """The members' times outside of calls."""
+        self.leaving: Callable[[], bool] = lambda: False
+        """Whether this worker has to go: then nothing that takes long is begun for it (set by ``Lifetime``)."""
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)
@@ -320,10 +325,8 @@ class Plane:
                 self.counters.pauses.add(self.threads.now() - self._frozen_at)
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
-            self.peers = {member_id: state for member_id, state in self.peers.items() if member_id in session.view}
-            self.peer_changes = {
-                member_id: since for member_id, since in self.peer_changes.items() if member_id in session.view
-            }
+            self.peers = {each: state for each, state in self.peers.items() if each in session.view}
+            self.peer_changes = {each: since for each, since in self.peer_changes.items() if each in session.view}
             self.changes.append(session.view)
             self.changed.notify_all()
             return True

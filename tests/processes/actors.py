@@ -24,6 +24,7 @@ import torch
 
 from tests.processes import worker, zygote
 
+from . import leavers as _leavers  # noqa: F401 - its parts
 from .actor import Actor
 from .parts import PARTS
 
