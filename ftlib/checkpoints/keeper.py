@@ -87,6 +87,11 @@ class Keeper:
                 outdated = plane.origin != plane.authority  # the next call brings the state
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
+            if plane.lag.calls and registered.count("sampler"):
+                plane.counters.checkpoints_skipped += 1
+                text = "no checkpoint of step %d: this worker is late, and its sampler is further than its model"
+                logger.info(text, step, extra=about(plane, "checkpoint_skipped", stage="LATE"))
+                return
             name = Name(step, session.view.epoch)
             if not self._free(plane, path / str(name), wait=wait):
                 return
@@ -119,7 +124,7 @@ class Keeper:
         plane.counters.checkpoints_skipped += 1
         extra = about(plane, "checkpoint_skipped", stage=writing.stage.name)
         text = "no checkpoint of step %d: %s %s; save less often, or with wait=True"
-        logger.info(text, plane.step, writing, writing.stage.value, extra=extra)
+        logger.info(text, plane.step - plane.lag.steps, writing, writing.stage.value, extra=extra)
         return False
 
 
