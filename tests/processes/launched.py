@@ -16,7 +16,10 @@ from ftlib.drain import TWIN
 from .cluster import LIMIT, ROOT, Cluster, Worker
 from .worker import Task
 
-__all__ = ["LaunchedRun"]
+__all__ = ["IMPORTS", "LaunchedRun"]
+
+IMPORTS = 120.0
+"""Seconds until workers train that import torch themselves; three on an idle machine."""
 
 
 class LaunchedRun(Cluster):

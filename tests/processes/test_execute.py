@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 from .stepper import PLACES
 from .verdict import Verdict
 
@@ -21,23 +22,12 @@ MOMENTS = ["operation:before@160", "operation:after@163", "finish:before@30", "f
 """Of the library: within a call of a step, and around its commit."""
 
 
-@pytest.fixture(scope="module")
-def school(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Where steppers come from."""
-    with Cluster(
-        tmp_path_factory.mktemp("steppers"),
-        program="tests.processes.stepper:step",
-        sizes=SIZES,
-        settings={"agent": "thread", "bucket_mb": 0.08},
-    ) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def cluster(school: Cluster, tmp_path: Path) -> Cluster:
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of steppers without workers yet."""
-    school.clear(tmp_path)
-    return school
+    settings = {"agent": "thread", "bucket_mb": 0.08}
+    with Cluster(tmp_path, nursery, program="tests.processes.stepper:step", sizes=SIZES, settings=settings) as cluster:
+        yield cluster
 
 
 def judge(cluster: Cluster) -> None:
