@@ -226,8 +226,12 @@ class _Writing:
         with plane.changed:
             while not self.due() and plane.phase is not Phase.STOPPED:
                 plane.changed.wait(LOOK)
-            if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError):
+            if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError) and not self._said_goodbye():
                 raise _GivenUp("this worker is no member any more")
+
+    def _said_goodbye(self) -> bool:
+        """Whether this worker left in a later call, and was excluded only as the others were quicker to go on without it."""
+        return self._plane.leaving() and self.due()
 
     def _tidy(self) -> None:
         """Take away what is no longer needed: older complete ones beyond those to be kept, and what never became complete."""
