@@ -288,6 +288,24 @@ def test_what_it_saves_is_what_it_has(tmp_path: Path) -> None:
         writer.come()
 
 
+class Sampler:
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_it_saves_nothing_where_the_samples_are_dealt_on_without_it(tmp_path: Path) -> None:
+    with late(2, made={"sampler": Sampler()}) as made:
+        writer = next(pupil for pupil in made.pupils if pupil.ft.rank == 0)
+        writer.stay_away()
+        writer.ft.save(tmp_path)  # the program is at its gate: nobody else uses its state
+        assert writer.ft.metrics()["checkpoints_skipped"] == 1
+        assert newest(tmp_path) is None
+        writer.come()
+
+
 def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
     with late(recovery_pending_mb=0.1) as made:
         first, _, last = made.pupils
