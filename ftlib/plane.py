@@ -123,11 +123,10 @@ class Plane:
             self.current = None
             self.enter(call)
 
-    def computes(self, computing: bool) -> None:
-        """Whether the training thread runs the program's code within its call: whoever waits there waits for it."""
+    def computes(self, call: Call, computing: bool) -> None:
+        """Whether the training thread runs the program's code within ``call``: whoever waits there waits for it."""
         with self.changed:
-            if self.current is not None:
-                self.current.computing = computing
+            call.computing = computing
             self._told()
 
     def caught_up(self, origin: str, number: int) -> bool:
