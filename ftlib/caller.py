@@ -244,16 +244,18 @@ class Caller:
     def _attempt(self, call: Call, session: Session) -> Results | None:
         """All operations in ``session``; None where it failed or was frozen meanwhile."""
         plane = self._plane
-        leaving = self._turns.leaving
         call.address(session)
-        if session.group is None:
-            return self._alone(call, session, leaving)
         if not plane.begin(session):
             return None
-        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
+        share = plane.data.share(call)
+        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if self._turns.leaving else Flag(0))
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
-        flags |= Flag.FOLLOWING if isinstance(call, Followed) else Flag(0)
-        saying = Saying(call.weight, 0, flags, call.layout.check)
+        flags |= Flag.FOLLOWING if call.foreign else Flag(0)
+        saying = Saying(
+            call.weight, share.samples, flags, call.layout.check, share.ahead, share.dropped, share.data_epoch, share.deal
+        )
+        if session.group is None:
+            return self._alone(call, session, saying)
         attempt = self._attempt_at(call, session)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)
@@ -277,13 +279,10 @@ class Caller:
         self.layouts.note(call.layout)
         return Attempt(call, session, self._pool.staging(call.layout), watch, now)
 
-    def _alone(self, call: Call, session: Session, leaving: bool) -> Results | None:
+    def _alone(self, call: Call, session: Session, saying: Saying) -> Results | None:
         """A single member needs no operation; what it did is the result."""
-        if not self._plane.begin(session):
-            return None
-        freeze = self._plane.wished or leaving
         intact = not (call.veto and call.spoilt())
-        trailer = Trailer((), call.weight, freeze, (0,) if leaving else ())
+        trailer = Trailer.of((saying,))
         return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:

@@ -27,6 +27,8 @@ UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
 class Followed(Call):
     """A call of the others, as far as a follower knows it."""
 
+    foreign = True
+
     def __init__(self, own: Call) -> None:
         super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)
         self._own = own

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from consensus import View
 
 from .bucket import Layout
 from .call import Call, Results
+from .consumption import Consumption, shares_in
 from .counters import Counters
 from .frameworks.base import Group
+from .orders import Finish, Order
 from .phase import PLANE, Phase, Switch
 from .recovery.progress import Progress
 from .salvage import Report
@@ -25,23 +26,6 @@ from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
 __all__ = ["Finish", "Order", "Plane"]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A freeze asked for by the consensus: for the change to ``epoch``, at once or when ``after_call`` has ended."""
-
-    epoch: int
-    after_call: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """What a finished call leads to. ``frozen``: its trailer asked for a freeze, which has happened."""
-
-    frozen: bool
-    order: Order | None
-    """A freeze that waited for this call."""
 
 
 class Plane:
@@ -93,6 +77,8 @@ class Plane:
         """How far this member is with getting the state; None where it does not. Not to be asked under the lock."""
         self.trailer: Trailer | None = None
         """Of the last call that was finished in the active session."""
+        self.data: Consumption = Consumption(self, None if former is None else former.data)
+        """What calls use up of the data."""
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)
@@ -119,6 +105,7 @@ class Plane:
             assert self.current is None, "calls are serialized"
             call.number = self.finished + 1
             self.current = call
+            self.data.entered(call)
             self.training_thread = threading.get_ident()
             self._told()
             self.changed.notify_all()
@@ -136,6 +123,7 @@ class Plane:
             if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
                 return False
             self.origin = origin
+            self.data.caught_up()
             self.counters.state_loads += 1
             return True
 
@@ -143,6 +131,7 @@ class Plane:
         """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
         with self.changed:
             session, self.running, self.current = self.running, None, None
+            self.data.unfinished()
             self._told()
             order, self._order = self._order, None
             if session is not None and self._acting_in(session):
@@ -173,6 +162,7 @@ class Plane:
                 self._order = order
                 self._told()
                 return None
+            results.shares = shares_in(session.by_rank, trailer)
             self._finished(call, results)
             self.trailer = trailer
             if trailer.freeze or order is not None:
@@ -207,6 +197,7 @@ class Plane:
             if not self._acting_in(session):
                 return False
             self.origin = origin
+            self.data.loaded()
             self.counters.state_loads += 1
             return True
 
@@ -221,6 +212,7 @@ class Plane:
             self.origin = origin if acting else ""
             if acting:
                 self.authority = origin
+                self.data.resumed()
                 self.counters.state_loads += 1
             return acting
 
@@ -279,6 +271,7 @@ class Plane:
                 return False
             if not view.parent_id:
                 self._found()
+                self.data.founded(view.ids)
             if self.phase is Phase.ACTIVE:
                 self._freeze()
             return True
@@ -305,6 +298,7 @@ class Plane:
             if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
             self.session, self.trailer = session, None
+            self.data.activated(session)
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.counters.views += 1
             if self._frozen_at:
@@ -326,6 +320,7 @@ class Plane:
                 return None
             self.phase = PLANE.after(self.phase, Switch.STOP)
             self.error = error
+            self.data.stopped(error)
             self.changed.notify_all()
             return self.session.group if self.session is not None else None
 
@@ -372,6 +367,7 @@ class Plane:
         self.counters.bytes_averaged += call.layout.nbytes
         if call.counts_as_step and not call.void(results):
             self.step += 1
+        self.data.finished(call, results)
 
     def _report(self) -> Report:
         current: Layout | None = self.current.layout if self.current else None
@@ -385,4 +381,5 @@ class Plane:
             founder=self.founder,
             blank=self.blank,
             has_state=self.has_state,
+            drawn=self.data.report(),
         )

@@ -24,8 +24,8 @@ __all__ = ["REPORT_LIMIT", "Fault", "FaultKind", "Plan", "Report", "blame", "pla
 REPORT_LIMIT = 512
 """Bytes; a longer report is refused."""
 
-_VERSION = 1
-_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool)
+_VERSION = 2
+_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Report:
     """Whether it joined and has not finished a call yet: its counts are what a plan granted it, and it has no results."""
     has_state: bool
     """Whether the program registered state."""
+    drawn: bytes = b""
+    """What it has drawn of the data, as its sampler tells; empty where it draws nothing."""
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
@@ -111,6 +113,8 @@ class Plan:
     """The origin whose state is *the* state; empty where nobody holds any."""
     holders: tuple[str, ...] = ()
     """Members with that state, in seniority order."""
+    drawn: tuple[tuple[str, bytes], ...] = ()
+    """Pairs (member, what it has drawn) of those that go on drawing from the data."""
     fault: Fault | None = None
 
     def donor_of(self, member_id: str) -> str | None:
@@ -152,6 +156,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         healed=healed,
         authority=authority,
         holders=holders,
+        drawn=tuple((member_id, report.drawn) for member_id, report in acted.items() if report.drawn),
         fault=_mismatch(call, acted, donors, adopters) or _lost(view, acted, healed, authority),
     )
 
