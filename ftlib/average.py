@@ -151,7 +151,7 @@ class Attempt:
     def _check_deal(self, trailer: Trailer) -> None:
         """Samples are dealt alike everywhere, or some would be used twice and others never."""
         drawing = [(rank, slot) for rank, slot in enumerate(trailer.slots) if slot.data_epoch]
-        for epoch in {slot.data_epoch for _, slot in drawing}:  # who begins the next one before others shall be waited for
+        for epoch in sorted({slot.data_epoch for _, slot in drawing}):  # one may have begun the next
             said = {rank: slot.deal.to_bytes(2, "little") for rank, slot in drawing if slot.data_epoch == epoch}
             blamed = self._blamed(said)
             if not blamed:

@@ -61,10 +61,10 @@ class Sampling(Protocol):
         """Deal anew, in a new view. ``reports``: of members that go on (no entry: had none). An adopter: after ``finished``."""
 
     def thawed(self, error: Exception | None) -> None:
-        """End the freeze, as the lifetime is over: draws raise ``error``, or get fillers until ``bind``."""
+        """End the freeze without a new view, since the lifetime is over. Draws raise ``error``; None: they give fillers."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy the replicated state: plain values and tensors."""
+        """Copy the replicated state as of the last finished call: plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a replicated state, of another member or from a checkpoint."""
