@@ -74,6 +74,8 @@ class Consumption:
         self._sampler: Sampling | None = None if former is None else former._sampler  # noqa: SLF001 - its like
         self.rejoins: bool = former is not None and former.rejoins
         """Whether an excluded worker goes on in another lifetime: its loader must not fail meanwhile."""
+        self.patience = 600.0
+        """Seconds that a call may take."""
         self._bound = False
         self._here = False
         """Whether the sampler's state is the job's, as of the last finished call."""
@@ -215,7 +217,7 @@ class Consumption:
     def _bind(self) -> None:
         if self._sampler is not None and not self._bound:
             self._bound = True
-            self._sampler.bind(self._plane.member_id)
+            self._sampler.bind(self._plane.member_id, patience=self.patience)
 
     def _start(self) -> None:
         """Where this is a founder whose own initial state is the job's: deal."""

@@ -88,7 +88,7 @@ class Lifetime:
         self.consensus = consensus
         plane = Plane(lambda: consensus.member.id, consensus.progress, former=None if former is None else former.plane)
         self.plane: Plane = plane
-        plane.data.rejoins = settings.rejoin
+        plane.data.rejoins, plane.data.patience = settings.rejoin, settings.step_timeout
         plane.job = settings.consensus.job
         tell = functools.partial(facts, plane)
         self._rebuilder = Rebuilder(plane, consensus, means.framework, self._rebuild, self._activated, tell)

@@ -1,0 +1,141 @@
+"""Workers that go through a dataset with an elastic sampler, in threads of one process; and what must be true of them all.
+
+A gradient says which samples it was computed from, so that every average tells what really is in it, whatever ledgers say.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ftlib import ElasticSampler, FTLib, FTLibError, Status
+from tests.ftlib.workers import Job, Worker
+
+Loader = Callable[[ElasticSampler], Iterator[list[int]]]
+
+
+def prefetching(depth: int) -> Loader:
+    """As a ``DataLoader`` whose workers look so many batches ahead: it asks again before it hands out the next one."""
+
+    def load(sampler: ElasticSampler) -> Iterator[list[int]]:
+        indices = iter(sampler)
+        ready: deque[list[int]] = deque()
+
+        def ask() -> None:
+            batch = next(indices, None)
+            if batch is not None:
+                ready.append(batch)
+
+        for _ in range(depth):
+            ask()
+        while ready or depth == 0:
+            ask()
+            if not ready:
+                return
+            yield ready.popleft()
+
+    return load
+
+
+class Scholar:
+    """One worker: ``learn`` is its program."""
+
+    def __init__(self, size: int, batch_size: int, epochs: int, depth: int = 0, **given: Any) -> None:
+        """``depth``: batches that its loader looks ahead. ``given``: for ``ElasticSampler``."""
+        self.size = size
+        self.epochs = epochs
+        self.sampler = ElasticSampler(range(size), batch_size=batch_size, **{"seed": 5, **given})
+        self._load = prefetching(depth)
+        self.model = torch.nn.Linear(size, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.books: dict[int, list[tuple[int, str, tuple[int, ...], bool]]] = {}
+        """By epoch: (step, member, indices, granted)."""
+        self.last = (0, 0, 0)
+        """Steps, the epoch, and batches of it, at the end of the newest loop."""
+        self.hook: Callable[[], None] = lambda: None
+        """Called before every call."""
+        self.ending = ""
+
+    def register(self, ft: FTLib) -> None:
+        ft.register_state(self.model, self.optimizer, self.sampler)
+
+    def learn(self, worker: Worker) -> Scholar:
+        """All epochs, from wherever the job is."""
+        ft = worker.ft
+        try:
+            self.register(ft)
+            for epoch in self.sampler.epochs(self.epochs):
+                batches = 0
+                for batch in self._load(self.sampler):
+                    batches += 1
+                    self.hook()
+                    if self.step(ft, batch) is Status.ABORT:
+                        self.ending = "left"
+                        return self
+                self.last = (ft.step, epoch, batches)
+                self.note()
+            self.ending = "done"
+        except FTLibError as error:
+            self.ending = f"{type(error).__name__}: {error}"
+        return self
+
+    def step(self, ft: FTLib, batch: list[int]) -> Status:
+        """One batch: as much of the gradient as each of its samples has a share in it."""
+        weight = self.model.weight
+        weight.grad = torch.zeros_like(weight)
+        for index in batch:
+            weight.grad[0, index] += 1.0 / len(batch)
+        before = ft.step
+        status = ft.allreduce_average(self.model)
+        if status:
+            assert ft.step == before + 1 or before == 0 or ft.metrics()["state_loads"], "a joiner's step is the job's"
+            self._check(ft, weight.grad[0].double())
+            self.optimizer.step()
+        return status
+
+    def note(self) -> None:
+        """Keep what the ledger says of the epochs that it knows."""
+        for epoch in range(self.epochs):
+            if rows := self._rows(epoch):
+                self.books[epoch] = rows
+
+    def _rows(self, epoch: int) -> list[tuple[int, str, tuple[int, ...], bool]]:
+        try:
+            return [(row.step, row.member, tuple(row.indices), row.granted) for row in self.sampler.ledger(epoch)]
+        except FTLibError:
+            return []
+
+    def _check(self, ft: FTLib, average: torch.Tensor) -> None:
+        """What is in the average is what the ledger says that this step used up, each sample as often as it says."""
+        told = Counter(index for row in self.sampler.ledger() if row.step == ft.step for index in row.indices)
+        total = sum(told.values())
+        found = {int(index): round(float(average[index]) * total, 3) for index in average.nonzero().flatten()}
+        assert found == dict(told), f"step {ft.step} averaged {found}, the ledger says {dict(told)}"
+
+
+def judge(scholars: list[Scholar], *, epochs: int, size: int) -> None:
+    """Every sample once an epoch, in whoever's ledger; all that came to the end are alike and ended after the same step."""
+    done = [scholar for scholar in scholars if scholar.ending == "done"]
+    assert done, [scholar.ending for scholar in scholars]
+    for scholar in done:
+        for epoch, rows in scholar.books.items():
+            used = sorted(index for _, _, indices, _ in rows for index in indices)
+            assert used == list(range(size)), f"epoch {epoch}: {Counter(used).most_common(3)}, {len(used)} of {size}"
+        assert scholar.books.keys() >= {epochs - 1}
+        assert scholar.books.items() <= done[0].books.items() or scholar.books.items() >= done[0].books.items()
+        assert scholar.last[:2] == done[0].last[:2]
+        assert torch.equal(scholar.model.weight, done[0].model.weight)
+
+
+def together(job: Job, scholars: dict[str, Scholar], joiners: dict[str, threading.Event]) -> None:
+    """Run them to their ends; ``joiners`` start when their event is set."""
+    for name, scholar in scholars.items():
+        if name in joiners:
+            assert joiners[name].wait(40.0)
+        job.start(name, scholar.learn)
+    for name in scholars:
+        job.workers[name].join()
