@@ -5,7 +5,9 @@ A gradient says which samples it was computed from, so that every average tells 
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,31 +56,31 @@ class Scholar:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.books: dict[int, list[tuple[int, str, tuple[int, ...], bool]]] = {}
         """By epoch: (step, member, indices, granted)."""
-        self.last = (0, 0, 0)
-        """Steps, the epoch, and batches of it, at the end of the newest loop."""
+        self.last = 0
+        """Steps at the end of the newest loop."""
         self.hook: Callable[[], None] = lambda: None
         """Called before every call."""
         self.ending = ""
+        self.name = ""
 
     def register(self, ft: FTLib) -> None:
         ft.register_state(self.model, self.optimizer, self.sampler)
 
     def learn(self, worker: Worker) -> Scholar:
         """All epochs, from wherever the job is."""
-        ft = worker.ft
+        ft, self.name = worker.ft, worker.name
         try:
             self.register(ft)
-            for epoch in self.sampler.epochs(self.epochs):
-                batches = 0
+            for _ in self.sampler.epochs(self.epochs):
                 for batch in self._load(self.sampler):
-                    batches += 1
                     self.hook()
                     if self.step(ft, batch) is Status.ABORT:
                         self.ending = "left"
                         return self
-                self.last = (ft.step, epoch, batches)
-                self.note()
+                self.last = ft.step
+                self._note()
             self.ending = "done"
+            ft.leave()
         except FTLibError as error:
             self.ending = f"{type(error).__name__}: {error}"
         return self
@@ -97,7 +99,7 @@ class Scholar:
             self.optimizer.step()
         return status
 
-    def note(self) -> None:
+    def _note(self) -> None:
         """Keep what the ledger says of the epochs that it knows."""
         for epoch in range(self.epochs):
             if rows := self._rows(epoch):
@@ -127,7 +129,7 @@ def judge(scholars: list[Scholar], *, epochs: int, size: int) -> None:
             assert used == list(range(size)), f"epoch {epoch}: {Counter(used).most_common(3)}, {len(used)} of {size}"
         assert scholar.books.keys() >= {epochs - 1}
         assert scholar.books.items() <= done[0].books.items() or scholar.books.items() >= done[0].books.items()
-        assert scholar.last[:2] == done[0].last[:2]
+        assert scholar.last == done[0].last, {s.name: s.last for s in done}
         assert torch.equal(scholar.model.weight, done[0].model.weight)
 
 
@@ -139,3 +141,53 @@ def together(job: Job, scholars: dict[str, Scholar], joiners: dict[str, threadin
         job.start(name, scholar.learn)
     for name in scholars:
         job.workers[name].join()
+
+
+def play(seed: int) -> list[Scholar]:
+    """A history of random events: members die, leave and join at random moments, but for the first, which stays."""
+    rng = random.Random(seed)
+    founders, size, epochs = rng.randint(1, 4), rng.choice([30, 61, 100]), rng.choice([2, 3])
+    settings = {"recovery": rng.choice(["live", "live", "wait"])}
+    with Job(founders, **settings) as job:
+        drama = Drama(job, rng, lambda: Scholar(size, batch, epochs, rng.choice([0, 1, 2, 4]), drop_last=False))
+        batch = rng.choice([2, 3, 5])
+        for _ in range(founders):
+            drama.enter()
+        drama.run()
+        judge(list(drama.scholars.values()), epochs=epochs, size=size)
+    return list(drama.scholars.values())
+
+
+class Drama:
+    """What happens to a job: on the test's own thread, at random moments, until the first worker has come to its end."""
+
+    def __init__(self, job: Job, rng: random.Random, scholar: Callable[[], Scholar]) -> None:
+        self.scholars: dict[str, Scholar] = {}
+        self._job, self._rng, self._scholar = job, rng, scholar
+
+    def enter(self) -> None:
+        """One more worker."""
+        name = f"w{len(self.scholars):02}"
+        pause = random.Random(self._rng.random())
+        scholar = self.scholars[name] = self._scholar()
+        scholar.hook = lambda: time.sleep(pause.uniform(0.0, 0.004))  # a forward pass, for events to fall into
+        self._job.start(name, scholar.learn)
+
+    def run(self) -> None:
+        """Until the first worker is done; then the others have to be, too."""
+        job, rng = self._job, self._rng
+        while job.workers["w00"].thread.is_alive():
+            time.sleep(rng.expovariate(20.0))  # between two events
+            there = [name for name in self.scholars if job.workers[name].thread.is_alive()]
+            others = [name for name in there if name != "w00" and job.workers[name].ft.rank >= 0]
+            event = rng.choice(["kill", "kill", "kill_two", "leave", "join", "join", "join"])
+            if event == "join" and len(others) < 4 and len(self.scholars) < 12:
+                self.enter()
+            elif event == "leave" and others:
+                threading.Thread(target=job.workers[rng.choice(others)].ft.leave, daemon=True).start()
+            elif event.startswith("kill") and others:
+                for name in rng.sample(others, min(len(others), 1 + (event == "kill_two"))):
+                    job.kill(name, silent=rng.random() < 0.3)
+        for name in self.scholars:
+            if job.workers[name].ft.rank >= 0:  # else nobody is left who could let it in
+                job.workers[name].join()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
 
-from tests.ftlib.scholars import Scholar, judge, together
+from tests.ftlib.scholars import Scholar, judge, play, together
 from tests.ftlib.workers import Job
+
+SEEDS = int(os.environ.get("SEEDS", "12"))
 
 
 @pytest.mark.parametrize("depth", [0, 3])
@@ -70,3 +73,9 @@ def test_a_leaver_gives_back_what_it_has_drawn() -> None:
         together(job, scholars, {})
         assert scholars["b"].ending == "left"
         judge([scholars["a"], scholars["c"]], epochs=2, size=60)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_any_history(seed: int) -> None:
+    """Members die, leave and join at random moments, several at once; what is left goes through every sample once an epoch."""
+    play(seed)
