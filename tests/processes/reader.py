@@ -4,12 +4,15 @@ A ``program`` of ``worker.Task``; its orders, ``Task.given``, are ``Orders``. A 
 that every average tells what is in it, and the hash of the parameters what was in all of them.
 
 Lines: one a step, with ``hash``. Events, in order: ``init``, ``epoch`` for each loop over the data (``data``: its number; ``used``: how
-many samples its ledger has; ``unique``: how many different ones; ``digest`` of the whole ledger), ``done``.
+many samples its ledger has; ``unique``: how many different ones; ``digest`` of the whole ledger), ``done``. SIGUSR2 has it leave
+after its next step (``left``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import signal
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -39,6 +42,8 @@ class Orders:
     persistent: bool = True
     rest: float = 0.005
     """Seconds of sleep that stand for forward and backward."""
+    every: int = 1
+    """Steps between two that are compared with the ledger."""
 
 
 class Numbers(Dataset[int]):
@@ -75,6 +80,8 @@ def read(task: Task, lines: Lines) -> int:
         prefetch_factor=orders.prefetch if orders.loaders else None,
         persistent_workers=orders.persistent and orders.loaders > 0,
     )
+    leaving = threading.Event()
+    signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
     with FTLib.init(**{**task.settings, **({"socket_fds": task.socket_fds} if task.socket_fds else {})}) as ft:
         member = ft._consensus.member
         lines.write(event="init", member=member.id, address=format_address(member.address))
@@ -82,6 +89,9 @@ def read(task: Task, lines: Lines) -> int:
         for _ in sampler.epochs(orders.epochs):
             for batch in loader:
                 _step(ft, model, optimizer, sampler, batch, orders, lines)
+                if leaving.is_set():
+                    lines.write(event="left")
+                    return 0
             _tell(sampler, lines)
         lines.write(event="done", ends=ft.step)
     return 0
@@ -102,7 +112,9 @@ def _step(
     weight.grad[0].index_add_(0, batch, torch.full((len(batch),), 1.0 / len(batch)))
     status = ft.allreduce_average(model)
     if status:
-        _check(ft, sampler, weight.grad[0].double(), lines)
+        where = {}
+        if ft.step % orders.every == 0:
+            where = _check(ft, sampler, weight.grad[0].double(), lines)
         optimizer.step()
         lines.write(
             end=time.monotonic(),
@@ -114,16 +126,19 @@ def _step(
             adopted=ft._plane.counters.adopted,
             lifetime=ft._plane.counters.rejoins,
             hash=hashlib.blake2b(weight.detach().numpy().tobytes(), digest_size=8).hexdigest(),
+            **where,
         )
 
 
-def _check(ft: FTLib, sampler: ElasticSampler, average: torch.Tensor, lines: Lines) -> None:
-    """What is in the average is what the ledger says that this step used up."""
-    told = Counter(index for row in sampler.ledger() if row.step == ft.step for index in row.indices)
+def _check(ft: FTLib, sampler: ElasticSampler, average: torch.Tensor, lines: Lines) -> dict[str, int]:
+    """What is in the average is what the ledger says that this step used up. The epoch, and how many samples of it are used."""
+    rows = list(sampler.ledger())
+    told = Counter(index for row in rows if row.step == ft.step for index in row.indices)
     total = sum(told.values())
     found = {int(index): round(float(average[index]) * total, 2) for index in average.nonzero().flatten()}
     if found != dict(told):
         lines.write(event="error", text=f"step {ft.step} averaged {found}, the ledger says {dict(told)}")
+    return {"data": rows[0].epoch if rows else 0, "used": sum(len(row.indices) for row in rows)}
 
 
 def _tell(sampler: ElasticSampler, lines: Lines) -> None:
