@@ -126,9 +126,11 @@ def judge(scholars: list[Scholar], *, epochs: int, size: int) -> None:
     for scholar in done:
         for epoch, rows in scholar.books.items():
             used = sorted(index for _, _, indices, _ in rows for index in indices)
-            assert used == list(range(size)), f"epoch {epoch}: {Counter(used).most_common(3)}, {len(used)} of {size}"
+            assert used == list(range(size)), f"epoch {epoch} at {scholar.name}: {Counter(used).most_common(3)}, {len(used)}"
         assert scholar.books.keys() >= {epochs - 1}
-        assert scholar.books.items() <= done[0].books.items() or scholar.books.items() >= done[0].books.items()
+        for epoch in scholar.books.keys() & done[0].books.keys():
+            both = [set(one.books[epoch]) for one in (scholar, done[0])]
+            assert both[0] == both[1], f"epoch {epoch}: {scholar.name} alone {both[0] - both[1]}, {done[0].name} {both[1] - both[0]}"
         assert scholar.last == done[0].last, {s.name: s.last for s in done}
         assert torch.equal(scholar.model.weight, done[0].model.weight)
 
