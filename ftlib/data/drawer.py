@@ -143,7 +143,7 @@ class Drawer:
         now = self._now
         if now is None:
             return 0
-        return now.epoch + (now.left is not None or self._loop == now.epoch)
+        return now.epoch + (now.left == 0 or self._loop == now.epoch)
 
     @property
     def using(self) -> int:
@@ -162,14 +162,16 @@ class Drawer:
             return
         if not self._bound:
             now, epoch = self._alone(now, epoch)
-        target = epoch if epoch is not None else now.epoch + (now.left is not None)
-        if target > now.epoch:
-            if now.epoch >= 0 and target > now.epoch + FAR:
-                raise ConfigError(f"epoch {target} after epoch {now.epoch}: at most {FAR} can be skipped at once")
-            self._begin(target)
-        elif self._base is not None and target == now.epoch > self._base.epoch:
-            self._base = self._base.begin(target)  # begun by a view change, so far; now by this program
-        self._loop = target
+        if epoch is None:
+            over = now.left == 0 or (now.left is not None and self._loop == now.epoch)
+            epoch = now.epoch + over
+        if epoch > now.epoch:
+            if now.epoch >= 0 and epoch > now.epoch + FAR:
+                raise ConfigError(f"epoch {epoch} after epoch {now.epoch}: at most {FAR} can be skipped at once")
+            self._begin(epoch)
+        elif self._base is not None and epoch == now.epoch > self._base.epoch:
+            self._base = self._base.begin(epoch)  # begun by a view change, so far; now by this program
+        self._loop = epoch
 
     def draw(self) -> Ranges | None:
         """Give the next batch, ``FILLER``, or None at the loop's end."""
@@ -177,6 +179,7 @@ class Drawer:
         self._settle()
         now = self._now
         if now is not None and not self._over:
+            self._join(now)
             if self._loop is not None and self._loop < now.epoch:
                 return None
             if now.left is not None:
@@ -223,10 +226,9 @@ class Drawer:
             self._queue.pop(call.batches)
         if self._now is None:
             return
+        self._join(self._now)
         before, self._now = self._now.deal, self._now.finish(shares, step)
         self._base, self._proposed, self._founding = self._now, False, None
-        if self._loop is None:
-            self._loop = self._now.epoch  # a loop that began without the state is the job's
         if self._now.deal is not before:
             self._moved(same=self._now.epoch == before.epoch)
 
@@ -300,9 +302,9 @@ class Drawer:
         self._loop = None
         if self._call is not None:
             self._call.share = None
-        if same:
-            self._book = now.ledger
-        else:
+        self._book = now.ledger
+        if not same:
+            self._before = self._fresh.ledger  # what was known of it may lack what happened meanwhile
             self._moved(same=False)
 
     # --- inside --------------------------------------------------------------------------------------------------------
@@ -321,6 +323,11 @@ class Drawer:
         self._now = self._now.begin(epoch)
         self._base = self._base.begin(epoch) if self._proposed else self._now
         self._moved(same=False)
+
+    def _join(self, now: Replica) -> None:
+        """A loop that began without the state turns out to be over the epoch that the job is in."""
+        if self._loop is None and now.epoch >= 0:
+            self._loop = now.epoch
 
     def _moved(self, *, same: bool) -> None:
         """The deal is another. ``same``: of the same epoch, so that what was drawn is what is held first."""
