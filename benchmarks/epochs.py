@@ -3,12 +3,13 @@
     python -m benchmarks.epochs                      # 200 events
     python -m benchmarks.epochs --events 40 --load 2
 
-Jobs of 2 to 5 workers go through 3 epochs of a dataset, each worker with a ``DataLoader`` that looks ahead in a process of its own.
-Half a second apart, on average, something happens: SIGKILL, SIGSTOP for a few seconds (the worker is excluded, and joins again),
-SIGTERM, a leave, a join; several at once now and then. Halfway through the last epoch it stops, and all have to come to the end.
+Jobs of 2 to 5 workers go through 3 epochs of a dataset, each worker with a ``DataLoader`` that looks ahead in a process of its
+own. Half a second apart, on average, something happens: SIGKILL, SIGSTOP for a few seconds (the worker is excluded, and joins
+again), SIGTERM, a leave, a join; several at once now and then. Halfway through the last epoch it stops, and all have to come to
+the end.
 
-Bars: in every ledger every sample was used up once in each epoch; the samples in the averages are those of the ledgers; all hashes
-are equal after every step; no step is lost; nobody is stuck, and every worker that was not killed ends with 0.
+Bars: in every ledger every sample was used up once in each epoch; the samples in the averages are those of the ledgers; all
+hashes are equal after every step; no step is lost; nobody is stuck, and every worker that was not killed ends with 0.
 """
 
 from __future__ import annotations
@@ -67,8 +68,12 @@ class Term:
     def _late(self) -> bool:
         """Whether half of the last epoch is over; or everything, where it went quicker than anybody looked."""
         half = (self._orders.epochs - 1, self._orders.samples // 2)
-        places = [(line["data"], line["used"]) for worker in self.cluster.alive() for line in worker.calls[-50:] if "data" in line]
-        return any(place >= half for place in places) or any(worker.code == 0 and _done(worker) for worker in self.cluster.workers)
+        places = [
+            (line["data"], line["used"]) for worker in self.cluster.alive() for line in worker.calls[-50:] if "data" in line
+        ]
+        return any(place >= half for place in places) or any(
+            worker.code == 0 and _done(worker) for worker in self.cluster.workers
+        )
 
     def _event(self) -> None:
         chance, cluster = self._chance, self.cluster
@@ -139,7 +144,12 @@ def main() -> int:
             jobs += 1
     report.row("events", ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
     report.row("jobs, steps", f"{jobs}, {steps}")
-    report.row("samples not used up once, ledgers and hashes that differ, steps lost, stuck", str(len(faults)), bar="0", good=not faults)
+    report.row(
+        "samples not used up once, ledgers and hashes that differ, steps lost, stuck",
+        str(len(faults)),
+        bar="0",
+        good=not faults,
+    )
     return report.finish()
 
 

@@ -79,6 +79,7 @@ class Scholar:
                         return self
                 self.last = ft.step
                 self._note()
+            ft.barrier()  # who leaves while others are still in its last call has that redone without it
             self.ending = "done"
             ft.leave()
         except FTLibError as error:
@@ -130,7 +131,9 @@ def judge(scholars: list[Scholar], *, epochs: int, size: int) -> None:
         assert scholar.books.keys() >= {epochs - 1}
         for epoch in scholar.books.keys() & done[0].books.keys():
             both = [set(one.books[epoch]) for one in (scholar, done[0])]
-            assert both[0] == both[1], f"epoch {epoch}: {scholar.name} alone {both[0] - both[1]}, {done[0].name} {both[1] - both[0]}"
+            assert both[0] == both[1], (
+                f"epoch {epoch}: {scholar.name} alone {both[0] - both[1]}, {done[0].name} {both[1] - both[0]}"
+            )
         assert scholar.last == done[0].last, {s.name: s.last for s in done}
         assert torch.equal(scholar.model.weight, done[0].model.weight)
 

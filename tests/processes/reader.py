@@ -1,11 +1,11 @@
 """A worker that goes through a dataset with an elastic sampler and a loader that looks ahead in processes of its own.
 
-A ``program`` of ``worker.Task``; its orders, ``Task.given``, are ``Orders``. A gradient says which samples it was computed from, so
-that every average tells what is in it, and the hash of the parameters what was in all of them.
+A ``program`` of ``worker.Task``; its orders, ``Task.given``, are ``Orders``. A gradient says which samples it was computed from,
+so that every average tells what is in it, and the hash of the parameters what was in all of them.
 
-Lines: one a step, with ``hash``. Events, in order: ``init``, ``epoch`` for each loop over the data (``data``: its number; ``used``: how
-many samples its ledger has; ``unique``: how many different ones; ``digest`` of the whole ledger), ``done``. SIGUSR2 has it leave
-after its next step (``left``).
+Lines: one a step, with ``hash``. Events, in order: ``init``, ``epoch`` for each loop over the data (``data``: its number;
+``used``: how many samples its ledger has; ``unique``: how many different ones; ``digest`` of the whole ledger), ``done``.
+SIGUSR2 has it leave after its next step (``left``).
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def read(task: Task, lines: Lines) -> int:
                     lines.write(event="left")
                     return 0
             _tell(sampler, lines)
+        ft.barrier()  # who leaves while others are still in its last call has that redone without it
         lines.write(event="done", ends=ft.step)
     return 0
 

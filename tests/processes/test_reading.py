@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Where readers come from."""
-    with Cluster(tmp_path_factory.mktemp("library"), program="tests.processes.reader:read", settings={"rejoin": True}) as cluster:
+    with Cluster(
+        tmp_path_factory.mktemp("library"), program="tests.processes.reader:read", settings={"rejoin": True}
+    ) as cluster:
         yield cluster
 
 
