@@ -184,15 +184,14 @@ class Consumption:
             self._events.clear()  # calls were missed
         if not session.view.parent_id:
             return
-        drawn = dict(plan.drawn)
         if self._events and isinstance(self._events[-1], _Changed):
             self._events.pop()  # no call has finished in that view: it is as if it had not been
-        changed = _Changed(plan.call, session.view.ids, drawn)
-        told = any(isinstance(event, _Done) and event.shares for event in self._events)
-        if self._founding and not drawn and not told:  # nobody has drawn anything yet
-            self.founded([member_id for member_id in session.view.ids if member_id not in plan.blank])
-        else:
-            self._note(changed)
+        if not plan.drawn:  # nobody who is left has the state of the data; only founders can begin without
+            if self._founding:
+                self.founded([member_id for member_id in session.view.ids if member_id not in plan.blank])
+            return
+        changed = _Changed(plan.call, session.view.ids, dict(plan.drawn))
+        self._note(changed)
         if self._here and plane.finished == plan.call:  # else the call's result is adopted first
             self._tell(changed)
 

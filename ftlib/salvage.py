@@ -156,7 +156,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         healed=healed,
         authority=authority,
         holders=holders,
-        drawn=tuple((member_id, report.drawn) for member_id, report in acted.items() if report.drawn),
+        drawn=tuple((m, report.drawn) for m, report in known.items() if report.drawn and (m in acted or report.finished == call)),
         fault=_mismatch(call, acted, donors, adopters) or _lost(view, acted, healed, authority),
     )
 

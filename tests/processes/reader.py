@@ -1,6 +1,6 @@
 """A worker that goes through a dataset with an elastic sampler and a loader that looks ahead in processes of its own.
 
-A ``program`` of ``worker.Task``; its orders, ``Task.given``, are ``Orders``. A gradient says which samples it was computed from,
+A ``program`` of ``worker.Task``; its orders, ``Task.given``, are ``Orders``. A gradient says which samples it was made from,
 so that every average tells what is in it, and the hash of the parameters what was in all of them.
 
 Lines: one a step, with ``hash``. Events, in order: ``init``, ``epoch`` for each loop over the data (``data``: its number;
