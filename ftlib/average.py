@@ -88,7 +88,7 @@ class Attempt:
         while window:
             self._reap(entered)
         assert self._trailer is not None
-        session.agreed = layout
+        call.agree(session)
         return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
 
     def wait(self, work: Work, slot: Slot | None) -> None:

@@ -14,6 +14,7 @@ import torch
 from .bucket import Layout
 from .data.sampling import Share
 from .errors import ConfigError
+from .patience import Patience
 from .session import Session
 from .staging import Slot
 from .wire import finite, load, store
@@ -32,6 +33,7 @@ class Kind(Enum):
     ALLREDUCE = "allreduce"
     BROADCAST = "broadcast"
     BARRIER = "barrier"
+    UNIT = "execute"
 
 
 class Results:
@@ -55,6 +57,9 @@ class Call:
 
     foreign = False
     """Whether it is not the program's, which uses up no samples with it."""
+
+    stand_in = False
+    """Whether a deputy is in it, and the program is outside of calls (see ``deputy``)."""
 
     def __init__(
         self,
@@ -98,16 +103,54 @@ class Call:
         self.number = 0
         self.began = 0.0
         """When it was entered, on the clock of the threads that carry it out."""
+        self.computing = False
+        """Whether the program's code runs within it. Guarded by the plane's lock."""
+        self.present = True
+        """Whether the others may be told that this member is in it."""
+        self.late = False
+        """Whether it was finished without this worker, which was late: what was computed for it counts nowhere."""
         self._flat: dict[int, torch.Tensor] = {}
         self._versions = [_version(source) for source in sources]
 
     def __str__(self) -> str:
         return f"call {self.number}, {self.layout.text}"
 
+    changes_state = False
+    """Whether the registered state changes while it is in progress."""
+
+    def entry(self, live: Callable[[], object]) -> Callable[[], object] | None:
+        """What gives the registered state as it was on entry to this call: ``live``, as nothing changes meanwhile.
+
+        None while that is not known.
+        """
+        return live
+
+    @property
+    def shown(self) -> bool:
+        """Whether the others are told that this member waits in it."""
+        return self.present and not self.computing
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors that it reduced, once it has finished."""
+        return self.layout.nbytes
+
+    def steps(self, results: Results) -> int:
+        """Optimizer steps that it grants with these results."""
+        return int(self.counts_as_step and not self.void(results))
+
     @property
     def counts_as_step(self) -> bool:
         """Whether finishing it grants an optimizer step."""
         return self.kind is Kind.AVERAGE
+
+    def agree(self, session: Session) -> None:
+        """All members of ``session`` have come to its end."""
+        session.agreed = self.layout
+
+    def patience(self, timeout: float, now: Callable[[], float]) -> Patience:
+        """How long whoever is in it waits for the others: ``timeout`` seconds since it was entered."""
+        return Patience(self.began + timeout, now)
 
     def address(self, session: Session) -> None:
         """Before an attempt. A broadcast's root is the member that has the rank when the call first finds a session.

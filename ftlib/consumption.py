@@ -111,8 +111,15 @@ class Consumption:
         """A call is entered: until it ends nothing is drawn, if it is the program's."""
         if self._sampler is not None:
             self._bind()
-            if not call.foreign:
+            if not call.foreign and not call.changes_state:  # a unit's function may draw, and makes the calls that use up
                 self._sampler.begin(call.batches)
+
+    def weigh(self, call: Call, before: int = 0) -> None:
+        """Set the weight of an average that counts samples. ``before``: batches of calls of the same unit before it."""
+        sampler = self._sampler
+        if sampler is not None and call.kind is Kind.AVERAGE:
+            taken = sampler.weight(before) if before and call.batches else 0.0
+            call.weigh(sampler.weight(before + call.batches if call.batches else 0) - taken)
 
     def share(self, call: Call) -> Share:
         """What this member's slot says in the attempt that begins. Sets the weight of an average that counts samples."""
@@ -124,8 +131,7 @@ class Consumption:
                 return sampler.follow()
             self._start()
             share = sampler.begin(call.batches)
-            if call.kind is Kind.AVERAGE:
-                call.weigh(sampler.weight(call.batches))
+            self.weigh(call)
             return share if self._here else sampler.follow()
 
     def finished(self, call: Call, results: Results) -> None:
@@ -146,6 +152,13 @@ class Consumption:
         """The program leaves its call, which has not finished."""
         if self._sampler is not None:
             self._sampler.unfinished()
+
+    def passed(self, call: Call) -> None:
+        """The program's call was finished by its deputy, without what it was made from: that is not used up by it."""
+        with self._plane.changed:
+            if self._sampler is not None:
+                self._sampler.begin(call.batches)
+                self._sampler.unfinished()
 
     # --- the state -----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from .phase import Phase
 from .ranks import RankAssignScheme
 from .registry import Registered
 from .resumption import Loaded
+from .session import Session
 from .succession import Succession
 from .targets import Layouts
 from .turns import Turns
@@ -143,13 +144,15 @@ class FTLib(Calls):
 
         With the setting ``resume`` (``ftlib run --resume PATH``) founders then ``load`` that directory's newest checkpoint.
         """
+        if self._execution is not None:
+            raise ConfigError("register_state was called within execute: call it before")
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
         registered, data = Registered(roles, state_dict, load_state_dict, apply), self._plane.data
         for elastic in registered.elastic():
             data.register(elastic)
-        self._lives.life.transfer.register(registered)
+        self._lives.life.register(registered)
         data.settle(self.settings.consensus.join_timeout)
         if self.settings.resume:
             self.load(self.settings.resume)
@@ -224,13 +227,13 @@ class FTLib(Calls):
     @property
     def rank(self) -> int:
         """This worker's rank in the newest active view, -1 before the first."""
-        session = self._plane.session
+        session = self._session
         return -1 if session is None else session.rank
 
     @property
     def size(self) -> int:
         """Members of the newest active view; before the first, of the job that was met (0 for none)."""
-        session = self._plane.session
+        session = self._session
         if session is not None:
             return session.size
         known = self._lives.life.known
@@ -239,30 +242,40 @@ class FTLib(Calls):
     @property
     def epoch(self) -> int:
         """Number of the newest active view, 0 before the first."""
-        session = self._plane.session
+        session = self._session
         return 0 if session is None else session.view.epoch
 
     @property
     def view(self) -> View | None:
         """The newest active view, None before the first."""
-        session = self._plane.session
+        session = self._session
         return None if session is None else session.view
 
     @property
     def member_list(self) -> tuple[Member, ...]:
         """Its members in seniority order."""
-        session = self._plane.session
+        session = self._session
         return () if session is None else session.view.members
 
     @property
     def step(self) -> int:
-        """Steps granted: averages that ended with SUCCESS or NO_NEED, of all lifetimes of the job."""
-        return self._plane.step
+        """Steps granted: averages that ended with SUCCESS or NO_NEED, of all lifetimes of the job.
+
+        At a worker that is late, those that it has taken over.
+        """
+        plane = self._plane
+        with plane.changed:
+            return plane.step - plane.lag.steps
 
     @property
     def group(self) -> Group | None:
-        """The process group of the newest active view, None where this worker is alone."""
-        session = self._plane.session
+        """The process group of the newest active view, None where this worker is alone.
+
+        Within ``execute`` that of its attempt: ask for it anew each time.
+        """
+        if (execution := self._execution) is not None:
+            return execution.group
+        session = self._session
         return None if session is None else session.group
 
     def metrics(self) -> dict[str, Any]:
@@ -275,6 +288,12 @@ class FTLib(Calls):
         return {**facts(self._plane), "size": self.size, **shared}
 
     # --- inside --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _session(self) -> Session | None:
+        """The newest active one; within ``execute`` that of the attempt."""
+        execution = self._execution
+        return self._plane.session if execution is None else execution.session
 
     @property
     def _consensus(self) -> Consensus:

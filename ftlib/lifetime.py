@@ -23,7 +23,8 @@ from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, Vie
 from .binding import bind
 from .call import Call
 from .caller import Caller
-from .config import Settings
+from .config import VETO, Settings
+from .deputy import Deputy, Terms, replayable
 from .errors import ConfigError, GroupError, JoinError
 from .facts import facts
 from .frameworks.base import Framework, Group, GroupSpec
@@ -103,6 +104,7 @@ class Lifetime:
         )
         self.resumption = Resumption(plane, self.transfer, settings.consensus.join_timeout)
         self.caller.load_state = self._load_state
+        self.caller.units.registered = lambda: self.transfer.registered
         self.donor = Donor(plane, self.transfer, self.caller.layouts.find)
         self.caller.entering = self.donor.entering
         self.caller.hand_on = self.donor.tutor.hand_on
@@ -110,6 +112,8 @@ class Lifetime:
         self.caller.recovery = Catchup(
             plane, lambda: self.transfer.registered, self._source, _allowed(settings), self._warmth if spares else None
         )
+        self.deputy = self._deputy(settings, means.turns)
+        self.caller.deputy = self.deputy
         self.known: View | None = None
         """The job as it was met."""
         self._means = means
@@ -147,6 +151,8 @@ class Lifetime:
         consensus.serve(RESUMPTION, self.resumption.source)
         consensus.serve(Donor.PATH, self.donor.source)
         self._rebuilder.start()
+        if self.deputy is not None:
+            self.deputy.start()
         try:
             consensus.start(self._rebuilder, meta=meta)
         except ConsensusConfigError as error:
@@ -203,6 +209,8 @@ class Lifetime:
         group = plane.stop(LeftError("closed"))
         if group is not None and plane.running is not None:
             group.abort()
+        if self.deputy is not None:
+            self.deputy.end(CLOSE_TIMEOUT)
         with self._bounds:
             self._ended = True
             with contextlib.suppress(ConsensusError):
@@ -212,6 +220,25 @@ class Lifetime:
         self.donor.forget()
         self.transfer.forget()
         self.resumption.forget()
+
+    def register(self, registered: Registered) -> None:
+        """Note what the state is (see ``Transfer.register``). ConfigError where it does not do for what is set."""
+        if self.deputy is not None and (reason := replayable(registered)):
+            raise ConfigError(f"straggler_deadline is set, but a late worker could not take over what it missed: {reason}")
+        self.transfer.register(registered)
+
+    def _deputy(self, settings: Settings, turns: Turns) -> Deputy | None:
+        """Who stands in while the program is late, where that is wanted."""
+        if settings.straggler_deadline is None:
+            return None
+        terms = Terms(
+            settings.straggler_deadline,
+            settings.consensus.stall_timeout,
+            settings.min_size,
+            _allowed(settings).pending,
+            settings.nonfinite == VETO,
+        )
+        return Deputy(self.plane, self.caller, turns, lambda: self.transfer.registered, terms)
 
     # --- in a call -----------------------------------------------------------------------------------------------------
 

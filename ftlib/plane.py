@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 from consensus import View
 
-from .bucket import Layout
 from .call import Call, Results
 from .consumption import Consumption, shares_in
 from .counters import Counters
 from .frameworks.base import Group
+from .lag import Lag
 from .orders import Finish, Order
+from .peers import Peers
 from .phase import PLANE, Phase, Switch
 from .recovery.progress import Progress
 from .salvage import Report
@@ -69,12 +70,11 @@ class Plane:
         self.training_thread = threading.get_ident()
         """Who entered a call last."""
         self.counters: Counters = Counters() if former is None else former.counters
-        self.peers: dict[str, tuple[int, int]] = {}
-        """(finished, current) of the other members, as their pings told."""
-        self.peer_changes: dict[str, float] = {}
-        """When that changed last (monotonic seconds)."""
+        self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """How far this member is with getting the state; None where it does not. Not to be asked under the lock."""
+        self.lag = Lag()
+        """How far the program is behind its deputy."""
         self.trailer: Trailer | None = None
         """Of the last call that was finished in the active session."""
         self.data: Consumption = Consumption(self, None if former is None else former.data)
@@ -82,7 +82,9 @@ class Plane:
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)
-        """Views activated since the callbacks ran last."""
+        """Views activated since the last call that was finished here."""
+        self.due: list[View] = [] if former is None else list(former.due)
+        """Views in which a call was finished, and of which the program was not told yet."""
         self._last_signature = b""
         self._order: Order | None = None
         self._reported: tuple[int, bytes] | None = None
@@ -106,7 +108,8 @@ class Plane:
             call.number = self.finished + 1
             self.current = call
             self.data.entered(call)
-            self.training_thread = threading.get_ident()
+            if not call.stand_in:
+                self.training_thread = threading.get_ident()
             self._told()
             self.changed.notify_all()
 
@@ -116,6 +119,13 @@ class Plane:
             assert self.running is None, "calls are serialized"
             self.current = None
             self.enter(call)
+
+    def computes(self, computing: bool) -> None:
+        """Whether the training thread runs the program's code within its call: whoever waits there waits for it."""
+        with self.changed:
+            if self.current is not None:
+                self.current.computing = computing
+            self._told()
 
     def caught_up(self, origin: str, number: int) -> bool:
         """The state on entry to call ``number``, which has just been finished, is here; it descends from ``origin``."""
@@ -134,7 +144,7 @@ class Plane:
             self.data.unfinished()
             self._told()
             order, self._order = self._order, None
-            if session is not None and self._acting_in(session):
+            if session is not None and session.group is not None and self._acting_in(session):
                 self._freeze()
                 return session, order
             return None, order
@@ -152,6 +162,14 @@ class Plane:
         """An operation of the current call has finished, so nobody needs the results of the one before."""
         with self.changed:
             self.results = None
+            self.present()
+
+    def present(self) -> None:
+        """The others may know that this member is in its call."""
+        with self.changed:
+            if self.current is not None and not self.current.present:
+                self.current.present = True
+                self._told()
 
     def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
         """Finish ``call``, unless there was a freeze meanwhile (None: redo it in the next session)."""
@@ -165,6 +183,8 @@ class Plane:
             results.shares = shares_in(session.by_rank, trailer)
             self._finished(call, results)
             self.trailer = trailer
+            self.due += self.changes
+            self.changes.clear()
             if trailer.freeze or order is not None:
                 self._freeze()
             return Finish(trailer.freeze, order)
@@ -180,14 +200,17 @@ class Plane:
             self.counters.adopted += 1
             return True
 
-    def failed(self, session: Session) -> tuple[bool, Order | None]:
-        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet)."""
+    def failed(self, session: Session, *, begun: bool = True) -> tuple[bool, Order | None]:
+        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet).
+
+        ``begun``: False where nothing failed, but nobody was in the call: only a freeze that waited for its end takes place.
+        """
         with self.changed:
             self.running = None
             self._told()
             order, self._order = self._order, None
             first = self._acting_in(session)
-            if first:
+            if first and (begun or order is not None):
                 self._freeze()
             return first, order
 
@@ -232,9 +255,9 @@ class Plane:
             self.changed.wait_for(lambda: not self._acting_in(session), timeout)
 
     def in_call(self, number: int) -> bool:
-        """Whether the training thread is inside call ``number``, so that the state is what it was on entry."""
+        """Whether the training thread is inside call ``number``: unless that changes it, the state is what it was on entry."""
         with self.changed:
-            return self.current is not None and self.current.number == number
+            return self.current is not None and self.current.number == number and not self.current.stand_in
 
     # --- the rebuild thread --------------------------------------------------------------------------------------------
 
@@ -286,6 +309,7 @@ class Plane:
                 return False
             if self.member_id in plan.healed:
                 self.founder, self.blank, self.origin, self.results = False, True, "", None
+                self.lag = Lag()
                 self._last_signature = b""
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
@@ -305,10 +329,7 @@ class Plane:
                 self.counters.pauses.add(self.threads.now() - self._frozen_at)
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
-            self.peers = {member_id: state for member_id, state in self.peers.items() if member_id in session.view}
-            self.peer_changes = {
-                member_id: since for member_id, since in self.peer_changes.items() if member_id in session.view
-            }
+            self.peers.keep(session.view)
             self.changes.append(session.view)
             self.changed.notify_all()
             return True
@@ -328,24 +349,23 @@ class Plane:
 
     def peer_progress(self, member_id: str, finished: int, current: int) -> None:
         """Note where another member is."""
-        state = (finished, current)
         with self.changed:
-            if self.peers.get(member_id) != state:
-                self.peers[member_id] = state
-                self.peer_changes[member_id] = self.threads.now()
+            self.peers.note(member_id, (finished, current), self.threads.now())
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
     def _told(self) -> None:
-        self._tell(self.finished, self.current.number if self.current else 0, busy=self.running is not None)
+        current = self.current.number if self.current and self.current.shown else 0
+        self._tell(self.finished, current, busy=self.running is not None and (self.current is None or self.current.present))
 
     def _acting_in(self, session: Session) -> bool:
         return self.phase is Phase.ACTIVE and self.session is session
 
     def _ends_with(self, call: int | None) -> bool:
-        """Whether operations of ``call`` or an earlier one are under way."""
-        under_way = self.running is not None and self.current is not None
-        return call is not None and under_way and self.current is not None and self.current.number <= call
+        """Whether operations of ``call`` or an earlier one are under way, or what a single member cannot undo."""
+        current = None if self.running is None else self.current
+        alone = self.session is not None and self.session.group is None
+        return current is not None and ((alone and current.changes_state) or (call is not None and current.number <= call))
 
     def _freeze(self) -> None:
         if self.phase is Phase.ACTIVE:
@@ -364,22 +384,15 @@ class Plane:
         self.results = results
         self._last_signature = call.layout.signature
         self.counters.calls += 1
-        self.counters.bytes_averaged += call.layout.nbytes
-        if call.counts_as_step and not call.void(results):
-            self.step += 1
+        self.counters.bytes_averaged += call.nbytes
+        granted = call.steps(results)
+        self.step += granted
+        self.lag.grow(granted, missed=call.stand_in)
         self.data.finished(call, results)
 
     def _report(self) -> Report:
-        current: Layout | None = self.current.layout if self.current else None
-        return Report(
-            finished=self.finished,
-            current=self.current.number if self.current else 0,
-            step=self.step,
-            last_signature=self._last_signature,
-            current_signature=current.signature if current else b"",
-            origin=self.origin,
-            founder=self.founder,
-            blank=self.blank,
-            has_state=self.has_state,
-            drawn=self.data.report(),
-        )
+        current = self.current
+        calls = (self.finished, current.number if current else 0, self.step)
+        signatures = (self._last_signature, current.layout.signature if current else b"")
+        is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
+        return Report(*calls, *signatures, self.origin, is_founder, self.blank, self.has_state, late, drawn)

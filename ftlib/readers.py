@@ -26,6 +26,7 @@ __all__ = [
     "as_nonfinite",
     "as_number",
     "as_optional_count",
+    "as_optional_duration",
     "as_policy",
     "as_positive",
     "as_secrets",
@@ -99,6 +100,11 @@ def as_count(value: Any) -> int:
 def as_optional_count(value: Any) -> int | None:
     """The same, or None for nothing."""
     return None if value is None or value == "" else as_count(value)
+
+
+def as_optional_duration(value: Any) -> float | None:
+    """A duration, or None for nothing."""
+    return None if value is None or value == "" else as_duration(value)
 
 
 def as_flag(value: Any) -> bool:

@@ -77,11 +77,19 @@ class Registered:
 
     def load(self, tree: object) -> None:
         """Take over ``tree``; ConfigError where another program wrote it."""
+        self._take(tree, elastic=True)
+
+    def restore(self, tree: object) -> None:
+        """Return to ``tree``. Only finished calls and view changes move an elastic sampler, which stays where it is."""
+        self._take(tree, elastic=False)
+
+    def _take(self, tree: object, *, elastic: bool) -> None:
         self.check(tree)
         assert isinstance(tree, dict)
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
-                _load(role, item.load_state_dict, state)
+                if elastic or not isinstance(item, Sampling):
+                    _load(role, item.load_state_dict, state)
         if self._load is not None:
             _load("load_state_dict", self._load, tree["custom"])
 

@@ -45,6 +45,8 @@ class Flag(IntFlag):
     """This rank contributed inf or nan to the call before, which was vetoed because of it."""
     FOLLOWING = 8
     """This rank takes part in whatever the others do, with nothing of its own: its ``check`` says nothing."""
+    LATE = 16
+    """It follows since its program is late: it has the state, but for the calls that it follows (see ``deputy``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,19 +257,29 @@ class Transfer:
     def _on_entry(self, call: int, origin: str) -> Iterator[bytes]:
         plane = self._plane
         with plane.changed:
-            plane.changed.wait_for(lambda: plane.in_call(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
-            inside, registered, own = plane.in_call(call), self._registered, plane.origin
-        if not inside:
+            plane.changed.wait_for(lambda: self._entry(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
+            entry, registered, own = self._entry(call), self._registered, plane.origin
+        if entry is None:
             raise LookupError(f"{LATER}: not inside call {call}")
         if registered is None:
             raise LookupError(f"{NOTHING}: no state is registered here")
         if own != origin:
             raise LookupError(f"{LATER}: this member does not hold that state")
-        return self._guarded(call, registered)
+        return self._guarded(call, entry)
 
-    def _guarded(self, call: int, registered: Registered) -> Iterator[bytes]:
-        for chunk in encode(registered.tree(self._plane.step)):
-            if not self._plane.in_call(call):  # after the copy: what was copied before the call ended is intact
+    def _entry(self, call: int) -> Callable[[], object] | None:
+        """What gives the state on entry to ``call``; None unless the training thread is inside of it."""
+        with self._plane.changed:
+            current = self._plane.current
+            return None if current is None or current.number != call else current.entry(self._now)
+
+    def _now(self) -> object:
+        """What is registered, as it is."""
+        return None if self._registered is None else self._registered.tree(self._plane.step)
+
+    def _guarded(self, call: int, entry: Callable[[], object]) -> Iterator[bytes]:
+        for chunk in encode(entry()):
+            if self._entry(call) != entry:  # after the copy: what was copied before the call ended is intact
                 raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
             yield chunk
 

@@ -6,6 +6,7 @@ This outlives the lifetimes of a worker (see ``succession``): what the program w
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ __all__ = ["Turns"]
 T = TypeVar("T")
 
 _IN_CALL = "{} was called within another call, from a signal handler or a state function; return from it first"
-_IN_CALLBACK = "{}: a callback of on_view_change cannot average: workers run it at different calls; act after the call instead"
+_IN_CALLBACK = "{}: a callback of on_view_change cannot average, as the call that tells it has not returned; act after it"
 _LOOK = 0.05
 """Seconds between two looks whether the program leaves. No event: a signal handler may leave while its thread waits for it."""
 
@@ -31,6 +32,8 @@ class Turns:
         self._process = os.getpid()
         self._threads = threads
         self._serial = threads.lock()
+        self._waiting: deque[None] = deque()
+        """One for each thread that waits for its turn. No number: threads count at once."""
         self._busy = ""
         """What the thread in ``_holder`` may not call within; empty outside of calls."""
         self._holder: Thread | None = None
@@ -43,14 +46,19 @@ class Turns:
         """Whether this thread is within a call: in a callback, a state function or a signal handler."""
         return bool(self._busy) and self._holder is self._threads.current()
 
-    def take(self, call: str, tell: Callable[[], None], carry_out: Callable[[], T]) -> T:
-        """Carry out ``call`` (its name) when it is this thread's turn; before it ``tell`` runs the program's callbacks.
+    def take(self, call: str, carry_out: Callable[[], T], tell: Callable[[], None]) -> T:
+        """Carry out ``call`` (its name) when it is this thread's turn; after it ``tell`` runs the program's callbacks.
 
         Raises RebuildTimeout where another thread keeps its turn for ``timeout``, ConfigError within a call.
         """
         if os.getpid() != self._process:
             raise ConfigError(f"{call}: this process was forked from a worker and is none: call FTLib.init in it")
-        if not self._serial.acquire(timeout=self.timeout):
+        self._waiting.append(None)
+        try:
+            acquired = self._serial.acquire(timeout=self.timeout)
+        finally:
+            self._waiting.pop()
+        if not acquired:
             holder = self._holder.name if self._holder is not None else "another"
             raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s")
         try:
@@ -58,9 +66,28 @@ class Turns:
                 raise ConfigError(self._busy.format(call))
             self._holder = self._threads.current()
             try:
+                self._busy = _IN_CALL
+                result = carry_out()
                 self._busy = _IN_CALLBACK
                 tell()
-                self._busy = _IN_CALL
+                return result
+            finally:
+                self._busy, self._holder = "", None
+        finally:
+            self._serial.release()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a thread of the program waits for its turn."""
+        return bool(self._waiting)
+
+    def lend(self, carry_out: Callable[[], T]) -> T | None:
+        """Carry out what the program did not ask for, on this thread; None where it is somebody's turn, or will be."""
+        if self.awaited or not self._serial.acquire(blocking=False):
+            return None
+        try:
+            self._holder, self._busy = self._threads.current(), _IN_CALL
+            try:
                 return carry_out()
             finally:
                 self._busy, self._holder = "", None

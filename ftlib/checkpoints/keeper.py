@@ -82,14 +82,15 @@ class Keeper:
             self._checked = True
         with self._lock:
             with plane.changed:
-                session, number = plane.session, plane.finished
+                session, number = plane.session, plane.finished - plane.lag.calls
+                step = plane.step - plane.lag.steps  # what is registered knows of no others, where this worker is late
                 outdated = plane.origin != plane.authority  # the next call brings the state
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
-            name = Name(plane.step, session.view.epoch)
+            name = Name(step, session.view.epoch)
             if not self._free(plane, path / str(name), wait=wait):
                 return
-            taken = Taken.of(registered.tree(plane.step), name, session.size)
+            taken = Taken.of(registered.tree(step), name, session.size)
             self._writing = _Writing(plane, session, number, path, taken, self._keep)
             self._writing.start()
 

@@ -106,7 +106,7 @@ class Trainer:
             self._backward()
             call = self._call()
             process.jobs.promises.entered(process, call)
-            status = process.turns.take(call.layout.text, lambda: None, functools.partial(process.caller.run, call))
+            status = process.turns.take(call.layout.text, functools.partial(process.caller.run, call), lambda: None)
             if status is Status.ABORT:
                 return
             process.jobs.promises.used_up(process, batch)

@@ -17,8 +17,8 @@ from consensus.protocol.effects import Send
 from consensus.runtime.names import Introducers
 
 from .fake_core import rig, until
+from .group import TIMEOUT, address, begin, eventually, members
 from .test_addresses import free_ports
-from .test_gossip import TIMEOUT, address, begin, eventually, members
 
 SECRET = "a secret of these tests"
 OTHER = "another secret, also long enough"

@@ -92,6 +92,45 @@ def test_a_leaver_gives_back_what_it_has_drawn() -> None:
         judge([scholars["a"], scholars["c"]], epochs=2, size=60)
 
 
+@pytest.mark.parametrize("depth", [0, 3])
+def test_units_use_up_what_their_averages_do(depth: int) -> None:
+    with Job(3) as job:
+        scholars = {name: Scholar(60, 3, 2, depth) for name in "abcj"}
+        now = threading.Event()
+
+        def die() -> None:
+            if job.workers["c"].ft.step == 3:
+                now.set()
+                job.kill("c")
+
+        scholars["c"].hook = die
+        for scholar in scholars.values():
+            scholar.unit = True
+        together(job, scholars, {"j": now})
+        judge([scholars[name] for name in "abj"], epochs=2, size=60)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_what_a_late_worker_had_drawn_goes_back(depth: int) -> None:
+    with Job(3, straggler_deadline=0.05) as job:
+        scholars = {name: Scholar(90, 3, 2, depth) for name in "abc"}
+        there = threading.Event()
+
+        def dawdle() -> None:
+            if job.workers["c"].ft.step == 3:
+                there.wait(10.0)  # until the others have gone on without it
+
+        def notice() -> None:
+            if job.workers["a"].ft.step == 6:
+                there.set()
+
+        scholars["c"].hook, scholars["a"].hook = dawdle, notice
+        together(job, scholars, {})
+        assert there.is_set()
+        assert job.workers["c"].ft.metrics()["stood_in"] > 0
+        judge(list(scholars.values()), epochs=2, size=90)
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_history(seed: int) -> None:
     """Members die, leave and join at random moments, several at once; what is left goes through every sample once an epoch."""

@@ -21,6 +21,7 @@ from tests.ftlib.test_checkpoints import write
 
 from .cluster import Cluster
 from .launched import LaunchedRun
+from .nursery import Nursery
 from .worker import Lines, _digest
 
 pytestmark = pytest.mark.process
@@ -142,8 +143,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def test_training_goes_on_while_the_disk_is_full(tmp_path: Path, small_disk: Path) -> None:
-    with Cluster(tmp_path, sizes=[300_000]) as cluster:
+def test_training_goes_on_while_the_disk_is_full(nursery: Nursery, tmp_path: Path, small_disk: Path) -> None:
+    with Cluster(tmp_path, nursery, sizes=[300_000]) as cluster:
         cluster.found(2, habit=habit(small_disk, 5), pause=0.02, digest=False)
         cluster.until("twice there was no room", lambda: sum(w.output().count(_ERROR) for w in cluster.workers) > 1)
         output = "".join(worker.output() for worker in cluster.workers)

@@ -20,7 +20,7 @@ from ftlib.config import resolve
 from .cluster import Cluster, Worker
 from .verdict import Verdict
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 SMALL = [200, 199_600, 200]
 """2.4 MB of state under Adam."""

@@ -12,6 +12,7 @@ import pytest
 
 from .cluster import Cluster
 from .launched import LaunchedRun
+from .nursery import Nursery
 from .verdict import Verdict
 
 pytestmark = pytest.mark.process
@@ -70,9 +71,9 @@ def test_sigterm_drains_one_then_all(cluster: Cluster) -> None:
     assert not [*verdict.violations, *cluster.faults()]
 
 
-def test_a_healthy_step_causes_no_control_message(tmp_path: Path) -> None:
+def test_a_healthy_step_causes_no_control_message(nursery: Nursery, tmp_path: Path) -> None:
     """As many messages while training as in the same time of rest, and only probes and digests."""
-    with Cluster(tmp_path, sizes=[300], idle=2.0) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[300], idle=2.0) as cluster:
         cluster.found(3)
         cluster.until("all have counted", lambda: all(_counted(worker.events) for worker in cluster.workers))
         for worker in cluster.workers:

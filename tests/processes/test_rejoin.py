@@ -13,16 +13,17 @@ from ftlib import FTLib
 
 from .cluster import Cluster
 from .launched import LaunchedRun
+from .nursery import Nursery
 from .verdict import Verdict
 from .worker import Lines
 
 pytestmark = pytest.mark.process
 
 
-def test_a_stopped_worker_joins_again_and_again(tmp_path: Path) -> None:
+def test_a_stopped_worker_joins_again_and_again(nursery: Nursery, tmp_path: Path) -> None:
     """The most senior one: the first time the founder's own address is bound again, and nothing may be founded there."""
     settings = {"bucket_mb": 0.08, "exclude_after": 2.0, "rejoin": True}
-    with Cluster(tmp_path, sizes=[20_000, 300], settings=settings) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], settings=settings) as cluster:
         cluster.found(3)
         cluster.training(3)
         victim = next(worker for worker in cluster.workers if worker.last["rank"] == 0)

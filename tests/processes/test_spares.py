@@ -10,7 +10,7 @@ import pytest
 from .cluster import Cluster, Worker
 from .verdict import Verdict
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 SIZES = [300_000] * 2
 """7.2 MB of state under Adam."""
