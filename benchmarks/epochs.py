@@ -81,7 +81,7 @@ class Term:
         holders = [worker for worker in there if len(worker.calls) >= 2]
         kind = chance.choice(["kill", "kill", "hang", "leave", "preempt", "join", "join", "join"])
         if kind == "join":
-            if len(there) + len(self._stopped) >= MOST:
+            if len(there) + len(self._stopped) >= MOST or not holders:
                 return
             cluster.join(given=vars(self._orders))
         else:

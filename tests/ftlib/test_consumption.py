@@ -113,22 +113,22 @@ def test_units_use_up_what_their_averages_do(depth: int) -> None:
 @pytest.mark.parametrize("depth", [0, 3])
 def test_what_a_late_worker_had_drawn_goes_back(depth: int) -> None:
     with Job(3, straggler_deadline=0.05) as job:
-        scholars = {name: Scholar(90, 3, 2, depth) for name in "abc"}
+        scholars = {name: Scholar(360, 3, 2, depth) for name in "abc"}
         there = threading.Event()
 
         def dawdle() -> None:
-            if job.workers["c"].ft.step == 3:
+            if job.workers["c"].ft.step == 30:  # its deputy knows by now what a step is
                 there.wait(10.0)  # until the others have gone on without it
 
         def notice() -> None:
-            if job.workers["a"].ft.step == 6:
+            if job.workers["a"].ft.step >= 33:
                 there.set()
 
         scholars["c"].hook, scholars["a"].hook = dawdle, notice
         together(job, scholars, {})
         assert there.is_set()
         assert job.workers["c"].ft.metrics()["stood_in"] > 0
-        judge(list(scholars.values()), epochs=2, size=90)
+        judge(list(scholars.values()), epochs=2, size=360)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
