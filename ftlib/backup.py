@@ -33,7 +33,7 @@ class Kept:
     def restore(self) -> None:
         """Make the registered objects what they were. ConfigError where they do not take their own state."""
         # Clones: an optimizer keeps the very tensors that it is given.
-        self._registered.load(fill(self._packed, [tensor.clone() for tensor in self._tensors.values()]))
+        self._registered.restore(fill(self._packed, [tensor.clone() for tensor in self._tensors.values()]))
 
 
 class Backup:

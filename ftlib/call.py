@@ -6,12 +6,13 @@ alike. A broadcast sums bytes of which all but the root's are zero: exact for ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import torch
 
 from .bucket import Layout
+from .data.sampling import Share
 from .errors import ConfigError
 from .patience import Patience
 from .session import Session
@@ -38,7 +39,7 @@ class Kind(Enum):
 class Results:
     """What a finished call left in staging: sums not yet divided. Valid until an operation of the next call has finished."""
 
-    __slots__ = ("finite", "layout", "number", "slots", "weight")
+    __slots__ = ("finite", "layout", "number", "shares", "slots", "weight")
 
     def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float, intact: bool = True) -> None:
         self.number = number
@@ -47,10 +48,15 @@ class Results:
         self.weight = weight
         self.finite = intact
         """False if the call was to be looked through for inf and nan, and has some."""
+        self.shares: Mapping[str, Share] = {}
+        """What every member used up of the data, by its id; empty where nobody draws samples."""
 
 
 class Call:
     """A call in progress at this member; used by the training thread only (``number`` and ``layout`` are constant)."""
+
+    foreign = False
+    """Whether it is not the program's, which uses up no samples with it."""
 
     stand_in = False
     """Whether a deputy is in it, and the program is outside of calls (see ``deputy``)."""
@@ -63,6 +69,8 @@ class Call:
         *,
         owners: Sequence[torch.Tensor] = (),
         weight: float = 1.0,
+        by_samples: bool = False,
+        batches: int = 0,
         divide: bool = False,
         veto: bool = False,
         root_rank: int | None = None,
@@ -71,7 +79,8 @@ class Call:
     ) -> None:
         """``sources``: read, and written once the call has finished; None (``owners`` has its parameter): zeros, created then.
 
-        ``weight``: this member's share in an average (``divide``). ``veto``: nobody applies a result with inf or nan.
+        ``weight``: this member's share in an average (``divide``); ``by_samples``: where samples are counted, it is their
+        number. ``batches``: how many of the elastic sampler's it uses up. ``veto``: nobody applies a result with inf or nan.
         ``root_rank``: whose tensors a broadcast spreads. ``name``: how people know a tensor. ``remark``:
         what may explain a mismatch.
         """
@@ -80,6 +89,9 @@ class Call:
         self.sources = list(sources)
         self.owners = owners
         self.weight = weight
+        self.batches = batches
+        self._by_samples = by_samples
+        self._outdated = False
         self.divide = divide
         self.veto = veto
         self.name = name
@@ -154,6 +166,11 @@ class Call:
         self.silent = self._root != session.member_id
         self.weight = 0.0 if self.silent else 1.0
 
+    def weigh(self, samples: float) -> None:
+        """What was computed for an average was computed from so many samples; without any it counts nothing."""
+        if not self._outdated and (self._by_samples or not samples):
+            self.weight = samples
+
     def void(self, results: Results) -> bool:
         """Whether this call has no result, at any member: by the sum of the weights, or by a veto."""
         if not results.finite:
@@ -172,6 +189,7 @@ class Call:
         The state may hold this call's very tensors (buffers that are broadcast): what was loaded is now their input.
         """
         self.weight = 0.0
+        self._outdated = True
         self._versions = [_version(source) for source in self.sources]
         self._flat.clear()
 

@@ -84,6 +84,7 @@ class Caller:
         self._plane.tempo.entered(call.began)
         try:
             if self.deputy is not None and (status := self.deputy.arrive(call)) is not None:
+                self._plane.data.passed(call)
                 return status
             self._plane.enter(call)
             return self._run(call)
@@ -260,14 +261,16 @@ class Caller:
         call.address(session)
         if not (self.units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
-        leaving = self._turns.says_goodbye  # after a unit's function: a signal may have come meanwhile
-        if session.group is None:
-            return self._alone(call, session, leaving)
-        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
+        share = plane.data.share(call)
+        # Leaving: after a unit's function, as a signal may have come meanwhile.
+        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if self._turns.says_goodbye else Flag(0))
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
-        flags |= Flag.FOLLOWING if isinstance(call, Followed) else Flag(0)
+        flags |= Flag.FOLLOWING if call.foreign else Flag(0)
         flags |= Flag.LATE if call.stand_in else Flag(0)
-        saying = Saying(call.weight, 0, flags, call.layout.check, busy=plane.tempo.busy)
+        given = (share.ahead, share.dropped, share.data_epoch, share.deal)
+        saying = Saying(call.weight, share.samples, flags, call.layout.check, *given, plane.tempo.busy)
+        if session.group is None:
+            return self._alone(call, session, saying)
         attempt = self._attempt_at(call, session)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)
@@ -296,11 +299,10 @@ class Caller:
         self.layouts.note(call.layout)
         return Attempt(call, session, self._pool.staging(call.layout), watch, now)
 
-    def _alone(self, call: Call, session: Session, leaving: bool) -> Results | None:
+    def _alone(self, call: Call, session: Session, saying: Saying) -> Results | None:
         """A single member needs no operation; what it did is the result."""
-        freeze = self._plane.wished or leaving
         intact = not (call.veto and call.spoilt())
-        trailer = Trailer((), call.weight, freeze, (0,) if leaving else ())
+        trailer = Trailer.of((saying,))
         return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:

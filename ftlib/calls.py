@@ -38,6 +38,9 @@ _OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
 LIGHTEST, HEAVIEST = 1e-12, 1e12
 """What a weight may be, besides 0: tensors are multiplied by it in float32, which holds 1e-38 to 1e38."""
 
+MOST_BATCHES = 65535
+"""That one call may use up: slots of the trailer have 16 bits for such counts."""
+
 
 class Calls(ABC):
     """What a program calls in its training loop. Thread-safe: calls of several threads are carried out one by one."""
@@ -66,21 +69,33 @@ class Calls(ABC):
         return self._lives.life.caller
 
     @overload
-    def allreduce_average(self, target: Any, *, weight: float = 1.0, wait: Literal[True] = True) -> Status: ...
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[True] = True
+    ) -> Status: ...
 
     @overload
-    def allreduce_average(self, target: Any, *, weight: float = 1.0, wait: Literal[False]) -> Pending: ...
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[False]
+    ) -> Pending: ...
 
-    def allreduce_average(self, target: Any, *, weight: float = 1.0, wait: bool = True) -> Status | Pending:
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: bool = True
+    ) -> Status | Pending:
         """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
 
         ``target``: a module or parameters (their ``.grad``; None contributes zeros and receives the average; frozen ones are
-        left out), other tensors or numpy arrays (in place), one or several. ``weight``: 0, or 1e-12 to 1e12; e.g. this
-        worker's number of samples. FAIL, and nothing is touched, where all weights are 0 or any result is inf or nan.
+        left out), other tensors or numpy arrays (in place), one or several. ``weight``: 0, or 1e-12 to 1e12; by default 1, or
+        with an ``ElasticSampler`` the number of samples. FAIL, and nothing is touched, where all weights are 0 or any result is
+        inf or nan.
+
+        ``batches``: how many of the ``ElasticSampler``'s this call uses up, 0 to 65535: several where gradients are accumulated
+        over them, 0 in a second average for the same batch. A batch that it hands out only to fill up weighs 0, whatever
+        ``weight`` says.
+
         ``wait=False``, within ``execute`` only: return at once; ``wait()`` of what is returned gives the status.
         """
         self._may_go_on(wait)
-        share = _weight(weight)
+        share, used = _weight(1.0 if weight is None else weight), _batches(batches)
         targets = targets_of(target)
         if not self._told and targets.owners and all(source is None for source in targets.sources):
             self._told = True
@@ -95,6 +110,8 @@ class Calls(ABC):
             targets.sources,
             owners=targets.owners,
             weight=share,
+            by_samples=weight is None,
+            batches=used,
             divide=True,
             veto=self._veto,
             name=targets.name,
@@ -255,6 +272,12 @@ class Calls(ABC):
             else:
                 straggler = plane.tempo.fallen.pop(0)
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
+
+
+def _batches(batches: Any) -> int:
+    if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+        raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
+    return batches
 
 
 def _weight(weight: Any) -> float:

@@ -77,6 +77,8 @@ class Execution:
         session = self.session
         call.number, call.began = self.unit.number, self._plane.threads.now()
         call.address(session)
+        self._plane.data.weigh(call, self.unit.batches)
+        self.unit.batches += call.batches
         inner = None
         if session.group is not None:
             staging, now = self._buffers.take(call.layout), self._plane.threads.now
@@ -219,6 +221,7 @@ class Executor:
         after the others were told.
         """
         plane = self._plane
+        plane.data.unfinished()  # in an earlier attempt
         self._undo(unit, "nobody finished it")
         self._keep(unit, session)
         if not plane.begin(session):

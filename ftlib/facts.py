@@ -27,11 +27,11 @@ def facts(plane: Plane) -> dict[str, Any]:
             member_id: {
                 "finished": finished,
                 "current": current,
-                "seconds": now - plane.peer_changes.get(member_id, now),
+                "seconds": now - plane.peers.changes.get(member_id, now),
                 "following": member_id in followers,
                 "late": member_id in late,
             }
-            for member_id, (finished, current) in plane.peers.items()
+            for member_id, (finished, current) in plane.peers.places.items()
         }
         phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls
     return {

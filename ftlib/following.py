@@ -32,6 +32,8 @@ class NobodyThere(Exception):
 class Followed(Call):
     """A call of the others, as far as a follower knows it."""
 
+    foreign = True
+
     def __init__(self, began: float, *, veto: bool) -> None:
         """``veto``: whether averages with inf or nan are applied by nobody."""
         super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)

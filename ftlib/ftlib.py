@@ -146,6 +146,8 @@ class FTLib(Calls):
         parameters (by default, the optimizers' step). Where it leaves out what the program does, such as clipping, or where
         ``extra`` is registered without it, the others wait for the joiner instead.
 
+        An ``ElasticSampler`` belongs to ``sampler``, before the first average: from then on every call says what it uses up.
+
         With the setting ``resume`` (``ftlib run --resume PATH``) founders then ``load`` that directory's newest checkpoint.
         """
         if self._execution is not None:
@@ -153,7 +155,11 @@ class FTLib(Calls):
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
-        self._lives.life.register(Registered(roles, state_dict, load_state_dict, apply))
+        registered, data = Registered(roles, state_dict, load_state_dict, apply), self._plane.data
+        for elastic in registered.elastic():
+            data.register(elastic)
+        self._lives.life.register(registered)
+        data.settle(self.settings.consensus.join_timeout)
         if self.settings.resume:
             self.load(self.settings.resume)
 

@@ -94,6 +94,7 @@ class Lifetime:
         self.consensus = consensus
         plane = Plane(lambda: consensus.member.id, consensus.progress, former=None if former is None else former.plane)
         self.plane: Plane = plane
+        plane.data.rejoins, plane.data.patience = settings.rejoin, settings.step_timeout
         plane.job = settings.consensus.job
         plane.tempo = Tempo(settings.straggler_factor, settings.straggler_steps)
         plane.leaving = lambda: means.turns.leaving

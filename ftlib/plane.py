@@ -13,10 +13,12 @@ from collections.abc import Callable
 from consensus import View
 
 from .call import Call, Results
+from .consumption import Consumption, shares_in
 from .counters import Counters
 from .frameworks.base import Group
 from .lag import Lag
 from .orders import Finish, Order
+from .peers import Peers
 from .phase import PLANE, Phase, Switch
 from .recovery.progress import Progress
 from .salvage import Report
@@ -69,10 +71,7 @@ class Plane:
         self.training_thread = threading.get_ident()
         """Who entered a call last."""
         self.counters: Counters = Counters() if former is None else former.counters
-        self.peers: dict[str, tuple[int, int]] = {}
-        """(finished, current) of the other members, as their pings told."""
-        self.peer_changes: dict[str, float] = {}
-        """When that changed last (monotonic seconds)."""
+        self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """How far this member is with getting the state; None where it does not. Not to be asked under the lock."""
         self.lag = Lag()
@@ -83,6 +82,8 @@ class Plane:
         """The members' times outside of calls."""
         self.leaving: Callable[[], bool] = lambda: False
         """Whether this worker has to go: then nothing that takes long is begun for it (set by ``Lifetime``)."""
+        self.data: Consumption = Consumption(self, None if former is None else former.data)
+        """What calls use up of the data."""
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)
@@ -111,6 +112,7 @@ class Plane:
             assert self.current is None, "calls are serialized"
             call.number = self.finished + 1
             self.current = call
+            self.data.entered(call)
             if not call.stand_in:
                 self.training_thread = threading.get_ident()
             self._told()
@@ -135,6 +137,7 @@ class Plane:
             if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
                 return False
             self.origin = origin
+            self.data.caught_up()
             self.counters.state_loads += 1
             return True
 
@@ -142,6 +145,7 @@ class Plane:
         """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
         with self.changed:
             session, self.running, self.current = self.running, None, None
+            self.data.unfinished()
             self._told()
             order, self._order = self._order, None
             if session is not None and session.group is not None and self._acting_in(session):
@@ -180,6 +184,7 @@ class Plane:
                 self._order = order
                 self._told()
                 return None
+            results.shares = shares_in(session.by_rank, trailer)
             self._finished(call, results)
             self.trailer = trailer
             self.due += self.changes
@@ -219,6 +224,7 @@ class Plane:
             if not self._acting_in(session):
                 return False
             self.origin = origin
+            self.data.loaded()
             self.counters.state_loads += 1
             return True
 
@@ -233,6 +239,7 @@ class Plane:
             self.origin = origin if acting else ""
             if acting:
                 self.authority = origin
+                self.data.resumed()
                 self.counters.state_loads += 1
             return acting
 
@@ -291,6 +298,7 @@ class Plane:
                 return False
             if not view.parent_id:
                 self._found()
+                self.data.founded(view.ids)
             if self.phase is Phase.ACTIVE:
                 self._freeze()
             return True
@@ -318,14 +326,14 @@ class Plane:
             if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
             self.session, self.trailer = session, None
+            self.data.activated(session)
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.counters.views += 1
             if self._frozen_at:
                 self.counters.pauses.add(self.threads.now() - self._frozen_at)
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
-            self.peers = {each: state for each, state in self.peers.items() if each in session.view}
-            self.peer_changes = {each: since for each, since in self.peer_changes.items() if each in session.view}
+            self.peers.keep(session.view)
             self.changes.append(session.view)
             self.changed.notify_all()
             return True
@@ -337,6 +345,7 @@ class Plane:
                 return None
             self.phase = PLANE.after(self.phase, Switch.STOP)
             self.error = error
+            self.data.stopped(error)
             self.changed.notify_all()
             return self.session.group if self.session is not None else None
 
@@ -344,11 +353,8 @@ class Plane:
 
     def peer_progress(self, member_id: str, finished: int, current: int) -> None:
         """Note where another member is."""
-        state = (finished, current)
         with self.changed:
-            if self.peers.get(member_id) != state:
-                self.peers[member_id] = state
-                self.peer_changes[member_id] = self.threads.now()
+            self.peers.note(member_id, (finished, current), self.threads.now())
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -386,17 +392,11 @@ class Plane:
         granted = call.steps(results)
         self.step += granted
         self.lag.grow(granted, missed=call.stand_in)
+        self.data.finished(call, results)
 
     def _report(self) -> Report:
-        return Report(
-            finished=self.finished,
-            current=self.current.number if self.current else 0,
-            step=self.step,
-            last_signature=self._last_signature,
-            current_signature=self.current.layout.signature if self.current else b"",
-            origin=self.origin,
-            founder=self.founder,
-            blank=self.blank,
-            has_state=self.has_state,
-            late=self.lag.calls > 0,
-        )
+        current = self.current
+        calls = (self.finished, current.number if current else 0, self.step)
+        signatures = (self._last_signature, current.layout.signature if current else b"")
+        is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
+        return Report(*calls, *signatures, self.origin, is_founder, self.blank, self.has_state, late, drawn)

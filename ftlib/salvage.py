@@ -25,7 +25,7 @@ REPORT_LIMIT = 512
 """Bytes; a longer report is refused."""
 
 _VERSION = 2
-_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool)
+_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class Report:
     """Whether the program registered state."""
     late: bool = False
     """Whether its deputy finished calls that its program has yet to take over: it will have the state, but not at once."""
+    drawn: bytes = b""
+    """What it has drawn of the data, as its sampler tells; empty where it draws nothing."""
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
@@ -113,6 +115,8 @@ class Plan:
     """The origin whose state is *the* state; empty where nobody holds any."""
     holders: tuple[str, ...] = ()
     """Members with that state, in seniority order; late ones only where there are no others."""
+    drawn: tuple[tuple[str, bytes], ...] = ()
+    """Pairs (member, what it has drawn) of those that go on drawing from the data."""
     fault: Fault | None = None
 
     def donor_of(self, member_id: str) -> str | None:
@@ -139,6 +143,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         del acted[member_id]
     blank = tuple(member_id for member_id in view.ids if member_id not in acted or acted[member_id].blank)
     donors = [member_id for member_id, report in acted.items() if report.finished == call]
+    drawing = {m: report.drawn for m, report in known.items() if report.drawn and (m in acted or report.finished == call)}
     adopters = [member_id for member_id, report in acted.items() if report.finished < call]
     authority, holders = _authority(acted)
     if not authority:  # those who act follow only, and a joiner may have loaded what they lack, in the call they are in
@@ -154,6 +159,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         healed=healed,
         authority=authority,
         holders=holders,
+        drawn=tuple(drawing.items()),
         fault=_mismatch(call, acted, donors, adopters) or _lost(view, acted, healed, authority),
     )
 

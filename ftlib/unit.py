@@ -94,6 +94,7 @@ class Unit(Call):
     def run(self) -> None:
         """Run the function."""
         self.stage, self.value, self.granted, self._nbytes = Stage.RUNNING, None, False, 0
+        self.batches = 0
         with torch.inference_mode(self._inference), torch.set_grad_enabled(self._grad):
             self.value = self._function()
 

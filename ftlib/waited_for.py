@@ -47,7 +47,7 @@ def phase_text(plane: Plane, limits: Limits) -> str:
 def blocking(plane: Plane) -> str:
     """Whom this member waits for, as far as the others' pings tell."""
     with plane.changed:
-        session, peers, current = plane.session, dict(plane.peers), plane.current
+        session, peers, current = plane.session, dict(plane.peers.places), plane.current
     if session is None:
         return "no view is active at this worker"
     number = current.number if current is not None else 0
