@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 __all__ = ["Sampling", "Share"]
 
@@ -29,6 +29,7 @@ class Share:
     """Checksum of the replicated state on entry to the call, 16 bits. Only those with ``data_epoch`` not 0 have to agree."""
 
 
+@runtime_checkable
 class Sampling(Protocol):
     """A sampler as the calls see it. Thread-safe: draws come from other threads."""
 
@@ -48,7 +49,7 @@ class Sampling(Protocol):
         """Tell the share in a call that is not the program's: nothing used up, data epoch 0."""
 
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
-        """Apply a finished call; in the calls' order, once the state is here. ``step``: ``ft.step`` after it. Raises nothing."""
+        """Apply a finished call; in the calls' order, once the state is here. ``step``: ``ft.step`` after it."""
 
     def unfinished(self) -> None:
         """Note that the program's call ended without being finished."""
@@ -59,11 +60,11 @@ class Sampling(Protocol):
     def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
         """Deal anew, in a new view. ``reports``: of members that go on (no entry: had none). An adopter: after ``finished``."""
 
-    def thawed(self) -> None:
-        """End the freeze without a new view, since the lifetime is over: draws that wait fail."""
+    def thawed(self, error: Exception | None) -> None:
+        """End the freeze without a new view, since the lifetime is over. Draws raise ``error``; None: they give fillers."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy the replicated state: plain values and tensors."""
+        """Copy the replicated state as of the last finished call: plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a replicated state, of another member or from a checkpoint."""
