@@ -105,7 +105,7 @@ class Drawer:
         self._drawn = 0
         """Batches of the own sequence under the current deal that were drawn, used up or not."""
         self._loop: int | None = None
-        """The epoch of the loop under way or last ended; None: the loop began before the state was here, or there was none."""
+        """The epoch of the loop under way or last ended; None: there was none, or it began before the state was here."""
         self._call: _Call | None = None
         self._halted: tuple[int, int] | None = None
         """A call that ended without being finished: its batches, and ``attempts`` then."""
@@ -167,6 +167,8 @@ class Drawer:
             if now.epoch >= 0 and target > now.epoch + FAR:
                 raise ConfigError(f"epoch {target} after epoch {now.epoch}: at most {FAR} can be skipped at once")
             self._begin(target)
+        elif self._base is not None and target == now.epoch > self._base.epoch:
+            self._base = self._base.begin(target)  # begun by a view change, so far; now by this program
         self._loop = target
 
     def draw(self) -> Ranges | None:
@@ -196,7 +198,7 @@ class Drawer:
         """See ``Sampling.begin``."""
         self._settle()
         if self._call is None:
-            self._call = _Call(batches)
+            self._call, self._halted = _Call(batches), None
         if self._call.share is None:
             self._call.share = self._share(self._call.batches)
             if batches and (used := self._queue.next(batches)):
@@ -223,6 +225,8 @@ class Drawer:
             return
         before, self._now = self._now.deal, self._now.finish(shares, step)
         self._base, self._proposed, self._founding = self._now, False, None
+        if self._loop is None:
+            self._loop = self._now.epoch  # a loop that began without the state is the job's
         if self._now.deal is not before:
             self._moved(same=self._now.epoch == before.epoch)
 
@@ -293,7 +297,7 @@ class Drawer:
         same = self._now is not None and self._now.same(now)
         self._proposed = False
         self._base, self._now, self._loaded = now, now, True
-        self._loop = now.epoch if self._bound else None
+        self._loop = None
         if self._call is not None:
             self._call.share = None
         if same:
@@ -343,7 +347,7 @@ class Drawer:
 
     def _share(self, batches: int) -> Share:
         now, queue = self._now, self._queue
-        if now is None or self._behind(now):
+        if now is None or self._behind(now, batches):
             return Share(ahead=min(_MOST, max(0, queue.waiting - batches)))
         used = queue.next(batches)
         real = sum(1 for size in queue.next(queue.waiting)[batches:] if size)
@@ -351,9 +355,14 @@ class Drawer:
         ahead = real if more else queue.waiting - len(used)
         return Share(sum(used), min(_MOST, ahead), min(_MOST, queue.dropped), code_of(now.epoch), now.checksum)
 
-    def _behind(self, now: Replica) -> bool:
-        """Whether the others have left the loop that this member is in."""
-        return (self._loop is not None and self._loop < now.epoch) or (now.left == 0 and self._queue.waiting > 0)
+    def _behind(self, now: Replica, batches: int) -> bool:
+        """Whether the others have left the loop that this member is in, or leave it after this call and will not wait for it.
+
+        A loader that has handed out all it had does not ask again: their loops can be made longer only before that.
+        """
+        if self._loop is not None and self._loop < now.epoch:
+            return True
+        return now.left is not None and now.left <= batches and self._queue.waiting > now.left
 
     def _limit(self, now: Replica) -> int:
         """How far the own sequence may be drawn."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .packing import packed, unpacked
 from .ranges import Range
 
@@ -136,20 +138,10 @@ def _size(piece: Range) -> int:
 
 def _columns(runs: array.array[int]) -> bytes:
     """Field by field, each as its difference to the run before: what is regular packs well."""
-    numbers: list[int] = []
-    for field in range(_FIELDS):
-        column = runs[field::_FIELDS]
-        numbers.extend(now - before for before, now in zip([0, *column[:-1]], column, strict=True) if column)
-    return packed(numbers)
+    columns = np.frombuffer(runs, dtype=np.int64).reshape(-1, _FIELDS).T if runs else np.zeros((_FIELDS, 0), np.int64)
+    return packed(array.array("q", np.diff(columns, axis=1, prepend=0).tobytes()))
 
 
 def _rows(data: bytes) -> array.array[int]:
-    numbers = unpacked(data)
-    count = len(numbers) // _FIELDS
-    runs = array.array("q", bytes(8 * len(numbers)))
-    for field in range(_FIELDS):
-        value = 0
-        for index in range(count):
-            value += numbers[field * count + index]
-            runs[index * _FIELDS + field] = value
-    return runs
+    columns = np.array(unpacked(data), dtype=np.int64).reshape(_FIELDS, -1)
+    return array.array("q", np.cumsum(columns, axis=1).T.tobytes())
