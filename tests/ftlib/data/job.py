@@ -38,7 +38,7 @@ class Job:
         self.names = 0
         self.books: dict[int, list[tuple[int, str, bool, tuple[int, ...]]]] = defaultdict(list)
         """Data epoch -> what was committed: step, member, whether the step was granted, samples."""
-        self.left: dict[int, set[int]] = defaultdict(set)
+        self.everybody: list[Person] = []
 
     # --- a job's beginning and end -------------------------------------------------------------------------------------
 
@@ -78,7 +78,9 @@ class Job:
 
     def newcomer(self) -> Person:
         self.names += 1
-        return Person.new(f"m{self.names}-{self.luck.randrange(1000)}", self.plot, self.luck)
+        person = Person.new(f"m{self.names}-{self.luck.randrange(1000)}", self.plot, self.luck)
+        self.everybody.append(person)
+        return person
 
     # --- moments -------------------------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class Job:
             self.kill()
         if len(self.people) < 6 and self.luck.random() < 0.5:
             person = self.newcomer()
-            person.joined = False
+            person.joined = person.founder = False
             person.sampler.bind(person.name)
             for _ in range(self.luck.choice((0, 3, 100))):
                 person.go()
@@ -192,11 +194,13 @@ class Job:
             self.shares[person.name] = share
         self.shares = {name: self.shares[name] for name in self.people}
         checks = {(share.data_epoch, share.deal) for share in self.shares.values() if share.data_epoch}
-        assert len(checks) <= 1, f"members deal differently: {checks}"
+        epochs = {epoch for epoch, _ in checks}
+        assert len(checks) == len(epochs), f"members deal differently: {checks}"
+        assert len(checks) <= 1 or not self.plot.even, f"members are in different epochs: {checks}"
         real = sum(share.samples for share in self.shares.values())
-        self.granted = real > 0 and self.luck.random() > 0.05
+        self.granted = real > 0 and self.luck.random() >= self.plot.vetoes
         self.entering = {person.name for person in entering}
-        if self.luck.random() < 0.03:
+        if self.luck.random() < self.plot.fails:
             self._unfinished(people)
             return
         self.pending = self.calls + 1
@@ -251,7 +255,6 @@ class Job:
         """Everybody has finished the call."""
         self.pending = -1
         self.step += self.granted
-        epochs = {share.data_epoch for share in self.shares.values() if share.data_epoch}
         for name, share in self.shares.items():
             hand = self.hands[name]
             real = [batch for batch in hand.batches if batch is not FILL and batch != FILL]
@@ -261,7 +264,6 @@ class Job:
             assert len(samples) == share.samples, f"{name} used {hand.batches} and said {share}"
             if samples:
                 self.books[share.data_epoch - 1].append((self.step, name, self.granted, tuple(samples)))
-        assert len(epochs) <= 1
 
     def _agree(self) -> None:
         """All that have the state have the same."""
@@ -269,13 +271,26 @@ class Job:
         assert all(state == states[0] for state in states)
 
     def verify(self, *, complete: bool) -> None:
-        """Every sample once an epoch."""
+        """Every sample once an epoch, and all left their loops together."""
+        if self.plot.even:
+            self._together()
         total = self.plot.size - (self.plot.size % self.plot.batch_size if self.plot.drop_last else 0)
         for epoch in range(self.plot.epochs):
             counts = Counter(index for *_, samples in self.books[epoch] for index in samples)
             assert not [index for index, count in counts.items() if count > 1], f"epoch {epoch}: committed twice"
             if complete and not self.plot.breaks:
                 assert sum(counts.values()) == total, f"epoch {epoch}: {sum(counts.values())} of {total} committed"
+
+
+    def _together(self) -> None:
+        # A joiner's first loop may be longer than the others', by what its loader had drawn before it had the state.
+        settled = {person.name: 0 if person.founder else min(person.ends, default=LIMIT) for person in self.everybody}
+        for person in self.everybody:
+            for end in person.ends:
+                for other in self.everybody:
+                    there = min(settled[person.name], end) < end and settled[other.name] < end
+                    if there and (other.finished > end or (other.over and other.finished == end)):
+                        assert end in other.ends, f"{person.name} left its loop after call {end}, {other.name} did not"
 
 
 def play(seed: int) -> Job:

@@ -69,13 +69,14 @@ class Person:
     waiting: Hand | None = None
     over: bool = False
     joined: bool = True
-    """Whether it has the state."""
+    """Whether it has the state, and has finished a call with it."""
     finished: int = -1
     """The last call that it has finished."""
     view: int = -1
     """The view that is active here."""
-    ends: list[tuple[int, int]] = field(default_factory=list)
-    """Data epoch and call after which each of its loops ended."""
+    founder: bool = True
+    ends: list[int] = field(default_factory=list)
+    """The call after which each of its loops ended that had handed out anything."""
     status: bool | None = None
     """How its last call ended: True granted, False finished without a step, None unfinished."""
     _life: Generator[Hand | None] | None = None
@@ -120,6 +121,7 @@ class Person:
     def _loop(self, loader: Loader) -> Generator[Hand | None]:
         yield from loader.start()
         batches: list[list[int]] = []
+        began = self.finished
         while True:
             yield None
             batch = loader.next()
@@ -131,6 +133,8 @@ class Person:
                 if granted and self.step in self.plot.breaks:
                     return
             if batch is None:
+                if self.finished > began:
+                    self.ends.append(self.finished)
                 return
 
     def _call(self, batches: list[list[int]]) -> Generator[Hand | None, None, bool]:

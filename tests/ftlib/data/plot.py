@@ -28,14 +28,23 @@ class Plot:
     """Steps after which the program leaves its loop."""
     counts: bool
     """Whether the program counts epochs itself (``set_epoch``) or asks for them (``epochs``)."""
+    fails: float
+    """Chance that a call ends unfinished: for want of members, or by an exception."""
     repeats: bool
     """Whether it repeats a call that ended unfinished."""
     shared: bool
     """Whether founders load the senior's state in their first call."""
     resumes: int
     """After how many calls the whole job dies and is started again; 0: never."""
+    vetoes: float
+    """Chance that a call finishes without a step."""
     danger: float
     """Chance that the view changes, at each moment where it may."""
+
+    @property
+    def even(self) -> bool:
+        """Whether all loops end after the same call. A program that goes on after a call that failed takes its chance."""
+        return self.repeats or not self.fails
 
     @classmethod
     def of(cls, seed: int) -> Plot:
@@ -54,8 +63,10 @@ class Plot:
             again=luck.random() < 0.1,
             breaks=tuple(luck.sample(range(1, 30), 2)) if luck.random() < 0.15 else (),
             counts=luck.random() < 0.5,
+            fails=luck.choice((0.0, 0.05)),
             repeats=luck.random() < 0.5,
             shared=luck.random() < 0.5,
             resumes=luck.randint(1, 20) if luck.random() < 0.25 else 0,
+            vetoes=luck.choice((0.0, 0.05)),
             danger=luck.choice((0.0, 0.02, 0.1, 0.3)),
         )
