@@ -143,7 +143,7 @@ class Drawer:
         now = self._now
         if now is None:
             return 0
-        return now.epoch + (now.left is not None or self._loop == now.epoch)
+        return now.epoch + (now.left == 0 or self._loop == now.epoch)
 
     @property
     def using(self) -> int:
@@ -162,14 +162,16 @@ class Drawer:
             return
         if not self._bound:
             now, epoch = self._alone(now, epoch)
-        target = epoch if epoch is not None else now.epoch + (now.left is not None)
-        if target > now.epoch:
-            if now.epoch >= 0 and target > now.epoch + FAR:
-                raise ConfigError(f"epoch {target} after epoch {now.epoch}: at most {FAR} can be skipped at once")
-            self._begin(target)
-        elif self._base is not None and target == now.epoch > self._base.epoch:
-            self._base = self._base.begin(target)  # begun by a view change, so far; now by this program
-        self._loop = target
+        if epoch is None:
+            over = now.left == 0 or (now.left is not None and self._loop == now.epoch)
+            epoch = now.epoch + over
+        if epoch > now.epoch:
+            if now.epoch >= 0 and epoch > now.epoch + FAR:
+                raise ConfigError(f"epoch {epoch} after epoch {now.epoch}: at most {FAR} can be skipped at once")
+            self._begin(epoch)
+        elif self._base is not None and epoch == now.epoch > self._base.epoch:
+            self._base = self._base.begin(epoch)  # begun by a view change, so far; now by this program
+        self._loop = epoch
 
     def draw(self) -> Ranges | None:
         """Give the next batch, ``FILLER``, or None at the loop's end."""

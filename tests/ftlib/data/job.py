@@ -288,7 +288,7 @@ class Job:
         for person in self.everybody:
             for end in person.ends:
                 for other in self.everybody:
-                    there = min(settled[person.name], end) < end and settled[other.name] < end
+                    there = settled[person.name] < end and settled[other.name] < end
                     if there and (other.finished > end or (other.over and other.finished == end)):
                         assert end in other.ends, f"{person.name} left its loop after call {end}, {other.name} did not"
 
