@@ -302,9 +302,9 @@ class Drawer:
         self._loop = None
         if self._call is not None:
             self._call.share = None
-        if same:
-            self._book = now.ledger
-        else:
+        self._book = now.ledger
+        if not same:
+            self._before = self._fresh.ledger  # what was known of it may lack what happened meanwhile
             self._moved(same=False)
 
     # --- inside --------------------------------------------------------------------------------------------------------

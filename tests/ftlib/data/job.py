@@ -39,6 +39,7 @@ class Job:
         self.books: dict[int, list[tuple[int, str, bool, tuple[int, ...]]]] = defaultdict(list)
         """Data epoch -> what was committed: step, member, whether the step was granted, samples."""
         self.everybody: list[Person] = []
+        self.resumed = False
 
     # --- a job's beginning and end -------------------------------------------------------------------------------------
 
@@ -57,6 +58,7 @@ class Job:
             person.sampler.bind(person.name)
             person.sampler.found(names)
             person.view, person.finished, person.step = self.view, self.calls, self.step
+            person.starts = self.calls
         if state is not None and late:
             self.jitter(3 * len(people))
             for person in people:
@@ -69,6 +71,13 @@ class Job:
             for person in people[1:]:
                 person.sampler.load_state_dict(senior)
                 person.sampler.found(names)
+
+    def resume(self) -> None:
+        """All die, and others go on from what one of them had saved."""
+        self.resumed = True
+        saved = self.luck.choice([person for person in self.people.values() if person.joined])
+        assert saved.finished == self.calls
+        self.found(saved.sampler.state_dict())
 
     def gather(self, people: Sequence[Person]) -> None:
         """Let everybody come to a call, or to an end."""
@@ -96,8 +105,11 @@ class Job:
     def play(self) -> None:
         """Until all programs have ended."""
         while self.people:
+            if 0 < self.plot.resumes <= self.calls and not self.resumed:
+                self.resume()
             over = [name for name, person in self.people.items() if person.over]
             if over and all(person.over or person.waiting for person in self.people.values()):
+                self._ledgers()
                 for name in over:
                     del self.people[name]
                 if not any(person.joined for person in self.people.values()):
@@ -282,9 +294,19 @@ class Job:
                 assert sum(counts.values()) == total, f"epoch {epoch}: {sum(counts.values())} of {total} committed"
 
 
+    def _ledgers(self) -> None:
+        """What anybody's ledger tells is what happened. A member that has been there for an epoch only knows none before."""
+        for person in self.people.values():
+            for epoch in person.sampler._drawer.ledgers if person.joined else ():
+                happened: dict[tuple[int, str, bool], tuple[int, ...]] = defaultdict(tuple)
+                for step, name, granted, samples in self.books[epoch]:
+                    happened[step, name, granted] += samples
+                told = {(row.step, row.member, row.granted): tuple(row.indices) for row in person.sampler.ledger(epoch)}
+                assert told == happened, f"{person.name}: ledger of epoch {epoch}"
+
     def _together(self) -> None:
         # A joiner's first loop may be longer than the others', by what its loader had drawn before it had the state.
-        settled = {person.name: 0 if person.founder else min(person.ends, default=LIMIT) for person in self.everybody}
+        settled = {person.name: person.starts if person.founder else min(person.ends, default=LIMIT) for person in self.everybody}
         for person in self.everybody:
             for end in person.ends:
                 for other in self.everybody:

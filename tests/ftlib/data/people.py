@@ -75,6 +75,8 @@ class Person:
     view: int = -1
     """The view that is active here."""
     founder: bool = True
+    starts: int = 0
+    """A founder: calls before it."""
     ends: list[int] = field(default_factory=list)
     """The call after which each of its loops ended that had handed out anything."""
     status: bool | None = None

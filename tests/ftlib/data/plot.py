@@ -50,6 +50,9 @@ class Plot:
     def of(cls, seed: int) -> Plot:
         luck = random.Random(seed)
         batch_size = luck.randint(1, 5)
+        counts = luck.random() < 0.5
+        # A joiner that counts epochs itself does not know which one it came into: it cannot leave one early.
+        breaks = tuple(luck.sample(range(1, 30), 2)) if luck.random() < 0.3 and not counts else ()
         return cls(
             seed=seed,
             size=luck.randint(batch_size, luck.choice((6, 30, 80)) + batch_size),
@@ -61,12 +64,12 @@ class Plot:
             epochs=luck.randint(1, 3),
             accumulate=luck.choice((1, 1, 1, 2, 3)),
             again=luck.random() < 0.1,
-            breaks=tuple(luck.sample(range(1, 30), 2)) if luck.random() < 0.15 else (),
-            counts=luck.random() < 0.5,
+            breaks=breaks,
+            counts=counts,
             fails=luck.choice((0.0, 0.05)),
             repeats=luck.random() < 0.5,
             shared=luck.random() < 0.5,
-            resumes=luck.randint(1, 20) if luck.random() < 0.25 else 0,
+            resumes=luck.randint(1, 20) if luck.random() < 0.3 else 0,
             vetoes=luck.choice((0.0, 0.05)),
             danger=luck.choice((0.0, 0.02, 0.1, 0.3)),
         )
