@@ -179,6 +179,7 @@ class Drawer:
         self._settle()
         now = self._now
         if now is not None and not self._over:
+            self._join(now)
             if self._loop is not None and self._loop < now.epoch:
                 return None
             if now.left is not None:
@@ -225,10 +226,9 @@ class Drawer:
             self._queue.pop(call.batches)
         if self._now is None:
             return
+        self._join(self._now)
         before, self._now = self._now.deal, self._now.finish(shares, step)
         self._base, self._proposed, self._founding = self._now, False, None
-        if self._loop is None:
-            self._loop = self._now.epoch  # a loop that began without the state is the job's
         if self._now.deal is not before:
             self._moved(same=self._now.epoch == before.epoch)
 
@@ -323,6 +323,11 @@ class Drawer:
         self._now = self._now.begin(epoch)
         self._base = self._base.begin(epoch) if self._proposed else self._now
         self._moved(same=False)
+
+    def _join(self, now: Replica) -> None:
+        """A loop that began without the state turns out to be over the epoch that the job is in."""
+        if self._loop is None and now.epoch >= 0:
+            self._loop = now.epoch
 
     def _moved(self, *, same: bool) -> None:
         """The deal is another. ``same``: of the same epoch, so that what was drawn is what is held first."""

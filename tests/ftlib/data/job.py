@@ -64,6 +64,7 @@ class Job:
             for person in people:
                 person.sampler.load_state_dict(state)
                 person.sampler.found(names)
+                person.founder = False  # what it has drawn is void, as a joiner's is
         elif self.plot.shared:
             self.jitter(3 * len(people))
             self.gather(people)
