@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,7 +104,9 @@ def test_a_joiner_with_its_loader_full_ends_with_the_others(kind: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_stateful_loader_of_torchdata(workers: int, sampler: ElasticSampler) -> None:
-    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it imports a name that torch has deprecated
+        loaders = pytest.importorskip("torchdata.stateful_dataloader")
     loader = loaders.StatefulDataLoader(_dataset(), batch_sampler=sampler, num_workers=workers)
     seen = [batch for _, batch in zip(range(3), _train(sampler, loader, 1), strict=False)]
     saved = loader.state_dict()
