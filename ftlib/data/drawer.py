@@ -138,6 +138,10 @@ class Drawer:
         """Whether a call of the program's is under way, during which nothing may be drawn."""
         return self._call is not None
 
+    def following(self, now: Replica) -> int:
+        """The epoch of a loop that is begun without saying which: what is left of this one, or the next."""
+        return now.epoch + (now.left == 0 or (now.left is not None and self._loop == now.epoch))
+
     def upcoming(self) -> int:
         """The epoch that a program which runs through all of them begins or goes on with now."""
         now = self._now
@@ -163,8 +167,7 @@ class Drawer:
         if not self._bound:
             now, epoch = self._alone(now, epoch)
         if epoch is None:
-            over = now.left == 0 or (now.left is not None and self._loop == now.epoch)
-            epoch = now.epoch + over
+            epoch = self.following(now)
         if epoch > now.epoch:
             if now.epoch >= 0 and epoch > now.epoch + FAR:
                 raise ConfigError(f"epoch {epoch} after epoch {now.epoch}: at most {FAR} can be skipped at once")
@@ -213,6 +216,12 @@ class Drawer:
         self._settle()
         used = self._queue.next(batches)
         return float(sum(used)) if used else self._weight
+
+    def counts(self, index: int) -> int:
+        """Samples of the batch ``index`` since the last call; 0 for a filler, or where none was drawn."""
+        self._settle()
+        sizes = self._queue.next(index + 1)
+        return sizes[index] if index < len(sizes) else 0
 
     def follow(self) -> Share:
         """See ``Sampling.follow``."""

@@ -294,7 +294,6 @@ class Job:
             if complete and not self.plot.breaks:
                 assert sum(counts.values()) == total, f"epoch {epoch}: {sum(counts.values())} of {total} committed"
 
-
     def _ledgers(self) -> None:
         """What anybody's ledger tells is what happened. A member that has been there for an epoch only knows none before."""
         for person in self.people.values():
@@ -307,7 +306,9 @@ class Job:
 
     def _together(self) -> None:
         # A joiner's first loop may be longer than the others', by what its loader had drawn before it had the state.
-        settled = {person.name: person.starts if person.founder else min(person.ends, default=LIMIT) for person in self.everybody}
+        settled = {
+            person.name: person.starts if person.founder else min(person.ends, default=LIMIT) for person in self.everybody
+        }
         for person in self.everybody:
             for end in person.ends:
                 for other in self.everybody:

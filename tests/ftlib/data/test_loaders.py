@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -66,7 +67,7 @@ def test_unregistered_it_is_a_plain_sampler(kind: str) -> None:
     loader = _loader(sampler, kind)
     first, second = ([batch.tolist() for (batch,) in loader] for _ in range(2))
     assert len(first) == len(loader) == 6
-    assert [sorted(sum(batches, [])) for batches in (first, second)] == [list(range(SIZE))] * 2
+    assert [sorted(itertools.chain(*batches)) for batches in (first, second)] == [list(range(SIZE))] * 2
     assert first != second
     sampler.set_epoch(0)
     assert [batch.tolist() for (batch,) in loader] == first
@@ -81,8 +82,8 @@ def test_a_joiner_with_its_loader_full_ends_with_the_others(kind: str) -> None:
     joiner.bind("b")
     ours, theirs = iter(_loader(senior, kind)), iter(_loader(joiner, kind))
     next(theirs)
-    step, seen = 0, []
-    for (batch,) in ours:
+    seen: list[int] = []
+    for step, (batch,) in enumerate(ours):
         if step == 2:  # it came in with this call, and gets the state
             joiner.begin(1)
             joiner.load_state_dict(senior.state_dict())
@@ -94,9 +95,8 @@ def test_a_joiner_with_its_loader_full_ends_with_the_others(kind: str) -> None:
         else:
             shares = {"a": senior.begin(1)}
         seen += batch.tolist()[: shares["a"].samples]
-        step += 1
-        for member in (senior, joiner) if step > 2 else (senior,):
-            member.finished(shares, step)
+        for member in (senior, joiner) if step >= 2 else (senior,):
+            member.finished(shares, step + 1)
     assert next(theirs, None) is None
     assert sorted(seen) == list(range(SIZE))
     assert senior.state_dict()["state"] == joiner.state_dict()["state"]
@@ -105,7 +105,7 @@ def test_a_joiner_with_its_loader_full_ends_with_the_others(kind: str) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_stateful_loader_of_torchdata(workers: int, sampler: ElasticSampler) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it imports a name that torch has deprecated
+        warnings.simplefilter("ignore")  # its import touches what torch has deprecated
         loaders = pytest.importorskip("torchdata.stateful_dataloader")
     loader = loaders.StatefulDataLoader(_dataset(), batch_sampler=sampler, num_workers=workers)
     seen = [batch for _, batch in zip(range(3), _train(sampler, loader, 1), strict=False)]
