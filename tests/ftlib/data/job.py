@@ -219,7 +219,9 @@ class Job:
         self.shares: dict[str, Share] = {}
         self.hands = {person.name: person.waiting or Hand([]) for person in people}
         entering: list[Person] = []
-        alike = len({bool(person.waiting.batches) for person in people if person.waiting}) == 1  # a joiner comes in where its own call is made
+        alike = (
+            len({bool(person.waiting.batches) for person in people if person.waiting}) == 1
+        )  # a joiner comes in where its own call is made
         for person in self._shuffled():
             if not person.waiting:
                 self.shares[person.name] = Share()

@@ -104,6 +104,23 @@ def test_the_state_travels_like_any_other() -> None:
     assert [row.indices for row in other.ledger(0)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
+def test_a_member_that_is_healed_goes_on_in_its_own_sequence() -> None:
+    a, b = (_member(name, ("a", "b")) for name in "ab")
+    lagging = _member("b", ("a", "b"))
+    loops = [iter(a), iter(b), iter(lagging)]
+    for loop in loops:
+        next(loop)
+    _call(("a", a), ("b", b), step=1)
+    lagging.begin(1)
+    lagging.load_state_dict(a.state_dict())
+    assert lagging.begin(1).samples == 0  # its batch is the others' past
+    assert next(loops[1]) == [12, 13, 14, 15]
+    shares = {"a": a.begin(0), "b": lagging.begin(1)}
+    for sampler in (a, lagging):
+        sampler.finished(shares, 2)
+    assert next(loops[2]) == [12, 13, 14, 15]
+
+
 def test_the_weight_is_what_counts() -> None:
     sampler = _member("a", batch_size=8)
     loop = iter(sampler)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,20 +101,16 @@ def test_a_joiner_with_its_loader_full_ends_with_the_others(kind: str) -> None:
     assert senior.state_dict()["state"] == joiner.state_dict()["state"]
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # called by torchdata 0.11
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_stateful_loader_of_torchdata(workers: int, sampler: ElasticSampler) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its import touches what torch has deprecated
-        loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
     loader = loaders.StatefulDataLoader(_dataset(), batch_sampler=sampler, num_workers=workers)
     seen = [batch for _, batch in zip(range(3), _train(sampler, loader, 1), strict=False)]
-    saved = loader.state_dict()
-
     again = ElasticSampler(_dataset(), batch_size=4, seed=3)
-    loader = loaders.StatefulDataLoader(_dataset(), batch_sampler=again, num_workers=workers)
-    again.bind("me")
-    again.found(["me"])
-    loader.load_state_dict(saved)
-    seen += _train(again, loader, 1)
+    again.load_state_dict(sampler.state_dict())
+    again.bind("me too")
+    again.found(["me too"])
+    seen += _train(again, loaders.StatefulDataLoader(_dataset(), batch_sampler=again, num_workers=workers), 1)
     indices = sorted(index for _, batch in seen for index in batch)
     assert indices == list(range(SIZE))
