@@ -106,6 +106,8 @@ class Drawer:
         """Batches of the own sequence under the current deal that were drawn, used up or not."""
         self._loop: int | None = None
         """The epoch of the loop under way or last ended; None: there was none, or it began before the state was here."""
+        self._looping = False
+        """Whether a loop is under way that was not told to end."""
         self._call: _Call | None = None
         self._halted: tuple[int, int] | None = None
         """A call that ended without being finished: its batches, and ``attempts`` then."""
@@ -138,6 +140,10 @@ class Drawer:
         """Whether a call of the program's is under way, during which nothing may be drawn."""
         return self._call is not None
 
+    def following(self, now: Replica) -> int:
+        """The epoch of a loop that is begun without saying which: what is left of this one, or the next."""
+        return now.epoch + (now.left == 0 or (now.left is not None and self._loop == now.epoch))
+
     def upcoming(self) -> int:
         """The epoch that a program which runs through all of them begins or goes on with now."""
         now = self._now
@@ -156,6 +162,7 @@ class Drawer:
         """Begin a loop over ``epoch``; None: over the current one, or the next where that is complete. ConfigError."""
         self._queue.discard(len(self._queue.items))
         self._halted = None
+        self._looping = True
         now = self._now
         if now is None:
             self._loop = None
@@ -163,8 +170,7 @@ class Drawer:
         if not self._bound:
             now, epoch = self._alone(now, epoch)
         if epoch is None:
-            over = now.left == 0 or (now.left is not None and self._loop == now.epoch)
-            epoch = now.epoch + over
+            epoch = self.following(now)
         if epoch > now.epoch:
             if now.epoch >= 0 and epoch > now.epoch + FAR:
                 raise ConfigError(f"epoch {epoch} after epoch {now.epoch}: at most {FAR} can be skipped at once")
@@ -174,9 +180,16 @@ class Drawer:
         self._loop = epoch
 
     def draw(self) -> Ranges | None:
-        """Give the next batch, ``FILLER``, or None at the loop's end."""
+        """Give the next batch, ``FILLER``, or None at the loop's end; then again perhaps, where other members have more."""
         self.attempts += 1
         self._settle()
+        batch = self._next()
+        self._looping = batch is not None
+        return batch
+
+    def _next(self) -> Ranges | None:
+        if self._loop is None and not self._looping:
+            return None  # it has ended, before this member became another
         now = self._now
         if now is not None and not self._over:
             self._join(now)
@@ -213,6 +226,12 @@ class Drawer:
         self._settle()
         used = self._queue.next(batches)
         return float(sum(used)) if used else self._weight
+
+    def counts(self, index: int) -> int:
+        """Samples of the batch ``index`` since the last call; 0 for a filler, or where none was drawn."""
+        self._settle()
+        sizes = self._queue.next(index + 1)
+        return sizes[index] if index < len(sizes) else 0
 
     def follow(self) -> Share:
         """See ``Sampling.follow``."""
@@ -326,7 +345,7 @@ class Drawer:
 
     def _join(self, now: Replica) -> None:
         """A loop that began without the state turns out to be over the epoch that the job is in."""
-        if self._loop is None and now.epoch >= 0:
+        if self._loop is None and self._looping and now.epoch >= 0:
             self._loop = now.epoch
 
     def _moved(self, *, same: bool) -> None:
@@ -342,7 +361,7 @@ class Drawer:
             self._drawn = real
         else:
             self._queue.void()
-            self._drawn = 0
+            self._drawn = self._now.done(self._me)
 
     def _settle(self) -> None:
         """A call that ended without being finished either is repeated now, or its batches go back."""

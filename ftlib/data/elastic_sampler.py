@@ -129,6 +129,14 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
                 self._asked = last = epoch
             yield epoch
 
+    def counts(self, batch: int = 0) -> int:
+        """Count the samples that matter of the batch that the loader handed out as this one since the last call, from 0 on.
+
+        0: a filler, or none was drawn. What calls of several batches need, so that fillers add nothing to their gradients.
+        """
+        with self._changed:
+            return self._drawer.counts(_integer("batch", batch, 0))
+
     def ledger(self, epoch: int | None = None) -> Iterator[LedgerRow]:
         """Tell which samples calls used up so far, of the current epoch or the one before, in the order of steps.
 
@@ -150,7 +158,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
             state, asked = self._drawer.state, self._asked
             if state is None:
                 return math.ceil(self._total / self.batch_size)
-            epoch = self._drawer.upcoming() if asked is None else asked
+            epoch = self._drawer.following(state) if asked is None else asked
             if epoch < state.epoch:
                 return 0
             return state.steps if epoch == state.epoch else state.begin(epoch).steps
