@@ -33,8 +33,11 @@ class Share:
 class Sampling(Protocol):
     """A sampler as the calls see it. Thread-safe: draws come from other threads."""
 
-    def bind(self, member_id: str) -> None:
-        """Say who this member is; again at the beginning of a new lifetime, which has no state until it loads one."""
+    def bind(self, member_id: str, *, patience: float) -> None:
+        """Say who this member is; again at the beginning of a new lifetime, which has no state until it loads one.
+
+        ``patience``: seconds that a draw waits for a call's end.
+        """
 
     def found(self, view_ids: Sequence[str]) -> None:
         """Deal to the members of the founding view, or to one alone. Idempotent; not after the first call."""
