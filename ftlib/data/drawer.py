@@ -11,13 +11,12 @@ starts from the last state that everybody has (``_base``), as if the one between
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
+from .drawn import Drawn
 from .ledger import Ledger
 from .ranges import Ranges, length
 from .replica import FAR, Replica, Report, code_of
@@ -40,48 +39,6 @@ class _Call:
     share: Share | None = None
 
 
-@dataclass(slots=True)
-class _Queue:
-    """What was drawn and not used up, oldest first: samples of each batch, 0 for a filler."""
-
-    items: deque[int] = field(default_factory=deque)
-    stale: int = 0
-    """How many of the oldest will never be used."""
-
-    def void(self) -> None:
-        """None of them counts any more."""
-        self.items = deque([0] * len(self.items))
-
-    def discard(self, batches: int) -> None:
-        """The next ``batches`` will never be used."""
-        self.stale = min(len(self.items), self.stale + batches)
-
-    def pop(self, batches: int) -> None:
-        """Those that will never be used, and the next ``batches``, are gone."""
-        for _ in range(min(len(self.items), self.stale + batches)):
-            self.items.popleft()
-        self.stale = 0
-
-    def next(self, batches: int) -> list[int]:
-        """The next ``batches``, or as many as there are."""
-        return list(itertools.islice(self.items, self.stale, self.stale + batches))
-
-    @property
-    def dropped(self) -> int:
-        """How many that count will never be used."""
-        return sum(1 for size in itertools.islice(self.items, self.stale) if size)
-
-    @property
-    def waiting(self) -> int:
-        """How many will be."""
-        return len(self.items) - self.stale
-
-    @property
-    def real(self) -> int:
-        """How many count."""
-        return sum(1 for size in self.items if size)
-
-
 class Drawer:
     """See the module. Unbound, it is the only member, and nothing is ever committed."""
 
@@ -101,7 +58,7 @@ class Drawer:
         """Whether the lifetime is over."""
         self._report: Report | None = None
         """While frozen: what was reported."""
-        self._queue = _Queue()
+        self._queue = Drawn()
         self._drawn = 0
         """Batches of the own sequence under the current deal that were drawn, used up or not."""
         self._loop: int | None = None
@@ -119,11 +76,6 @@ class Drawer:
         """How often a loader asked for a batch: once for each that it delivers, apart from what it looks ahead at the start."""
 
     # --- what is known -------------------------------------------------------------------------------------------------
-
-    @property
-    def bound(self) -> bool:
-        """Whether it belongs to a job."""
-        return self._bound
 
     @property
     def state(self) -> Replica | None:
@@ -330,7 +282,7 @@ class Drawer:
 
     def _alone(self, now: Replica, epoch: int | None) -> tuple[Replica, int]:
         """Start over: nobody commits what a loader without a job hands out. Without ``epoch``, each loop is the next one."""
-        self._queue = _Queue()
+        self._queue = Drawn()
         self._drawn = 0
         target = self.upcoming() if epoch is None else epoch
         if not self._loaded:

@@ -94,9 +94,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         # Two samples, since batch normalization refuses one; all of them where the program wants batches of one size.
         few = self.batch_size if drop_last and not global_batch else min(2, self.batch_size)
         self._filler = [index % size for index in range(few)]
-        self._rounds = Rounds(self.batch_size, whole=bool(global_batch))
         self._total = total
-        self._drawer = Drawer(Replica.fresh(total, self._rounds))
+        self._drawer = Drawer(Replica.fresh(total, Rounds(self.batch_size, whole=bool(global_batch))))
         self._changed = threading.Condition()
         self._permutation: Permutation | None = None
         self._asked: int | None = None
