@@ -18,7 +18,7 @@ from .verdict import Verdict
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 SIZES = [40_000, 300, 20_000]
-MOMENTS = ["operation:before@160", "operation:after@163", "finish:before@30", "finish:after@30"]
+MOMENTS = ["operation:before@60", "operation:after@63", "finish:before@12", "finish:after@12"]
 """Of the library: within a call of a step, and around its commit."""
 
 
@@ -103,4 +103,4 @@ def test_down_to_one_and_back(cluster: Cluster) -> None:
 
 def _later(cluster: Cluster) -> int:
     """A step that a joiner makes after its first ones."""
-    return max(worker.last["step"] for worker in cluster.alive()) + 60
+    return max(worker.last["step"] for worker in cluster.alive()) + 20
