@@ -24,6 +24,8 @@ from dataclasses import dataclass
 
 import torch
 
+from consensus import LeftError
+
 from .call import Call, Results
 from .caller import Caller
 from .follower import NoFollowing
@@ -171,6 +173,8 @@ class Deputy:
             return self._ready() and self._take_part()
         except NoFollowing as reason:
             self._retire(str(reason))
+        except LeftError as reason:  # the program's next call comes to the same
+            self._retired = str(reason)
         except Exception as error:  # noqa: BLE001 - whatever it is: the program goes on, and the others wait for it again
             self._failed(error)
         return False
