@@ -153,7 +153,11 @@ class Lifetime:
 
     def _start(self) -> None:
         settings, consensus = self._means.settings, self.consensus
-        meta = dict(self._means.framework.start(bind(consensus, settings)))
+        try:
+            interface = bind(consensus, settings)
+        except ConsensusError as error:
+            raise JoinError(str(error)) from error
+        meta = dict(self._means.framework.start(interface))
         meta["_room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
         if settings.name:
             meta["name"] = settings.name

@@ -15,7 +15,7 @@ from torch import nn
 
 import ftlib.ftlib
 from consensus import LeftError
-from ftlib import FTLibError, Status
+from ftlib import FTLibError, JoinError, Status
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.workers import Job, Worker
 
@@ -55,6 +55,12 @@ def test_leaving_in_the_middle_of_a_call_ends_it(way: str, backend: str) -> None
 def left_behind() -> tuple[int, int]:
     """Threads and descriptors of this process."""
     return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_an_agent_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(JoinError, match="agent='thread' needs none"):
+        ftlib.ftlib.FTLib.init(agent="process")
 
 
 def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
