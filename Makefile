@@ -26,10 +26,11 @@ $(STAMP): setup.cfg setup.py pyproject.toml requirements-ci.txt
 demo: setup
 	$(BIN)/ftlib demo
 
-# What starts processes and measures time runs alone, the rest two files at a time.
+# Tests wait for time-outs and for each other: three at once keep two cores busy, and four of those that start processes, which
+# come apart from those that compute.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not soak"
-	$(BIN)/python -m pytest -m "process and not soak"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not process and not soak"
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "process and not soak"
 
 lint: setup
 	$(BIN)/ruff check .

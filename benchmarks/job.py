@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ftlib.launch.process import die_with_parent
-from tests.processes.cluster import ROOT, Stuck, _bind
+from tests.processes.cluster import ROOT, Stuck, bind
 
 __all__ = ["Job"]
 
@@ -30,7 +30,7 @@ class Job:
         """``arguments`` of Python, e.g. ``["-m", "benchmarks.fresh", "rest"]``; ``settings`` of ftlib, as FTLIB_* variables."""
         self._directory = tempfile.TemporaryDirectory(prefix="ftlib-job-")
         self.processes: list[subprocess.Popen[bytes]] = []
-        pairs = [_bind() for _ in range(workers)]
+        pairs = [bind() for _ in range(workers)]
         common = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")} | {
             "FTLIB_JOB": f"benchmark-{secrets.token_hex(6)}",
             "FTLIB_INTRODUCERS": ",".join(_address(tcp) for _, tcp in pairs),

@@ -32,11 +32,15 @@ from .errors import (
 from .status import Status
 
 if TYPE_CHECKING:
+    from .data.distributed_sampler import DistributedSampler
+    from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
     from .ranks import RankAssignScheme
 
 __all__ = [
     "ConfigError",
+    "DistributedSampler",
+    "ElasticSampler",
     "Excluded",
     "FTLib",
     "FTLibError",
@@ -50,7 +54,12 @@ __all__ = [
     "StepMismatch",
 ]
 
-_LAZY = {"FTLib": "ftlib", "RankAssignScheme": "ranks"}
+_LAZY = {
+    "DistributedSampler": "data.distributed_sampler",
+    "ElasticSampler": "data.elastic_sampler",
+    "FTLib": "ftlib",
+    "RankAssignScheme": "ranks",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -88,7 +88,7 @@ class Attempt:
         while window:
             self._reap(entered)
         assert self._trailer is not None
-        session.agreed = layout
+        call.agree(session)
         return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
 
     def wait(self, work: Work, slot: Slot | None) -> None:
@@ -134,12 +134,12 @@ class Attempt:
         return finite(slot.data)
 
     def _check(self, trailer: Trailer) -> None:
-        check = self._call.layout.check
+        check, session = self._call.layout.check, self._session
         if all(slot.check == check or slot.flags & Flag.FOLLOWING for slot in trailer.slots):
+            self._check_deal(trailer)
             return
-        session = self._session
-        said = {session.by_rank[rank]: slot.check for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.FOLLOWING}
-        blamed = blame({member_id: said[member_id] for member_id in session.view.ids if member_id in said}, session.plan.blank)
+        said = {rank: slot.check for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.FOLLOWING}
+        blamed = self._blamed(said)
         own = session.name(session.member_id)
         text = (
             f"members entered {self._call} with different tensors or operations (this is what {own} "
@@ -147,6 +147,29 @@ class Attempt:
             "call the same things in the same order everywhere"
         )
         raise Disagreement(text, blamed)
+
+    def _check_deal(self, trailer: Trailer) -> None:
+        """Samples are dealt alike everywhere, or some would be used twice and others never."""
+        drawing = [(rank, slot) for rank, slot in enumerate(trailer.slots) if slot.data_epoch]
+        for epoch in sorted({slot.data_epoch for _, slot in drawing}):  # one may have begun the next
+            said = {rank: slot.deal.to_bytes(2, "little") for rank, slot in drawing if slot.data_epoch == epoch}
+            blamed = self._blamed(said)
+            if not blamed:
+                continue
+            text = (
+                f"members entered {self._call} with different ideas of who draws which samples; it disagrees at "
+                f"{self._session.names(blamed)}: give ElasticSampler the same dataset, batch size and seed everywhere, and "
+                "call set_epoch with the same epochs"
+            )
+            raise Disagreement(text, blamed)
+
+    def _blamed(self, said: Mapping[int, bytes]) -> tuple[str, ...]:
+        """Who has to stop because of what the ranks said; nobody where all said the same."""
+        if len(set(said.values())) < 2:
+            return ()
+        session = self._session
+        by_id = {session.by_rank[rank]: value for rank, value in said.items()}
+        return blame({member_id: by_id[member_id] for member_id in session.view.ids if member_id in by_id}, session.plan.blank)
 
     def _wait(self, work: Work) -> None:
         if work.wait(WAIT_SLICE):

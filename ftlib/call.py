@@ -6,13 +6,15 @@ alike. A broadcast sums bytes of which all but the root's are zero: exact for ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import torch
 
 from .bucket import Layout
+from .data.sampling import Share
 from .errors import ConfigError
+from .patience import Patience
 from .session import Session
 from .staging import Slot
 from .wire import finite, load, store
@@ -31,12 +33,13 @@ class Kind(Enum):
     ALLREDUCE = "allreduce"
     BROADCAST = "broadcast"
     BARRIER = "barrier"
+    UNIT = "execute"
 
 
 class Results:
     """What a finished call left in staging: sums not yet divided. Valid until an operation of the next call has finished."""
 
-    __slots__ = ("finite", "layout", "number", "slots", "weight")
+    __slots__ = ("finite", "layout", "number", "shares", "slots", "weight")
 
     def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float, intact: bool = True) -> None:
         self.number = number
@@ -45,10 +48,18 @@ class Results:
         self.weight = weight
         self.finite = intact
         """False if the call was to be looked through for inf and nan, and has some."""
+        self.shares: Mapping[str, Share] = {}
+        """What every member used up of the data, by its id; empty where nobody draws samples."""
 
 
 class Call:
     """A call in progress at this member; used by the training thread only (``number`` and ``layout`` are constant)."""
+
+    foreign = False
+    """Whether it is not the program's, which uses up no samples with it."""
+
+    stand_in = False
+    """Whether a deputy is in it, and the program is outside of calls (see ``deputy``)."""
 
     def __init__(
         self,
@@ -58,6 +69,8 @@ class Call:
         *,
         owners: Sequence[torch.Tensor] = (),
         weight: float = 1.0,
+        by_samples: bool = False,
+        batches: int = 0,
         divide: bool = False,
         veto: bool = False,
         root_rank: int | None = None,
@@ -66,7 +79,8 @@ class Call:
     ) -> None:
         """``sources``: read, and written once the call has finished; None (``owners`` has its parameter): zeros, created then.
 
-        ``weight``: this member's share in an average (``divide``). ``veto``: nobody applies a result with inf or nan.
+        ``weight``: this member's share in an average (``divide``); ``by_samples``: where samples are counted, it is their
+        number. ``batches``: how many of the elastic sampler's it uses up. ``veto``: nobody applies a result with inf or nan.
         ``root_rank``: whose tensors a broadcast spreads. ``name``: how people know a tensor. ``remark``:
         what may explain a mismatch.
         """
@@ -75,6 +89,9 @@ class Call:
         self.sources = list(sources)
         self.owners = owners
         self.weight = weight
+        self.batches = batches
+        self._by_samples = by_samples
+        self._outdated = False
         self.divide = divide
         self.veto = veto
         self.name = name
@@ -86,16 +103,54 @@ class Call:
         self.number = 0
         self.began = 0.0
         """When it was entered, on the clock of the threads that carry it out."""
+        self.computing = False
+        """Whether the program's code runs within it. Guarded by the plane's lock."""
+        self.present = True
+        """Whether the others may be told that this member is in it."""
+        self.late = False
+        """Whether it was finished without this worker, which was late: what was computed for it counts nowhere."""
         self._flat: dict[int, torch.Tensor] = {}
         self._versions = [_version(source) for source in sources]
 
     def __str__(self) -> str:
         return f"call {self.number}, {self.layout.text}"
 
+    changes_state = False
+    """Whether the registered state changes while it is in progress."""
+
+    def entry(self, live: Callable[[], object]) -> Callable[[], object] | None:
+        """What gives the registered state as it was on entry to this call: ``live``, as nothing changes meanwhile.
+
+        None while that is not known.
+        """
+        return live
+
+    @property
+    def shown(self) -> bool:
+        """Whether the others are told that this member waits in it."""
+        return self.present and not self.computing
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors that it reduced, once it has finished."""
+        return self.layout.nbytes
+
+    def steps(self, results: Results) -> int:
+        """Optimizer steps that it grants with these results."""
+        return int(self.counts_as_step and not self.void(results))
+
     @property
     def counts_as_step(self) -> bool:
         """Whether finishing it grants an optimizer step."""
         return self.kind is Kind.AVERAGE
+
+    def agree(self, session: Session) -> None:
+        """All members of ``session`` have come to its end."""
+        session.agreed = self.layout
+
+    def patience(self, timeout: float, now: Callable[[], float]) -> Patience:
+        """How long whoever is in it waits for the others: ``timeout`` seconds since it was entered."""
+        return Patience(self.began + timeout, now)
 
     def address(self, session: Session) -> None:
         """Before an attempt. A broadcast's root is the member that has the rank when the call first finds a session.
@@ -110,6 +165,11 @@ class Call:
             self._root = session.by_rank[self.root_rank]
         self.silent = self._root != session.member_id
         self.weight = 0.0 if self.silent else 1.0
+
+    def weigh(self, samples: float) -> None:
+        """What was computed for an average was computed from so many samples; without any it counts nothing."""
+        if not self._outdated and (self._by_samples or not samples):
+            self.weight = samples
 
     def void(self, results: Results) -> bool:
         """Whether this call has no result, at any member: by the sum of the weights, or by a veto."""
@@ -129,6 +189,7 @@ class Call:
         The state may hold this call's very tensors (buffers that are broadcast): what was loaded is now their input.
         """
         self.weight = 0.0
+        self._outdated = True
         self._versions = [_version(source) for source in self.sources]
         self._flat.clear()
 

@@ -14,26 +14,31 @@ from collections.abc import Callable, Sequence
 from consensus import Consensus, LeftError
 
 from .average import SETTLE, Attempt, Disagreement
+from .awaiting import await_session
 from .bucket import Layout
 from .call import Call, Results
 from .donation import Adoption
-from .errors import Excluded, GroupError, JoinError, RebuildTimeout, StateLost, StepMismatch
+from .errors import Excluded, GroupError, StateLost, StepMismatch
+from .execution import Executor
 from .follower import NoFollowing, Recovery
-from .following import Followed, FollowedAttempt
+from .following import Followed, FollowedAttempt, NobodyThere
 from .layout_book import LayoutBook
 from .logs import about
-from .patience import WARN_AFTER, Patience
+from .patience import Patience
 from .phase import Phase
 from .plane import Plane
 from .rebuild import Rebuilder
 from .session import Session
 from .staging import Slot, StagingPool
+from .stand_in import Deputizing, StandIn
 from .status import Status
+from .tempo import note
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 from .turns import Turns
+from .unit import Unit
 from .veto import Veto
-from .waited_for import Limits, blocking, phase_text
+from .waited_for import Limits, watch
 
 __all__ = ["Caller", "Limits"]
 
@@ -65,15 +70,22 @@ class Caller:
         """Told of the call that begins, before anything of it is under way: the state is what it is on entry to it."""
         self.hand_on: Callable[[Call, Results], Sequence[Slot] | None] = lambda _call, _results: None
         """Takes a finished call's results for others; the buffers to use instead of theirs, None to keep these."""
+        self.deputy: Deputizing | None = None
+        """Takes part in calls while the program is late (set by ``Lifetime``)."""
         self._handed = False
         self.layouts = LayoutBook()
+        self.units = Executor(plane, self._veto, self.layouts, self._watch, self._failed, self._abandon, self._stop)
 
     def run(self, call: Call) -> Status:
         """Finish ``call`` in this thread's turn; the status it ends with. Raises what ends this lifetime."""
         call.began = self._threads.now()
         if self._turns.departed:
             return Status.ABORT
+        self._plane.tempo.entered(call.began)
         try:
+            if self.deputy is not None and (status := self.deputy.arrive(call)) is not None:
+                self._plane.data.passed(call)
+                return status
             self._plane.enter(call)
             return self._run(call)
         except LeftError:
@@ -83,10 +95,8 @@ class Caller:
                 raise
             return Status.ABORT  # it leaves anyway: the others were quicker
         except BaseException as error:
-            if self._plane.current is None and self._plane.finished == call.number:
-                # Finished by all, and not delivered here (Ctrl-C, no memory): this member differs from the others from now on.
-                text = f"{call} was finished, but its result could not be delivered here ({type(error).__name__})"
-                self._stop(Excluded(f"{text}: start this worker anew, as a joiner"))
+            self._undelivered(call, error)
+            self.units.leave(call)
             raise
         finally:
             try:
@@ -95,10 +105,45 @@ class Caller:
             finally:
                 if self.recovery is not None:
                     self.recovery.end()
+                if self.deputy is not None:
+                    self.deputy.leave(call)
+                self._plane.tempo.left(self._threads.now())
+
+    def stand_in(
+        self, call: StandIn, sessions: Callable[[], Session | None], keep: Callable[[Results], Sequence[Slot]]
+    ) -> bool:
+        """Take part in one call of the others, in the deputy's thread and turn; whether it was finished.
+
+        ``sessions``: where to act, None to withdraw. ``keep``: takes the results; the buffers to use instead of theirs.
+        """
+        results = None
+        self._plane.enter(call)
+        try:
+            while results is None and (session := sessions()) is not None:
+                if not self._adopts(call, session):
+                    results = self._attempt(call, session)
+                elif self._learnt(call, session):
+                    results = self._adopt(call, session)
+            if results is not None:
+                self._pool.staging(results.layout).exchange(results.slots, keep(results))
+        except BaseException as error:
+            self._undelivered(call, error)
+            raise
+        finally:
+            if self._plane.current is not None:
+                self._abandon()  # where nothing is under way nobody sees it
+        return results is not None
+
+    def _undelivered(self, call: Call, error: BaseException) -> None:
+        """Finished by all, and not delivered here (Ctrl-C, no memory)? This member differs from the others from now on."""
+        if self._plane.current is None and 0 < call.number <= self._plane.finished:
+            text = f"{call} was finished, but its result could not be delivered here ({type(error).__name__})"
+            self._stop(Excluded(f"{text}: start this worker anew, as a joiner"))
 
     def forget(self) -> None:
         """Let go of all buffers, once no call is carried out here any more."""
         self._pool = StagingPool(self._in_flight)
+        self.units.forget()
         self._plane.results = None
 
     def _run(self, call: Call) -> Status:
@@ -129,6 +174,7 @@ class Caller:
             if results is not None:
                 break
             call.check_untouched()
+            patience.deadline = call.began + self._limits.step_timeout  # a unit's begins when its function has ended
         if call.void(results):
             if not results.finite:
                 self._veto.explain(call, session)
@@ -142,12 +188,13 @@ class Caller:
         plane, name = self._plane, str(own)
         self.layouts.note(own.layout)
         try:
-            while not self.said_goodbye:
-                followed = Followed(own)
-                followed.began = self._threads.now()
+            while True:
+                followed = Followed(self._threads.now(), veto=own.veto)
                 plane.turn_to(followed)
                 results = self._followed(followed, recovery)
                 own.number = followed.number
+                if self.said_goodbye:
+                    break
                 complete = recovery.finished(results)
                 spare = recovery.kept(results)
                 if spare is not None:
@@ -178,7 +225,7 @@ class Caller:
                 raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
             if self._adopts(followed, session):
                 results = self._adopt(followed, session) if self._learnt(followed, session) else None
-            elif recovery.enter(session, followed.number):
+            elif self._turns.says_goodbye or recovery.enter(session, followed.number):
                 results = self._attempt(followed, session)
             else:
                 results = None
@@ -203,60 +250,35 @@ class Caller:
         return session.plan.donor_of(self._plane.member_id) is not None and call.number == session.plan.call
 
     def _patience(self, call: Call) -> Patience:
-        return Patience(call.began + self._limits.step_timeout, self._threads.now)
+        return call.patience(self._limits.step_timeout, self._threads.now)
 
     def _await_session(self, call: Call, patience: Patience) -> Session | None:
-        """The session to act in; None where too few members are there and it is time to tell the caller."""
-        plane = self._plane
-        while True:
-            with plane.changed:
-                session = plane.session
-                if plane.phase is Phase.STOPPED:
-                    assert plane.error is not None
-                    if isinstance(plane.error, JoinError):  # the job it had met is gone, or refuses it
-                        raise Excluded(str(plane.error))
-                    raise plane.error.with_traceback(None)  # or the frames of every earlier call would pile up in it
-                active = plane.phase is Phase.ACTIVE and session is not None
-                if active and session is not None and session.size >= self._limits.min_size:
-                    return session
-                if plane.phase is Phase.WAITING and self._limits.may_be_spare:
-                    if self.recovery is not None and self.recovery.trouble is not None:
-                        raise self.recovery.trouble
-                    call.began = self._threads.now()
-                    patience.deadline = call.began + self._limits.step_timeout
-                left = patience.deadline - self._threads.now()
-                if left > 0:
-                    plane.changed.wait(min(left, WARN_AFTER))
-            if left <= 0:
-                if active:
-                    return None
-                raise RebuildTimeout(
-                    f"{call}: {phase_text(plane, self._limits)} for {self._limits.step_timeout:g} s; {blocking(plane)}"
-                )
-            waited = patience.due()
-            if waited is not None:
-                text, extra = (
-                    phase_text(self._plane, self._limits),
-                    about(plane, "waiting", call=call.number, waited_seconds=waited),
-                )
-                logger.warning("%s: %s for %.0f s; %s", call, text, waited, blocking(self._plane), extra=extra)
+        return await_session(self._plane, call, patience, self._limits, self.recovery)
 
     def _attempt(self, call: Call, session: Session) -> Results | None:
         """All operations in ``session``; None where it failed or was frozen meanwhile."""
         plane = self._plane
-        leaving = self._turns.leaving
         call.address(session)
-        if session.group is None:
-            return self._alone(call, session, leaving)
-        if not plane.begin(session):
+        if not (self.units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
-        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if leaving else Flag(0))
+        share = plane.data.share(call)
+        # Leaving: after a unit's function, as a signal may have come meanwhile.
+        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if self._turns.says_goodbye else Flag(0))
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
-        flags |= Flag.FOLLOWING if isinstance(call, Followed) else Flag(0)
-        saying = Saying(call.weight, 0, flags, call.layout.check)
+        flags |= Flag.FOLLOWING if call.foreign else Flag(0)
+        flags |= Flag.LATE if call.stand_in else Flag(0)
+        given = (share.ahead, share.dropped, share.data_epoch, share.deal)
+        saying = Saying(call.weight, share.samples, flags, call.layout.check, *given, plane.tempo.busy)
+        if session.group is None:
+            return self._alone(call, session, saying)
         attempt = self._attempt_at(call, session)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)
+        except NobodyThere:
+            _, order = plane.failed(session, begun=False)
+            if order is not None:
+                self._rebuilder.order(order)
+            return None
         except GroupError as error:
             self._failed(call, session, error)
             attempt.settle(SETTLE)
@@ -277,13 +299,10 @@ class Caller:
         self.layouts.note(call.layout)
         return Attempt(call, session, self._pool.staging(call.layout), watch, now)
 
-    def _alone(self, call: Call, session: Session, leaving: bool) -> Results | None:
+    def _alone(self, call: Call, session: Session, saying: Saying) -> Results | None:
         """A single member needs no operation; what it did is the result."""
-        if not self._plane.begin(session):
-            return None
-        freeze = self._plane.wished or leaving
         intact = not (call.veto and call.spoilt())
-        trailer = Trailer((), call.weight, freeze, (0,) if leaving else ())
+        trailer = Trailer.of((saying,))
         return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
@@ -301,6 +320,7 @@ class Caller:
         self.layouts.note(results.layout)
         self._consensus.average_success(call.number)
         self._veto.finished(session, trailer)
+        note(self._plane, session, average=call.counts_as_step)
         self._hand(call, results)
         return results
 
@@ -379,19 +399,4 @@ class Caller:
         self._consensus.leave()
 
     def _watch(self, call: Call, session: Session) -> Callable[[float], None]:
-        patience = self._patience(call)
-
-        def watch(waited: float) -> None:
-            plane = self._plane
-            with plane.changed:
-                over = plane.session is not session or plane.phase is not Phase.ACTIVE
-            if over and waited > SETTLE:
-                raise GroupError("the group was given up, but this operation does not end")
-            if self._threads.now() > patience.deadline:
-                raise RebuildTimeout(f"{call}: not finished within {self._limits.step_timeout:g} s; {blocking(self._plane)}")
-            long = patience.due()
-            if long is not None:
-                extra = about(plane, "waiting", call=call.number, waited_seconds=long)
-                logger.warning("%s: waiting for %.0f s; %s", call, long, blocking(self._plane), extra=extra)
-
-        return watch
+        return functools.partial(watch, self._plane, self._limits, call, session, self._patience(call), self._consensus.confirm)

@@ -6,30 +6,40 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
 from consensus import View
 
+from .bucket import Layout
 from .call import Call, Kind
 from .caller import Caller
-from .errors import ConfigError
+from .errors import ConfigError, FTLibError
+from .execution import Execution
+from .inner import Pending
 from .logs import about
 from .phase import Phase
 from .plane import Plane
 from .status import Status
 from .succession import Succession
 from .targets import Layouts, Targets, check_writable, targets_of
+from .tempo import Straggler
 from .turns import Turns
+from .unit import WITHIN, Unit
 
 __all__ = ["Calls"]
 
 logger = logging.getLogger("ftlib")
 
+Result = TypeVar("Result")
+
 _OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
 LIGHTEST, HEAVIEST = 1e-12, 1e12
 """What a weight may be, besides 0: tensors are multiplied by it in float32, which holds 1e-38 to 1e38."""
+
+MOST_BATCHES = 65535
+"""That one call may use up: slots of the trailer have 16 bits for such counts."""
 
 
 class Calls(ABC):
@@ -42,8 +52,11 @@ class Calls(ABC):
         self._layouts = layouts
         self._veto = veto
         self._callbacks: list[Callable[[View], None]] = []
+        self._on_straggler: list[Callable[[Straggler], None]] = []
         self._untold: list[Callable[[], None]] = []
         """Callbacks with their views that are still to be run."""
+        self._unit: Unit | None = None
+        """That of the thread that has its turn."""
         self._told = False
         """Whether the user was told that there is no gradient."""
 
@@ -55,14 +68,34 @@ class Calls(ABC):
     def _caller(self) -> Caller:
         return self._lives.life.caller
 
-    def allreduce_average(self, target: Any, *, weight: float = 1.0) -> Status:
+    @overload
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[True] = True
+    ) -> Status: ...
+
+    @overload
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[False]
+    ) -> Pending: ...
+
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: bool = True
+    ) -> Status | Pending:
         """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
 
         ``target``: a module or parameters (their ``.grad``; None contributes zeros and receives the average; frozen ones are
-        left out), other tensors or numpy arrays (in place), one or several. ``weight``: 0, or 1e-12 to 1e12; e.g. this
-        worker's number of samples. FAIL, and nothing is touched, where all weights are 0 or any result is inf or nan.
+        left out), other tensors or numpy arrays (in place), one or several. ``weight``: 0, or 1e-12 to 1e12; by default 1, or
+        with an ``ElasticSampler`` the number of samples. FAIL, and nothing is touched, where all weights are 0 or any result is
+        inf or nan.
+
+        ``batches``: how many of the ``ElasticSampler``'s this call uses up, 0 to 65535: several where gradients are accumulated
+        over them, 0 in a second average for the same batch. A batch that it hands out only to fill up weighs 0, whatever
+        ``weight`` says.
+
+        ``wait=False``, within ``execute`` only: return at once; ``wait()`` of what is returned gives the status.
         """
-        share = _weight(weight)
+        self._may_go_on(wait)
+        share, used = _weight(1.0 if weight is None else weight), _batches(batches)
         targets = targets_of(target)
         if not self._told and targets.owners and all(source is None for source in targets.sources):
             self._told = True
@@ -70,19 +103,21 @@ class Calls(ABC):
                 "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
                 extra=about(self._plane, "no_gradient"),
             )
-        layout = self._layouts.layout("average", targets, "SUM", mean=True)
+        layout = self._layout("average", targets, "SUM", mean=True)
         call = Call(
             Kind.AVERAGE,
             layout,
             targets.sources,
             owners=targets.owners,
             weight=share,
+            by_samples=weight is None,
+            batches=used,
             divide=True,
             veto=self._veto,
             name=targets.name,
             remark=targets.remark,
         )
-        return self._run(call)
+        return self._run(call) if wait else self._begin(call)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
         """``allreduce_average`` under its older name; ``params`` may be numpy arrays."""
@@ -90,17 +125,24 @@ class Calls(ABC):
             raise ConfigError("wait_gradients_ready takes either model= or params=")
         return self.allreduce_average(params if model is None else model)
 
-    def allreduce(self, tensor: Any, op: str = "MEAN") -> Status:
+    @overload
+    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: Literal[True] = True) -> Status: ...
+
+    @overload
+    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: Literal[False]) -> Pending: ...
+
+    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: bool = True) -> Status | Pending:
         """Reduce in place over all members: MEAN, SUM, MIN, MAX or PRODUCT. Inf and nan pass through.
 
         Nan is both minimum and maximum. Sums and products of integers wrap around in their dtype; a bool has no SUM, and its
-        PRODUCT is its MIN.
+        PRODUCT is its MIN. ``wait``: see ``allreduce_average``.
         """
+        self._may_go_on(wait)
         if op not in _OPERATIONS:
             raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(_OPERATIONS)}")
         targets = targets_of(tensor)
         mean = op == "MEAN"
-        layout = self._layouts.layout(f"allreduce {op}", targets, "SUM" if mean else op, mean=mean)
+        layout = self._layout(f"allreduce {op}", targets, "SUM" if mean else op, mean=mean)
         call = Call(
             Kind.ALLREDUCE,
             layout,
@@ -110,7 +152,7 @@ class Calls(ABC):
             name=targets.name,
             remark=targets.remark,
         )
-        return self._run(call)
+        return self._run(call) if wait else self._begin(call)
 
     def broadcast(self, tensor: Any, root_rank: int) -> Status:
         """Copy the tensor of ``root_rank`` (a rank of the current view) to all members. FAIL if that member is gone."""
@@ -122,7 +164,7 @@ class Calls(ABC):
             )
         check_writable(targets)
         rows: list[torch.Tensor | None] = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in owners]
-        layout = self._layouts.layout(f"broadcast from {root_rank}", Targets(rows, list(owners)), "SUM")
+        layout = self._layout(f"broadcast from {root_rank}", Targets(rows, list(owners)), "SUM")
         status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root_rank, name=targets.name))
         if status:
             for owner, row in zip(owners, rows, strict=True):
@@ -132,11 +174,25 @@ class Calls(ABC):
 
     def barrier(self) -> Status:
         """Wait until all members are here."""
-        return self._run(Call(Kind.BARRIER, self._layouts.layout("barrier", Targets([], []), "SUM"), []))
+        return self._run(Call(Kind.BARRIER, self._layout("barrier", Targets([], []), "SUM"), []))
 
-    def execute(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``func`` as one step and return what it returns; its exceptions pass through."""
-        return func(*args, **kwargs)
+    def execute(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """Run ``func(*args, **kwargs)`` as one step, by all members or by none; what it returns.
+
+        Workers join and leave before and after it. Where one is lost meanwhile, the registered state returns to what it was
+        before, and ``func`` is run again, by those who are left; whatever else it changes it has to set anew by itself. Calls
+        within it are awaited at its end at the latest. ``ft.step`` rises by one if any of its averages may be applied, once
+        all have finished. Its own exceptions pass through: the state returns as well, and the others run it again.
+
+        Raises ConfigError where there are others and no state is registered; FTLibError once this worker has left.
+        """
+        if self._execution is not None:
+            raise ConfigError("execute was called within execute: a step is one function; call the inner one directly")
+        unit = Unit(functools.partial(func, *args, **kwargs), self._layouts.layout(Kind.UNIT.value, Targets([], []), "SUM"))
+        if self._carry_out(unit, functools.partial(self._perform, unit)) is Status.ABORT:
+            raise FTLibError("execute: this worker has left the job, or was closed")
+        value: Result = unit.value
+        return value
 
     def on_view_change(self, callback: Callable[[View], None]) -> None:
         """Call ``callback(view)`` on the training thread at the end of the first call that is finished in a view.
@@ -147,29 +203,81 @@ class Calls(ABC):
         """
         self._callbacks.append(callback)
 
+    def on_straggler(self, callback: Callable[[Straggler], None]) -> None:
+        """Call ``callback(straggler)`` where a member has become one: see ``docs/stragglers.md``.
+
+        On the training thread, at the end of the call that showed it, as ``on_view_change``; not again until it has kept pace.
+        ``straggler`` has ``member`` (its id), ``name``, ``rank``, ``seconds``, ``median`` (of the others) and ``steps``.
+        """
+        self._on_straggler.append(callback)
+
     @abstractmethod
     def _drained(self) -> None:
         """The last call was this worker's last: it was told to leave after it."""
 
+    @property
+    def _execution(self) -> Execution | None:
+        """That of the unit whose function this thread is in."""
+        unit = self._unit
+        return unit.execution if unit is not None and self._turns.inside() else None
+
+    def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
+        """As ``Layouts.layout``; calls within a unit agree with none outside."""
+        return self._layouts.layout(kind if self._execution is None else WITHIN + kind, targets, op, mean=mean)
+
+    def _may_go_on(self, wait: bool) -> None:
+        if not wait and self._execution is None:
+            raise ConfigError("wait=False: only calls within execute can be awaited later, as it ends when they have")
+
+    def _begin(self, call: Call) -> Pending:
+        """Begin a call within a unit."""
+        execution = self._execution
+        assert execution is not None
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return execution.start(call)
+
+    def _perform(self, unit: Unit) -> Status:
+        self._unit = unit
+        try:
+            return self._lives.carry_out(unit)
+        finally:
+            self._unit = None
+
     def _run(self, call: Call) -> Status:
+        if self._execution is not None:
+            return self._begin(call).wait()
+        return self._carry_out(call, functools.partial(self._lives.carry_out, call))
+
+    def _carry_out(self, call: Call, carry_out: Callable[[], Status]) -> Status:
         # Staging outlives the call: it must not become inference tensors, whatever mode the program is in.
         with torch.inference_mode(mode=False), torch.no_grad():
-            status = self._turns.take(call.layout.text, functools.partial(self._lives.carry_out, call), self._call_back)
+            status = self._turns.take(call.layout.text, carry_out, self._call_back)
         drained = self._caller.said_goodbye and status is not Status.ABORT
-        if drained or (self._turns.leaving and self._plane.phase is Phase.STOPPED and not self._turns.departed):
+        given_up = status is Status.ABORT or self._plane.phase is Phase.STOPPED
+        if drained or (self._turns.says_goodbye and given_up and not self._turns.departed):
             self._drained()
         return status
 
     def _call_back(self) -> None:
-        """Tell the program's callbacks of the views in which calls were finished."""
-        while self._untold or self._plane.due:
-            if not self._untold:
-                with self._plane.changed:
-                    view = self._plane.due.pop(0)
-                self._untold = [functools.partial(callback, view) for callback in self._callbacks]
-            else:
+        """Tell the program's callbacks of the views in which calls were finished, and of stragglers."""
+        plane = self._plane
+        while self._untold or plane.due or plane.tempo.fallen:
+            if self._untold:
                 with torch.enable_grad():
                     self._untold.pop(0)()  # where it raises, the next call goes on with the others
+            elif plane.due:
+                with plane.changed:
+                    view = plane.due.pop(0)
+                self._untold = [functools.partial(callback, view) for callback in self._callbacks]
+            else:
+                straggler = plane.tempo.fallen.pop(0)
+                self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
+
+
+def _batches(batches: Any) -> int:
+    if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+        raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
+    return batches
 
 
 def _weight(weight: Any) -> float:

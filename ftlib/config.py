@@ -79,6 +79,14 @@ class Settings:
     """Bytes a second that a joiner asks for at most; 0: no limit."""
     recovery_pending_mb: float = 2048.0
     """MiB of averages that a joiner holds until they are replayed; beyond it the others wait."""
+    straggler_deadline: float | None = None
+    """Seconds outside of calls after which the others go on without a worker, until it calls again; None: they wait."""
+    straggler_factor: float = 2.0
+    """A member is slow in a step that takes it more than so many times the median of the others."""
+    straggler_steps: int = 10
+    """Steps in a row after which a slow member is called a straggler."""
+    preemption: str | Callable[[], Any] = ""
+    """Where a notice would appear that this machine is taken away: ``file:PATH``, ``aws``, ``gcp``, ``azure``, a function."""
     resume: str = ""
     """Directory of checkpoints whose newest complete one the founders of the job load in ``register_state``."""
     log_format: str = ""
@@ -147,6 +155,11 @@ def resolve(
     )
     if inner.max_size is not None and inner.max_size < settings.min_size:
         raise ConfigError(f"max_size={inner.max_size} is below min_size={settings.min_size}: nothing could ever run")
+    if settings.straggler_deadline is not None and settings.straggler_deadline >= inner.stall_timeout:
+        raise ConfigError(
+            f"straggler_deadline={settings.straggler_deadline:g} is not below stall_timeout={inner.stall_timeout:g}, after "
+            "which nobody stands in for a worker any more: give a smaller one, e.g. twice the usual step"
+        )
     return settings
 
 
@@ -218,6 +231,10 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "recovery_transport": readers.one_of("http", "group"),
     "recovery_bandwidth": readers.as_number,
     "recovery_pending_mb": readers.as_positive,
+    "straggler_deadline": readers.as_optional_duration,
+    "straggler_factor": readers.as_factor,
+    "straggler_steps": readers.as_count,
+    "preemption": readers.as_preemption,
     "resume": readers.as_text,
     "log_format": readers.one_of(*FORMATS),
     "log_level": readers.one_of(*LEVELS),

@@ -27,6 +27,8 @@ class Counters:
     """From a freeze to the activation that ended it."""
     call_seconds: Tally = field(default_factory=lambda: Tally(CALLS))
     """From entering a call to its result, view changes included."""
+    rolled_back: int = 0
+    """Attempts at units that were undone."""
     last_wait: float = 0.0
     """Seconds that a call had been in progress here at the last activation, whatever led to it included; 0 for none."""
     rejoins: int = 0
@@ -38,6 +40,8 @@ class Counters:
     recovery_fallbacks: int = 0
     """Those that could not: the others waited."""
     averages_replayed: int = 0
+    stood_in: int = 0
+    """Calls in which a deputy took part, as the program was late."""
     checkpoints: int = 0
     """Written here and complete."""
     checkpoint_failures: int = 0

@@ -1,4 +1,5 @@
-"""Giving a finished call's result to a survivor that was still in it. Sums as they lie in staging, verified by digest.
+"""Giving a finished call's result to a survivor that was still in it: sums as they lie in staging, and what every member used
+up of the data. Verified by digest.
 
 The donor's rebuild thread only starts the sends: its slots stay untouched until an operation of the next call has finished, and
 that takes the adopter. If something fails, the adopter sees it, and the next epoch's plan provides.
@@ -13,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from .call import Call, Results
+from .consumption import packed_shares, unpacked_shares
 from .errors import GroupError, StepMismatch
 from .frameworks.base import Group, Work
 from .staging import Slot, Staging
@@ -20,15 +22,18 @@ from .wire import finite
 
 __all__ = ["Adoption", "donate"]
 
-_HEADER = struct.Struct("<4sIQd16s16s")
-_MAGIC = b"ftl1"
+_HEADER = struct.Struct("<4sIQdI16s16s")
+_MAGIC = b"ftl2"
+_SHARES_LIMIT = 1 << 20
+"""Bytes that the members' shares may have."""
 
 
 def donate(group: Group, rank: int, results: Results) -> list[Work]:
     """Start sending ``results`` to ``rank``."""
-    digest = _digest(results.slots)
-    header = _HEADER.pack(_MAGIC, len(results.slots), results.number, results.weight, results.layout.signature, digest)
-    tensors = [torch.frombuffer(bytearray(header), dtype=torch.uint8)]
+    shares = bytearray(packed_shares(results.shares))
+    digest, signature = _digest(shares, results.slots), results.layout.signature
+    header = _HEADER.pack(_MAGIC, len(results.slots), results.number, results.weight, len(shares), signature, digest)
+    tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in (bytearray(header), shares)]
     tensors += [slot.data for slot in results.slots if slot.data.numel()]
     return [group.send(tensor, rank, _tag(results.number, number)) for number, tensor in enumerate(tensors)]
 
@@ -46,25 +51,33 @@ class Adoption:
         """The verified results; ``wait`` blocks until a work has ended. GroupError if they do not arrive intact."""
         call = self._call
         wait(self._group.recv(self._header, self._donor, _tag(call.number, 0)), None)
-        magic, count, number, weight, signature, digest = _HEADER.unpack(self._header.numpy().tobytes())
-        if magic != _MAGIC or number != call.number:
+        magic, count, number, weight, told, signature, digest = _HEADER.unpack(self._header.numpy().tobytes())
+        if magic != _MAGIC or number != call.number or told > _SHARES_LIMIT:
             raise GroupError(f"rank {self._donor} donated something else than {call}", (self._donor,))
         if signature != call.layout.signature or count != len(self._slots):
             raise StepMismatch(
                 f"{call} was finished by the others with other tensors or another operation: call the same things in the same "
                 "order everywhere"
             )
+        row = torch.zeros(told, dtype=torch.uint8, device="cpu")
+        wait(self._group.recv(row, self._donor, _tag(call.number, 1)), None)
         filled = [slot for slot in self._slots if slot.data.numel()]
-        for index, slot in enumerate(filled, start=1):
+        for index, slot in enumerate(filled, start=2):
             wait(self._group.recv(slot.data, self._donor, _tag(call.number, index)), slot)
-        if _digest(self._slots) != digest:
+        shares = row.numpy().tobytes()
+        if _digest(shares, self._slots) != digest:
             raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
         intact = not call.veto or all(finite(slot.data) for slot in self._slots)
-        return Results(call.number, call.layout, self._slots, weight, intact)
+        results = Results(call.number, call.layout, self._slots, weight, intact)
+        try:
+            results.shares = unpacked_shares(shares)
+        except ValueError as error:
+            raise GroupError(f"rank {self._donor} donated {call} with nonsense: {error}", (self._donor,)) from None
+        return results
 
 
-def _digest(slots: tuple[Slot, ...] | list[Slot]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
+def _digest(shares: bytes | bytearray, slots: tuple[Slot, ...] | list[Slot]) -> bytes:
+    digest = hashlib.blake2b(shares, digest_size=16)
     for slot in slots:
         if slot.data.numel():
             digest.update(slot.data.view(torch.uint8).numpy().data)

@@ -19,18 +19,21 @@ def facts(plane: Plane) -> dict[str, Any]:
         session, call = plane.session, plane.current
         in_call = None if call is None else {"number": call.number, "seconds": now - call.began, "text": call.layout.text}
         slots = () if plane.trailer is None else plane.trailer.slots
-        ranks = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.FOLLOWING]
+        ranks = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.FOLLOWING and not slot.flags & Flag.LATE]
         followers = () if session is None else session.members_of(ranks)
+        absent = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.LATE]
+        late = () if session is None else session.members_of(absent)
         peers = {
             member_id: {
                 "finished": finished,
                 "current": current,
-                "seconds": now - plane.peer_changes.get(member_id, now),
+                "seconds": now - plane.peers.changes.get(member_id, now),
                 "following": member_id in followers,
+                "late": member_id in late,
             }
-            for member_id, (finished, current) in plane.peers.items()
+            for member_id, (finished, current) in plane.peers.places.items()
         }
-        phase, recovery = plane.phase, plane.recovery
+        phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls
     return {
         "phase": phase.value,
         "rank": -1 if session is None else session.rank,
@@ -40,10 +43,12 @@ def facts(plane: Plane) -> dict[str, Any]:
         "finished_calls": plane.finished,
         "in_call": in_call,
         "peers": peers,
+        "step_times": plane.tempo.facts(),
         "calls": counters.calls,
         "redone": counters.redone,
         "adopted": counters.adopted,
         "donated": counters.donated,
+        "rolled_back": counters.rolled_back,
         "vetoed": counters.vetoed,
         "bytes_averaged": counters.bytes_averaged,
         "call_seconds": counters.call_seconds.as_dict(),
@@ -58,6 +63,8 @@ def facts(plane: Plane) -> dict[str, Any]:
         "recoveries": counters.recoveries,
         "recovery_fallbacks": counters.recovery_fallbacks,
         "averages_replayed": counters.averages_replayed,
+        "stood_in": counters.stood_in,
+        "missed": missed,
         "checkpoints": counters.checkpoints,
         "checkpoint_failures": counters.checkpoint_failures,
         "checkpoints_skipped": counters.checkpoints_skipped,

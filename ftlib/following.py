@@ -14,30 +14,40 @@ from .average import BARE, Attempt
 from .bucket import Layout
 from .call import Call, Kind, Results
 from .errors import GroupError
+from .follower import NoFollowing
 from .session import Session
 from .staging import Slot, Staging, StagingPool
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 
-__all__ = ["Followed", "FollowedAttempt", "neutral"]
+__all__ = ["Followed", "FollowedAttempt", "NobodyThere", "neutral"]
 
 UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
+
+
+class NobodyThere(Exception):
+    """All who take part follow, some of them since they are late: nobody has entered the call yet, and it does not begin."""
 
 
 class Followed(Call):
     """A call of the others, as far as a follower knows it."""
 
-    def __init__(self, own: Call) -> None:
+    foreign = True
+
+    def __init__(self, began: float, *, veto: bool) -> None:
+        """``veto``: whether averages with inf or nan are applied by nobody."""
         super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)
-        self._own = own
-        self.began = own.began
+        self._vetoes = veto
+        self.began = began
         self._turned: set[bytes] = set()
 
     def learn(self, layout: Layout) -> None:
-        """This is what it is."""
+        """This is what it is. NoFollowing where nobody can follow that."""
         self.layout = layout
         self.kind = next((kind for kind in Kind if layout.kind.startswith(kind.value)), Kind.BARRIER)
-        self.veto = self.kind is Kind.AVERAGE and self._own.veto
+        self.veto = self.kind is Kind.AVERAGE and self._vetoes
+        if self.kind is Kind.UNIT:
+            raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
 
     def turn(self, staging: Staging) -> Staging:
         """``staging``, ready for this call's first attempt in it or a further one."""
@@ -73,8 +83,7 @@ class FollowedAttempt(Attempt):
 
     def run(self, saying: Saying, in_flight: int, entered: Callable[[], None]) -> tuple[Trailer, Results]:
         """See ``Attempt.run``."""
-        first = self._begin(saying, 0)
-        self._reap(entered)
+        first = self._first(saying, entered)
         assert self._trailer is not None
         said = self._said(self._trailer)
         if self._agreed is not UNKNOWN and said == self._agreed.check:
@@ -97,6 +106,19 @@ class FollowedAttempt(Attempt):
         self._session.agreed = layout
         return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite)
 
+    def _first(self, saying: Saying, entered: Callable[[], None]) -> Slot:
+        """What tells what the others are about to do; again, where nobody is there yet."""
+        while True:
+            slot = self._begin(saying, 0)
+            try:
+                self._reap(entered)
+            except NobodyThere:
+                if self._call.stand_in:
+                    raise
+                self._trailer = None
+            else:
+                return slot
+
     def _begin(self, saying: Saying, number: int) -> Slot:
         group, codec = self._session.group, self._session.codec
         assert group is not None
@@ -108,8 +130,13 @@ class FollowedAttempt(Attempt):
         return slot
 
     def _said(self, trailer: Trailer) -> bytes:
-        """The check of those that do not follow. GroupError where they differ: they find out who has to stop."""
+        """The check of those that do not follow. GroupError where they differ: they find out who has to stop.
+
+        NobodyThere where there are none, and those who are late will come.
+        """
         checks = {slot.check for slot in trailer.slots if not slot.flags & Flag.FOLLOWING}
+        if not checks and any(slot.flags & Flag.LATE for slot in trailer.slots):
+            raise NobodyThere
         if len(checks) != 1:
             raise GroupError(f"there is no one call to follow: {len(checks)} different ones were entered")
         return next(iter(checks))

@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, Gossip, KeyRing, Member, Membership, Mode, View
+from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
 from .calls import Calls
 from .checkpoints.keeper import Keeper
@@ -32,9 +32,13 @@ from .phase import Phase
 from .ranks import RankAssignScheme
 from .registry import Registered
 from .resumption import Loaded
+from .session import Session
 from .succession import Succession
 from .targets import Layouts
 from .turns import Turns
+
+if TYPE_CHECKING:
+    from .preemption import Watch
 
 __all__ = ["FTLib"]
 
@@ -60,7 +64,8 @@ class FTLib(Calls):
         lives = Succession(Lifetime(means, consensus), turns, rejoin=settings.rejoin)
         super().__init__(lives, turns, Layouts(framework, int(settings.bucket_mb * 2**20)), veto=settings.nonfinite == VETO)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
-        self._drain = Drain(turns, lambda: lives.over)
+        self._drain = Drain(turns, lambda: lives.over, lives.wake)
+        self._watch: Watch | None = None
         self._at_exit: Callable[[], None] | None = None
         self._process = os.getpid()
         self._closing = threading.RLock()  # a signal handler may close in the middle of a close
@@ -96,8 +101,10 @@ class FTLib(Calls):
         ft = cls(resolved, member, backend, rank_assign or RankAssignScheme())
         try:
             ft._start()
-        except BaseException:
+        except BaseException as error:
             ft.close()
+            if isinstance(error, LeftError) and ft._turns.leaving:
+                raise SystemExit(0) from None
             raise
         return ft
 
@@ -139,12 +146,20 @@ class FTLib(Calls):
         parameters (by default, the optimizers' step). Where it leaves out what the program does, such as clipping, or where
         ``extra`` is registered without it, the others wait for the joiner instead.
 
+        An ``ElasticSampler`` belongs to ``sampler``, before the first average: from then on every call says what it uses up.
+
         With the setting ``resume`` (``ftlib run --resume PATH``) founders then ``load`` that directory's newest checkpoint.
         """
+        if self._execution is not None:
+            raise ConfigError("register_state was called within execute: call it before")
         if apply is not None and not callable(apply):
             raise ConfigError("apply= must be callable")
         roles = {"model": model, "optimizer": optimizer, "sampler": sampler, "extra": extra}
-        self._lives.life.transfer.register(Registered(roles, state_dict, load_state_dict, apply))
+        registered, data = Registered(roles, state_dict, load_state_dict, apply), self._plane.data
+        for elastic in registered.elastic():
+            data.register(elastic)
+        self._lives.life.register(registered)
+        data.settle(self.settings.consensus.join_timeout)
         if self.settings.resume:
             self.load(self.settings.resume)
 
@@ -180,6 +195,18 @@ class FTLib(Calls):
         except ConsensusError as error:
             raise FTLibError(f"{error}: this worker's part is over") from None
 
+    @property
+    def should_leave(self) -> bool:
+        """Whether there was a notice that this worker has to go: SIGTERM, a preemption, or ``drain``. See ``docs/leaving.md``.
+
+        A program that looks here ends its loop by itself, and then closes; otherwise the next call is this worker's last.
+        """
+        return self._drain.looked()
+
+    def drain(self, why: str = "asked by the program") -> None:
+        """Give this worker notice, as SIGTERM does: it leaves after a call. From any thread, also from a signal handler."""
+        self._drain.notice(why)
+
     def leave(self) -> None:
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
         if os.getpid() == self._process:
@@ -201,8 +228,9 @@ class FTLib(Calls):
             self._closed = self._turns.departed = True
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
-        self._drain.remove()
+        self._drain.parting = True
         self._apart(self._close)
+        self._drain.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -218,13 +246,13 @@ class FTLib(Calls):
     @property
     def rank(self) -> int:
         """This worker's rank in the newest active view, -1 before the first."""
-        session = self._plane.session
+        session = self._session
         return -1 if session is None else session.rank
 
     @property
     def size(self) -> int:
         """Members of the newest active view; before the first, of the job that was met (0 for none)."""
-        session = self._plane.session
+        session = self._session
         if session is not None:
             return session.size
         known = self._lives.life.known
@@ -233,30 +261,40 @@ class FTLib(Calls):
     @property
     def epoch(self) -> int:
         """Number of the newest active view, 0 before the first."""
-        session = self._plane.session
+        session = self._session
         return 0 if session is None else session.view.epoch
 
     @property
     def view(self) -> View | None:
         """The newest active view, None before the first."""
-        session = self._plane.session
+        session = self._session
         return None if session is None else session.view
 
     @property
     def member_list(self) -> tuple[Member, ...]:
         """Its members in seniority order."""
-        session = self._plane.session
+        session = self._session
         return () if session is None else session.view.members
 
     @property
     def step(self) -> int:
-        """Steps granted: averages that ended with SUCCESS or NO_NEED, of all lifetimes of the job."""
-        return self._plane.step
+        """Steps granted: averages that ended with SUCCESS or NO_NEED, of all lifetimes of the job.
+
+        At a worker that is late, those that it has taken over.
+        """
+        plane = self._plane
+        with plane.changed:
+            return plane.step - plane.lag.steps
 
     @property
     def group(self) -> Group | None:
-        """The process group of the newest active view, None where this worker is alone."""
-        session = self._plane.session
+        """The process group of the newest active view, None where this worker is alone.
+
+        Within ``execute`` that of its attempt: ask for it anew each time.
+        """
+        if (execution := self._execution) is not None:
+            return execution.group
+        session = self._session
         return None if session is None else session.group
 
     def metrics(self) -> dict[str, Any]:
@@ -271,14 +309,25 @@ class FTLib(Calls):
     # --- inside --------------------------------------------------------------------------------------------------------
 
     @property
+    def _session(self) -> Session | None:
+        """The newest active one; within ``execute`` that of the attempt."""
+        execution = self._execution
+        return self._plane.session if execution is None else execution.session
+
+    @property
     def _consensus(self) -> Consensus:
         return self._lives.life.consensus
 
     def _start(self) -> None:
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
+        self._drain.install(shield=not self.settings.supervisor)  # the launcher signals no group, and kills it with its worker
+        if self.settings.preemption:
+            from .preemption import Watch, source_of  # noqa: PLC0415 - an HTTP client, which few need
+
+            self._watch = Watch(source_of(self.settings.preemption), self._drain.notice)
+            self._watch.start()
         self._lives.life.begin()
-        self._drain.install()
 
     def _drained(self) -> None:
         self.leave()
@@ -307,13 +356,17 @@ class FTLib(Calls):
             farewell()
 
     def _leave(self) -> None:
+        self._drain.parting = True
         self._lives.goodbye(LEAVE_TIMEOUT)
         self._keeper.close()
+        self._drain.parting = self._turns.leaving  # then the process ends
 
     def _close(self) -> None:
         self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT)
         self._lives.life.end()
         self._framework.close()
+        if self._watch is not None:
+            self._watch.stop()
         self._keeper.close()  # last: meanwhile the others go on
 
 

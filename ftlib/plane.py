@@ -9,39 +9,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from consensus import View
 
-from .bucket import Layout
 from .call import Call, Results
+from .consumption import Consumption, shares_in
 from .counters import Counters
 from .frameworks.base import Group
+from .lag import Lag
+from .orders import Finish, Order
+from .peers import Peers
 from .phase import PLANE, Phase, Switch
 from .recovery.progress import Progress
 from .salvage import Report
 from .session import Session
+from .tempo import Tempo
 from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
 __all__ = ["Finish", "Order", "Plane"]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A freeze asked for by the consensus: for the change to ``epoch``, at once or when ``after_call`` has ended."""
-
-    epoch: int
-    after_call: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """What a finished call leads to. ``frozen``: its trailer asked for a freeze, which has happened."""
-
-    frozen: bool
-    order: Order | None
-    """A freeze that waited for this call."""
 
 
 class Plane:
@@ -85,14 +71,19 @@ class Plane:
         self.training_thread = threading.get_ident()
         """Who entered a call last."""
         self.counters: Counters = Counters() if former is None else former.counters
-        self.peers: dict[str, tuple[int, int]] = {}
-        """(finished, current) of the other members, as their pings told."""
-        self.peer_changes: dict[str, float] = {}
-        """When that changed last (monotonic seconds)."""
+        self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
         """How far this member is with getting the state; None where it does not. Not to be asked under the lock."""
+        self.lag = Lag()
+        """How far the program is behind its deputy."""
         self.trailer: Trailer | None = None
         """Of the last call that was finished in the active session."""
+        self.tempo = Tempo()
+        """The members' times outside of calls."""
+        self.leaving: Callable[[], bool] = lambda: False
+        """Whether this worker has to go: then nothing that takes long is begun for it (set by ``Lifetime``)."""
+        self.data: Consumption = Consumption(self, None if former is None else former.data)
+        """What calls use up of the data."""
         self.job = ""
         """For log records."""
         self.changes: list[View] = [] if former is None else list(former.changes)
@@ -121,7 +112,9 @@ class Plane:
             assert self.current is None, "calls are serialized"
             call.number = self.finished + 1
             self.current = call
-            self.training_thread = threading.get_ident()
+            self.data.entered(call)
+            if not call.stand_in:
+                self.training_thread = threading.get_ident()
             self._told()
             self.changed.notify_all()
 
@@ -132,12 +125,19 @@ class Plane:
             self.current = None
             self.enter(call)
 
+    def computes(self, call: Call, computing: bool) -> None:
+        """Whether the training thread runs the program's code within ``call``: whoever waits there waits for it."""
+        with self.changed:
+            call.computing = computing
+            self._told()
+
     def caught_up(self, origin: str, number: int) -> bool:
         """The state on entry to call ``number``, which has just been finished, is here; it descends from ``origin``."""
         with self.changed:
             if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
                 return False
             self.origin = origin
+            self.data.caught_up()
             self.counters.state_loads += 1
             return True
 
@@ -145,9 +145,10 @@ class Plane:
         """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
         with self.changed:
             session, self.running, self.current = self.running, None, None
+            self.data.unfinished()
             self._told()
             order, self._order = self._order, None
-            if session is not None and self._acting_in(session):
+            if session is not None and session.group is not None and self._acting_in(session):
                 self._freeze()
                 return session, order
             return None, order
@@ -165,6 +166,14 @@ class Plane:
         """An operation of the current call has finished, so nobody needs the results of the one before."""
         with self.changed:
             self.results = None
+            self.present()
+
+    def present(self) -> None:
+        """The others may know that this member is in its call."""
+        with self.changed:
+            if self.current is not None and not self.current.present:
+                self.current.present = True
+                self._told()
 
     def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
         """Finish ``call``, unless there was a freeze meanwhile (None: redo it in the next session)."""
@@ -175,6 +184,7 @@ class Plane:
                 self._order = order
                 self._told()
                 return None
+            results.shares = shares_in(session.by_rank, trailer)
             self._finished(call, results)
             self.trailer = trailer
             self.due += self.changes
@@ -194,14 +204,17 @@ class Plane:
             self.counters.adopted += 1
             return True
 
-    def failed(self, session: Session) -> tuple[bool, Order | None]:
-        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet)."""
+    def failed(self, session: Session, *, begun: bool = True) -> tuple[bool, Order | None]:
+        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet).
+
+        ``begun``: False where nothing failed, but nobody was in the call: only a freeze that waited for its end takes place.
+        """
         with self.changed:
             self.running = None
             self._told()
             order, self._order = self._order, None
             first = self._acting_in(session)
-            if first:
+            if first and (begun or order is not None):
                 self._freeze()
             return first, order
 
@@ -211,6 +224,7 @@ class Plane:
             if not self._acting_in(session):
                 return False
             self.origin = origin
+            self.data.loaded()
             self.counters.state_loads += 1
             return True
 
@@ -225,6 +239,7 @@ class Plane:
             self.origin = origin if acting else ""
             if acting:
                 self.authority = origin
+                self.data.resumed()
                 self.counters.state_loads += 1
             return acting
 
@@ -244,9 +259,9 @@ class Plane:
             self.changed.wait_for(lambda: not self._acting_in(session), timeout)
 
     def in_call(self, number: int) -> bool:
-        """Whether the training thread is inside call ``number``, so that the state is what it was on entry."""
+        """Whether the training thread is inside call ``number``: unless that changes it, the state is what it was on entry."""
         with self.changed:
-            return self.current is not None and self.current.number == number
+            return self.current is not None and self.current.number == number and not self.current.stand_in
 
     # --- the rebuild thread --------------------------------------------------------------------------------------------
 
@@ -283,6 +298,7 @@ class Plane:
                 return False
             if not view.parent_id:
                 self._found()
+                self.data.founded(view.ids)
             if self.phase is Phase.ACTIVE:
                 self._freeze()
             return True
@@ -297,6 +313,7 @@ class Plane:
                 return False
             if self.member_id in plan.healed:
                 self.founder, self.blank, self.origin, self.results = False, True, "", None
+                self.lag = Lag()
                 self._last_signature = b""
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
@@ -309,16 +326,14 @@ class Plane:
             if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
             self.session, self.trailer = session, None
+            self.data.activated(session)
             self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
             self.counters.views += 1
             if self._frozen_at:
                 self.counters.pauses.add(self.threads.now() - self._frozen_at)
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
-            self.peers = {member_id: state for member_id, state in self.peers.items() if member_id in session.view}
-            self.peer_changes = {
-                member_id: since for member_id, since in self.peer_changes.items() if member_id in session.view
-            }
+            self.peers.keep(session.view)
             self.changes.append(session.view)
             self.changed.notify_all()
             return True
@@ -330,6 +345,7 @@ class Plane:
                 return None
             self.phase = PLANE.after(self.phase, Switch.STOP)
             self.error = error
+            self.data.stopped(error)
             self.changed.notify_all()
             return self.session.group if self.session is not None else None
 
@@ -337,24 +353,23 @@ class Plane:
 
     def peer_progress(self, member_id: str, finished: int, current: int) -> None:
         """Note where another member is."""
-        state = (finished, current)
         with self.changed:
-            if self.peers.get(member_id) != state:
-                self.peers[member_id] = state
-                self.peer_changes[member_id] = self.threads.now()
+            self.peers.note(member_id, (finished, current), self.threads.now())
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
     def _told(self) -> None:
-        self._tell(self.finished, self.current.number if self.current else 0, busy=self.running is not None)
+        current = self.current.number if self.current and self.current.shown else 0
+        self._tell(self.finished, current, busy=self.running is not None and (self.current is None or self.current.present))
 
     def _acting_in(self, session: Session) -> bool:
         return self.phase is Phase.ACTIVE and self.session is session
 
     def _ends_with(self, call: int | None) -> bool:
-        """Whether operations of ``call`` or an earlier one are under way."""
-        under_way = self.running is not None and self.current is not None
-        return call is not None and under_way and self.current is not None and self.current.number <= call
+        """Whether operations of ``call`` or an earlier one are under way, or what a single member cannot undo."""
+        current = None if self.running is None else self.current
+        alone = self.session is not None and self.session.group is None
+        return current is not None and ((alone and current.changes_state) or (call is not None and current.number <= call))
 
     def _freeze(self) -> None:
         if self.phase is Phase.ACTIVE:
@@ -373,20 +388,15 @@ class Plane:
         self.results = results
         self._last_signature = call.layout.signature
         self.counters.calls += 1
-        self.counters.bytes_averaged += call.layout.nbytes
-        if call.counts_as_step and not call.void(results):
-            self.step += 1
+        self.counters.bytes_averaged += call.nbytes
+        granted = call.steps(results)
+        self.step += granted
+        self.lag.grow(granted, missed=call.stand_in)
+        self.data.finished(call, results)
 
     def _report(self) -> Report:
-        current: Layout | None = self.current.layout if self.current else None
-        return Report(
-            finished=self.finished,
-            current=self.current.number if self.current else 0,
-            step=self.step,
-            last_signature=self._last_signature,
-            current_signature=current.signature if current else b"",
-            origin=self.origin,
-            founder=self.founder,
-            blank=self.blank,
-            has_state=self.has_state,
-        )
+        current = self.current
+        calls = (self.finished, current.number if current else 0, self.step)
+        signatures = (self._last_signature, current.layout.signature if current else b"")
+        is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
+        return Report(*calls, *signatures, self.origin, is_founder, self.blank, self.has_state, late, drawn)

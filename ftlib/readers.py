@@ -19,6 +19,7 @@ __all__ = [
     "as_count",
     "as_descriptors",
     "as_duration",
+    "as_factor",
     "as_flag",
     "as_home",
     "as_integer",
@@ -26,8 +27,10 @@ __all__ = [
     "as_nonfinite",
     "as_number",
     "as_optional_count",
+    "as_optional_duration",
     "as_policy",
     "as_positive",
+    "as_preemption",
     "as_secrets",
     "as_text",
     "one_of",
@@ -79,6 +82,23 @@ def as_positive(value: Any) -> float:
     return number
 
 
+def as_factor(value: Any) -> float:
+    """Above 1."""
+    number = as_number(value)
+    if number <= 1:
+        raise ValueError("expected a number above 1")
+    return number
+
+
+def as_preemption(value: Any) -> Any:
+    """The name of a source, or a callable: checked, and made one when it is needed."""
+    if value and not callable(value):
+        from .preemption import source_of  # noqa: PLC0415 - an HTTP client, which few need
+
+        source_of(as_text(value))
+    return value
+
+
 def as_integer(value: Any) -> int:
     """A whole number, maybe as text."""
     if isinstance(value, str) and value.strip().isdigit():
@@ -99,6 +119,11 @@ def as_count(value: Any) -> int:
 def as_optional_count(value: Any) -> int | None:
     """The same, or None for nothing."""
     return None if value is None or value == "" else as_count(value)
+
+
+def as_optional_duration(value: Any) -> float | None:
+    """A duration, or None for nothing."""
+    return None if value is None or value == "" else as_duration(value)
 
 
 def as_flag(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from .data.sampling import Sampling
 from .errors import ConfigError
 
 __all__ = ["Registered", "Stateful"]
@@ -58,17 +59,37 @@ class Registered:
         listed = ((role, index, item) for role, items in self._roles.items() for index, item in enumerate(items))
         return {(role, index): item for role, index, item in listed if isinstance(item, kind)}
 
+    def elastic(self) -> list[Sampling]:
+        """The elastic sampler, if there is one. ConfigError where there are several, or where it has another role."""
+        found = [(role, item) for role, items in self._roles.items() for item in items if isinstance(item, Sampling)]
+        if len(found) > 1:
+            raise ConfigError(
+                "register_state takes one ElasticSampler: join the datasets with torch.utils.data.ConcatDataset, or give the "
+                "others a sampler of their own kind"
+            )
+        if found and found[0][0] != "sampler":
+            raise ConfigError(f"register_state: an ElasticSampler was given as {found[0][0]}=: give it as sampler=")
+        return [item for _, item in found]
+
     def count(self, role: str) -> int:
         """How many objects have that role."""
         return len(self._roles.get(role, ()))
 
     def load(self, tree: object) -> None:
         """Take over ``tree``; ConfigError where another program wrote it."""
+        self._take(tree, elastic=True)
+
+    def restore(self, tree: object) -> None:
+        """Return to ``tree``. Only finished calls and view changes move an elastic sampler, which stays where it is."""
+        self._take(tree, elastic=False)
+
+    def _take(self, tree: object, *, elastic: bool) -> None:
         self.check(tree)
         assert isinstance(tree, dict)
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
-                _load(role, item.load_state_dict, state)
+                if elastic or not isinstance(item, Sampling):
+                    _load(role, item.load_state_dict, state)
         if self._load is not None:
             _load("load_state_dict", self._load, tree["custom"])
 

@@ -170,6 +170,7 @@ class Resumption:
         if found is None:
             data = snapshot(None)
         else:
+            plane.data.lost()
             try:
                 registered.load(found.tree)
             except ConfigError as error:
@@ -218,6 +219,7 @@ class Resumption:
             case None:
                 return True
             case {"origin": str(origin), "path": str(path), "state": tree, "step": int(step)}:
+                plane.data.lost()
                 registered.load(tree)
                 if not plane.resumed(session, origin, step):
                     return False

@@ -24,8 +24,8 @@ __all__ = ["REPORT_LIMIT", "Fault", "FaultKind", "Plan", "Report", "blame", "pla
 REPORT_LIMIT = 512
 """Bytes; a longer report is refused."""
 
-_VERSION = 1
-_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool)
+_VERSION = 2
+_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,10 @@ class Report:
     """Whether it joined and has not finished a call yet: its counts are what a plan granted it, and it has no results."""
     has_state: bool
     """Whether the program registered state."""
+    late: bool = False
+    """Whether its deputy finished calls that its program has yet to take over: it will have the state, but not at once."""
+    drawn: bytes = b""
+    """What it has drawn of the data, as its sampler tells; empty where it draws nothing."""
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
@@ -110,7 +114,9 @@ class Plan:
     authority: str = ""
     """The origin whose state is *the* state; empty where nobody holds any."""
     holders: tuple[str, ...] = ()
-    """Members with that state, in seniority order."""
+    """Members with that state, in seniority order; late ones only where there are no others."""
+    drawn: tuple[tuple[str, bytes], ...] = ()
+    """Pairs (member, what it has drawn) of those that go on drawing from the data."""
     fault: Fault | None = None
 
     def donor_of(self, member_id: str) -> str | None:
@@ -137,6 +143,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         del acted[member_id]
     blank = tuple(member_id for member_id in view.ids if member_id not in acted or acted[member_id].blank)
     donors = [member_id for member_id, report in acted.items() if report.finished == call]
+    drawing = {m: report.drawn for m, report in known.items() if report.drawn and (m in acted or report.finished == call)}
     adopters = [member_id for member_id, report in acted.items() if report.finished < call]
     authority, holders = _authority(acted)
     if not authority:  # those who act follow only, and a joiner may have loaded what they lack, in the call they are in
@@ -152,6 +159,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         healed=healed,
         authority=authority,
         holders=holders,
+        drawn=tuple(drawing.items()),
         fault=_mismatch(call, acted, donors, adopters) or _lost(view, acted, healed, authority),
     )
 
@@ -196,7 +204,8 @@ def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
     furthest = sorted(acted.values(), key=lambda report: -report.step)  # a stable sort: by seniority where steps are equal
     origin = next((report.origin for report in furthest if report.origin), "")
     if origin:
-        return origin, tuple(member_id for member_id, report in acted.items() if report.origin == origin)
+        holders = [member_id for member_id, report in acted.items() if report.origin == origin]
+        return origin, tuple([member_id for member_id in holders if not acted[member_id].late] or holders)
     founder = next((member_id for member_id, report in acted.items() if report.founder), "")
     return (founder, (founder,)) if founder else ("", ())
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from consensus import View
 
+from .bucket import Layout
 from .frameworks.base import Group
 from .salvage import Plan
 from .trailer import TrailerCodec
@@ -28,6 +29,8 @@ class Session:
         self.codec = TrailerCodec(self.rank, self.size)
         self.agreed: object = None
         """Layout of the newest call that was finished in this session (training thread only)."""
+        self.script: tuple[Layout, ...] = ()
+        """Layouts of what the newest unit did that was finished in this session, its commit last (training thread only)."""
 
     def __str__(self) -> str:
         return f"{self.view}, rank {self.rank} of {self.size}"

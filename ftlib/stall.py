@@ -9,21 +9,24 @@ import traceback
 from .logs import about
 from .plane import Plane
 
-__all__ = ["log_stall"]
+__all__ = ["log_stall", "stack"]
 
 logger = logging.getLogger("ftlib")
 
 
+def stack(plane: Plane) -> str:
+    """Where the training thread is, one line a frame."""
+    frame = sys._current_frames().get(plane.training_thread)  # noqa: SLF001 - there is no other way to see another's stack
+    return "".join(traceback.format_stack(frame)) if frame is not None else "  the thread has ended\n"
+
+
 def log_stall(plane: Plane, call: int, waited: float) -> None:
     """Log the stack of the training thread, which has not entered ``call`` for ``waited`` seconds."""
-    thread = plane.training_thread
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way to see another thread's stack
-    stack = "".join(traceback.format_stack(frame)) if frame is not None else "  the thread has ended\n"
     logger.error(
         "the others have waited in call %d for %.1f s, this worker has not entered it and is given up; raise stall_timeout if "
         "that was work. Its training thread is at:\n%s",
         call,
         waited,
-        stack,
+        stack(plane),
         extra=about(plane, "stalled", call=call, waited_seconds=waited),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -20,7 +20,7 @@ import torch
 
 from .errors import ConfigError
 
-__all__ = ["DTYPES", "StateReader", "decode", "encode", "flatten", "restore", "snapshot"]
+__all__ = ["DTYPES", "StateReader", "decode", "encode", "fill", "flatten", "restore", "snapshot"]
 
 MAGIC = b"ftstate1"
 _LENGTH = struct.Struct("<I")
@@ -84,6 +84,11 @@ def restore(packed: object, limit: int) -> tuple[object, list[torch.Tensor]]:
     """The inverse: the tree, and its tensors in order, to be filled. ValueError if it is none, or over ``limit`` bytes."""
     tensors: list[torch.Tensor] = []
     return _unpack(packed, tensors, [limit], 0), tensors
+
+
+def fill(packed: object, tensors: Iterable[torch.Tensor]) -> object:
+    """The inverse of :func:`flatten`, with these very ``tensors`` in its order. ``packed`` is one's own, hence trusted."""
+    return _filled(packed, iter(tensors))
 
 
 def snapshot(tree: object) -> bytes:
@@ -190,6 +195,18 @@ def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) ->
     raise ConfigError(
         f"{path}: a value of type {kind.__name__} cannot be transferred; use tensors, numbers, strings, lists, tuples and dicts"
     )
+
+
+def _filled(packed: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    if not isinstance(packed, list):
+        return packed
+    tag, *content = packed
+    if tag == "T":
+        return next(tensors)
+    if tag == "D":
+        return {key: _filled(value, tensors) for key, value in content[0]}
+    items = [_filled(value, tensors) for value in content[0]]
+    return tuple(items) if tag == "U" else items
 
 
 def _unpack(packed: object, tensors: list[torch.Tensor], left: list[int], depth: int) -> object:

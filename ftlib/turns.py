@@ -6,6 +6,7 @@ This outlives the lifetimes of a worker (see ``succession``): what the program w
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -31,17 +32,26 @@ class Turns:
         self._process = os.getpid()
         self._threads = threads
         self._serial = threads.lock()
+        self._waiting: deque[None] = deque()
+        """One for each thread that waits for its turn. No number: threads count at once."""
         self._busy = ""
         """What the thread in ``_holder`` may not call within; empty outside of calls."""
         self._holder: Thread | None = None
         self.leaving = False
-        """Set by a signal handler: the next attempt says that this member leaves after its call."""
+        """Whether there was a notice that this worker has to go (see ``drain``): set by any thread, or a signal handler."""
+        self.own_point = False
+        """Whether the program looks at that, and ends its loop by itself."""
         self.departed = False
         """Whether the program left or closed: it enters no call any more."""
 
     def inside(self) -> bool:
         """Whether this thread is within a call: in a callback, a state function or a signal handler."""
         return bool(self._busy) and self._holder is self._threads.current()
+
+    @property
+    def says_goodbye(self) -> bool:
+        """Whether the next attempt says that this member leaves after its call."""
+        return self.leaving and not self.own_point
 
     def take(self, call: str, carry_out: Callable[[], T], tell: Callable[[], None]) -> T:
         """Carry out ``call`` (its name) when it is this thread's turn; after it ``tell`` runs the program's callbacks.
@@ -50,7 +60,12 @@ class Turns:
         """
         if os.getpid() != self._process:
             raise ConfigError(f"{call}: this process was forked from a worker and is none: call FTLib.init in it")
-        if not self._serial.acquire(timeout=self.timeout):
+        self._waiting.append(None)
+        try:
+            acquired = self._serial.acquire(timeout=self.timeout)
+        finally:
+            self._waiting.pop()
+        if not acquired:
             holder = self._holder.name if self._holder is not None else "another"
             raise RebuildTimeout(f"{call}: thread {holder} was in a call for {self.timeout:g} s")
         try:
@@ -68,8 +83,26 @@ class Turns:
         finally:
             self._serial.release()
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a thread of the program waits for its turn."""
+        return bool(self._waiting)
+
+    def lend(self, carry_out: Callable[[], T]) -> T | None:
+        """Carry out what the program did not ask for, on this thread; None where it is somebody's turn, or will be."""
+        if self.awaited or not self._serial.acquire(blocking=False):
+            return None
+        try:
+            self._holder, self._busy = self._threads.current(), _IN_CALL
+            try:
+                return carry_out()
+            finally:
+                self._busy, self._holder = "", None
+        finally:
+            self._serial.release()
+
     def rest(self, seconds: float) -> None:
-        """Wait so long, or until the program leaves."""
+        """Wait so long, or until the program leaves or has to."""
         until = self._threads.now() + seconds
-        while not self.departed and (left := until - self._threads.now()) > 0:
+        while not (self.departed or self.leaving) and (left := until - self._threads.now()) > 0:
             self._threads.sleep(min(left, _LOOK))

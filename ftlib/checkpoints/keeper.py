@@ -82,14 +82,20 @@ class Keeper:
             self._checked = True
         with self._lock:
             with plane.changed:
-                session, number = plane.session, plane.finished
+                session, number = plane.session, plane.finished - plane.lag.calls
+                step = plane.step - plane.lag.steps  # what is registered knows of no others, where this worker is late
                 outdated = plane.origin != plane.authority  # the next call brings the state
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
-            name = Name(plane.step, session.view.epoch)
+            if plane.lag.calls and registered.count("sampler"):
+                plane.counters.checkpoints_skipped += 1
+                text = "no checkpoint of step %d: this worker is late, and its sampler is further than its model"
+                logger.info(text, step, extra=about(plane, "checkpoint_skipped", stage="LATE"))
+                return
+            name = Name(step, session.view.epoch)
             if not self._free(plane, path / str(name), wait=wait):
                 return
-            taken = Taken.of(registered.tree(plane.step), name, session.size)
+            taken = Taken.of(registered.tree(step), name, session.size)
             self._writing = _Writing(plane, session, number, path, taken, self._keep)
             self._writing.start()
 
@@ -118,7 +124,7 @@ class Keeper:
         plane.counters.checkpoints_skipped += 1
         extra = about(plane, "checkpoint_skipped", stage=writing.stage.name)
         text = "no checkpoint of step %d: %s %s; save less often, or with wait=True"
-        logger.info(text, plane.step, writing, writing.stage.value, extra=extra)
+        logger.info(text, plane.step - plane.lag.steps, writing, writing.stage.value, extra=extra)
         return False
 
 
@@ -220,8 +226,12 @@ class _Writing:
         with plane.changed:
             while not self.due() and plane.phase is not Phase.STOPPED:
                 plane.changed.wait(LOOK)
-            if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError):
+            if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError) and not self._said_goodbye():
                 raise _GivenUp("this worker is no member any more")
+
+    def _said_goodbye(self) -> bool:
+        """Whether this worker left in a later call, and was excluded only as the others were quicker to go on without it."""
+        return self._plane.leaving() and self.due()
 
     def _tidy(self) -> None:
         """Take away what is no longer needed: older complete ones beyond those to be kept, and what never became complete."""

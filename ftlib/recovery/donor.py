@@ -77,8 +77,8 @@ class Donor:
 
     def entering(self, call_number: int) -> None:
         """The training thread has entered a call, or begins it anew."""
-        registered = self._transfer.registered
-        if registered is not None:
+        registered, call = self._transfer.registered, self._plane.current
+        if registered is not None and not (call is not None and call.changes_state):
             self._pins.watch(stepping(registered))
             self.tutor.entering(call_number)
 
@@ -195,6 +195,8 @@ class Donor:
             raise LookupError(f"call {version} is over here")
         if not plane.in_call(version):
             raise LookupError(f"{LATER}: not inside call {version} yet")
+        if plane.current is not None and plane.current.changes_state:
+            raise LookupError(f"call {version} is a whole step (execute), whose averages nobody else can apply")
 
     def _held(self, origin: str) -> Registered:
         registered = self._transfer.registered

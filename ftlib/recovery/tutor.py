@@ -96,7 +96,7 @@ class Tutor:
         if not self._feed.heard:
             return None
         plane = self._plane
-        if plane.origin != plane.authority:
+        if plane.origin != plane.authority or call.stand_in:
             self._feed.end("this member lacks the state itself")
             return None
         layout = results.layout
@@ -176,7 +176,7 @@ class Tutor:
             raise LookupError("this member has left the job")
         if registered is None:
             raise LookupError("no state is registered here")
-        if not origin or plane.origin != origin:
+        if not origin or plane.origin != origin or plane.lag.calls:
             raise LookupError(f"{LATER}: this member does not hold that state")
         return registered
 

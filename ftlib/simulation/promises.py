@@ -20,7 +20,7 @@ from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
 from ftlib.salvage import Plan
 from ftlib.session import Session
 
-from .trainer import WEIGHTS
+from .trainer import SAMPLES, WEIGHTS
 
 if TYPE_CHECKING:
     from .process import Process
@@ -70,6 +70,8 @@ class _Place:
     """The token of the last call that it finished, as that call's result has it or would have."""
     finished: int = 0
     """How many calls it has finished."""
+    samples: int = 0
+    """Of its own that the last call used up."""
     applied: tuple[int, bytes] | None = None
     """The last call that it applied, and its parameters after that."""
 
@@ -95,6 +97,7 @@ class Promises(Observer):
         """The first one: threads of the data plane may swallow what is raised in them."""
         self.story: deque[str] = deque(maxlen=STORY)
         self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
+        self.counts |= {"drawn": 0, "epochs": 0}
         """What there was to check; ``orphans``: results that nobody went on with."""
 
     # What processes tell
@@ -139,6 +142,9 @@ class Promises(Observer):
             if other is not finish:
                 self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))
         place.outcome, place.counted, place.finished = outcome, place.token, place.finished + 1
+        share = results.shares.get(process.host.id)
+        place.samples = 0 if share is None else share.samples
+        self.counts["drawn"] += place.samples
 
     def applied(self, process: Process, call: Call) -> None:
         """The result was applied to the parameters."""
@@ -159,6 +165,24 @@ class Promises(Observer):
         outcome, standing = place.outcome, self._stands.get(call.number)
         if stands is not None and outcome == standing:
             assert stands == data, self._say(process, f"has other parameters after call {call.number} than those who went on")
+
+    def used_up(self, process: Process, batch: list[int]) -> None:
+        """The call that has just returned was made from ``batch``: the ledger has it, and no sample twice."""
+        place, sampler, step = self._place(process), process.trainer.sampler, process.plane.step
+        books = sampler._drawer.ledgers  # noqa: SLF001 - which epochs it knows
+        rows = {epoch: list(sampler.ledger(epoch)) for epoch in books}
+        if place.samples:
+            own = [row.indices for each in rows.values() for row in each if (row.member, row.step) == (process.host.id, step)]
+            assert len(batch) == place.samples, self._say(process, f"used up {batch}, but said {place.samples} samples")
+            assert set(batch) <= {index for indices in own for index in indices}, self._say(
+                process, f"used up {batch}, but its ledger says {own}"
+            )
+        for epoch, each in rows.items():
+            used = [index for row in each for index in row.indices]
+            assert len(set(used)) == len(used), self._say(process, f"has a sample twice in epoch {epoch}: {sorted(used)}")
+            if epoch < max(rows):
+                assert len(used) == SAMPLES, self._say(process, f"has {len(used)} of {SAMPLES} samples in epoch {epoch}")
+                self.counts["epochs"] += 1
 
     def activated(self, process: Process, session: Session) -> None:
         """A process acts in a view from now on."""

@@ -8,7 +8,8 @@ order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import torch
 
 from ftlib.bucket import lay_out
 from ftlib.call import Call, Kind
+from ftlib.data.elastic_sampler import ElasticSampler
 from ftlib.errors import FTLibError
 from ftlib.phase import Phase
 from ftlib.registry import Registered
@@ -29,8 +31,20 @@ __all__ = ["WEIGHTS", "Trainer"]
 WEIGHTS = (1.0, 2.0)
 """What a contribution may weigh."""
 
+SAMPLES, BATCH = 61, 3
+"""Of the dataset."""
+
 _SCALE = 720720
 """Multiple of 1 to 16: an average of integers by such a weight is an integer again."""
+
+
+class Counting(ElasticSampler):
+    """Fillers weigh as much as what the program says, so that gradients tell of every call whose they are."""
+
+    def weight(self, batches: int) -> float:
+        """See ``Sampling``."""
+        del batches
+        return 1.0
 
 
 class Trainer:
@@ -51,6 +65,8 @@ class Trainer:
         """Of the latest."""
         self.applied = 0
         self.ending = ""
+        self.sampler = Counting(range(SAMPLES), batch_size=BATCH, seed=jobs.seed)
+        self._depth = rng.choice([0, 1, 3])
 
     # What ``register_state`` is given
 
@@ -80,8 +96,10 @@ class Trainer:
         process, threads = self._process, self._process.threads
         if not self._admitted():
             return
-        process.transfer.register(Registered({}, self.state_dict, self.load_state_dict))
-        while True:
+        process.plane.data.register(self.sampler)
+        process.transfer.register(Registered({"sampler": self.sampler}, self.state_dict, self.load_state_dict))
+        process.plane.data.settle(process.host.world.config.join_timeout)
+        for batch in self._batches():
             threads.sleep(self._rng.expovariate(1.0 / self._pace))
             if self._rng.random() < process.jobs.long_steps:
                 threads.sleep(self._rng.uniform(0.0, 1.0))
@@ -91,6 +109,7 @@ class Trainer:
             status = process.turns.take(call.layout.text, functools.partial(process.caller.run, call), lambda: None)
             if status is Status.ABORT:
                 return
+            process.jobs.promises.used_up(process, batch)
             if status:
                 if self._rng.random() < 0.3:
                     threads.sleep(self._rng.uniform(0.0, 0.02))  # clips, logs
@@ -100,6 +119,18 @@ class Trainer:
             if process.caller.said_goodbye:
                 self._leave()
                 return
+
+    def _batches(self) -> Iterator[list[int]]:
+        """One epoch after the other, drawn ahead as by a loader."""
+        while True:
+            loop, ahead = iter(self.sampler), deque[list[int]]()
+            for _ in range(self._depth):
+                ahead.extend(batch for batch in [next(loop, None)] if batch is not None)
+            while True:
+                ahead.extend(batch for batch in [next(loop, None)] if batch is not None)
+                if not ahead:
+                    break
+                yield ahead.popleft()
 
     def _leave(self) -> None:
         """``FTLib.leave``: the goodbye rode on the last call."""
@@ -130,7 +161,8 @@ class Trainer:
             gradient[self._process.index] = self.token * (number + 1)
 
     def _call(self) -> Call:
-        return Call(Kind.AVERAGE, self._layout, self._gradients, weight=self.weight, divide=True, veto=self._process.jobs.veto)
+        veto = self._process.jobs.veto
+        return Call(Kind.AVERAGE, self._layout, self._gradients, weight=self.weight, batches=1, divide=True, veto=veto)
 
     def _step(self) -> None:
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):

@@ -17,8 +17,8 @@ from consensus.protocol.effects import Send
 from consensus.runtime.names import Introducers
 
 from .fake_core import rig, until
+from .group import TIMEOUT, address, begin, eventually, members
 from .test_addresses import free_ports
-from .test_gossip import TIMEOUT, address, begin, eventually, members
 
 SECRET = "a secret of these tests"
 OTHER = "another secret, also long enough"
@@ -187,6 +187,8 @@ def test_the_start_has_the_time_of_a_join(monkeypatch: pytest.MonkeyPatch, join_
     given: list[float] = []
 
     class Nowhere:
+        def begin(self, member_id: str) -> None: ...
+
         def start(self, setup: Any, sockets: Any, ears: Any, timeout: float) -> None:
             given.append(timeout)
             sockets.close()

@@ -15,8 +15,8 @@ import pytest
 
 from consensus import ConsensusError, Gossip, Home, NullPlane, StoppedError
 
+from .group import TIMEOUT, address, agree, begin, eventually, members, peers
 from .peer import Peer
-from .test_gossip import TIMEOUT, address, agree, begin, eventually, members, peers
 
 pytestmark = pytest.mark.process
 

@@ -12,8 +12,8 @@ import pytest
 import consensus
 from consensus import FoundedApartError, LeftError
 
+from .group import address, agree, begin, eventually, members, peers
 from .peer import Peer
-from .test_gossip import address, agree, begin, eventually, members, peers
 
 
 def status(peer: Peer) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 from consensus import ConfigError, JoinError, KeyRing, SecretError, get
 
 from .fake_core import rig, until
+from .group import address, agree, begin, eventually, members
 from .secret import OTHER, RING, SECRET, dropped
-from .test_gossip import address, agree, begin, eventually, members
 
 
 def secret_file(path: Path, *secrets: str) -> str:

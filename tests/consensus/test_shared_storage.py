@@ -6,14 +6,15 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from consensus import Config, ConfigError, Gossip, Home, JoinError, Liveness, Membership, Mode, Policy, SharedStorage
 from consensus.runtime.process_host import ProcessHost
 
+from .group import TIMEOUT, eventually
 from .test_addresses import free_ports
-from .test_gossip import TIMEOUT, eventually
 
 PASSWORD = "what-nobody-may-see"
 
@@ -75,16 +76,22 @@ def test_a_password_in_the_url_is_seen_by_nobody(policy: str, caplog: pytest.Log
     caplog.set_level(logging.DEBUG)
     config = Config(policy=Policy.STORAGE, storage=f"redis://me:{PASSWORD}@127.0.0.1:{free_ports(1)[0]}/0", join_timeout=2.0)
     member = (Gossip if policy == "gossip" else SharedStorage)(config)
+
+    def store() -> dict[str, Any]:
+        """What it says of its store; nothing before its agent has."""
+        found: dict[str, Any] = member.status().get("store", {})
+        return found
+
     member.start()
     try:
-        eventually(lambda: member.status()["store"]["failures"], "the store is away")
+        eventually(lambda: store().get("failures"), "the store is away")
         host = member._host
         assert isinstance(host, ProcessHost)
         for pid in (os.getpid(), host.pid):
             assert PASSWORD.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert PASSWORD.encode() not in Path(f"/proc/{host.pid}/environ").read_bytes()
+        assert store()["url"].startswith("redis://")
         status = member.status()
-        assert status["store"]["url"].startswith("redis://")
         eventually(lambda: member.stopped, "it gives up")
         for text in (str(status), str(member.status()), str(member.stopped), repr(member.config), caplog.text):
             assert PASSWORD not in text

@@ -17,9 +17,9 @@ import pytest
 from consensus import Config, Gossip, Home, KeyRing, SecretError, get
 from consensus.proofs import Exchange, greeting
 
+from .group import TIMEOUT, agree, eventually, members
 from .secret import OTHER, RING, SECRET, dropped
 from .tap import may_listen, tap
-from .test_gossip import TIMEOUT, agree, eventually, members
 
 
 def raw(where: tuple[str, int], *requests: bytes) -> list[bytes]:

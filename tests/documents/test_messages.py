@@ -12,6 +12,7 @@ from .pages import ROOT, prose
 
 PAGE = ROOT / "docs" / "operations.md"
 SOURCES = [ROOT / "ftlib" / "recovery" / f"{name}.py" for name in ("bulletin", "catchup", "replay", "round", "post", "reading")]
+SOURCES += [ROOT / "ftlib" / f"{name}.py" for name in ("deputy", "rhythm")]
 ERRORS = {"NoFollowing", "ConfigError", "RebuildTimeout", "Tainted"}
 LEVELS = {"info", "warning", "error"}
 

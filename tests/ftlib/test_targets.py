@@ -273,7 +273,7 @@ def test_pinned_tensors(pair: Crew) -> None:
     assert all(tensor.is_pinned() and bool((tensor == 0.5).all()) for tensor in tensors)
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "x", None, 1e300, 1e13, 1e-320, 1e-13, torch.ones(2), 1j])
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "x", [], 1e300, 1e13, 1e-320, 1e-13, torch.ones(2), 1j])
 def test_weights_that_are_none(pair: Crew, weight: object) -> None:
     def body(ft: FTLib, _: int) -> None:
         with pytest.raises(ConfigError, match="weight="):

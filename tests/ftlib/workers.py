@@ -80,7 +80,7 @@ class Job:
 
     def __exit__(self, *args: object) -> None:
         for name, worker in self.workers.items():
-            if not worker.thread.is_alive():
+            if not worker.thread.is_alive() or name not in self.cluster.members:
                 continue
             self.cluster.exclude(name)
         for worker in self.workers.values():

@@ -1,6 +1,6 @@
 """Workers as processes of a test or benchmark: start, signal, watch, and clean up. Every wait has a deadline.
 
-The workers come from one ``zygote``. They find each other by introducers on loopback, like workers on several hosts would;
+The workers come from a ``nursery``. They find each other by introducers on loopback, like workers on several hosts would;
 their addresses are bound here beforehand and handed over, as ``ftlib run`` does it.
 """
 
@@ -13,24 +13,18 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+from .nursery import ROOT, Nursery, Stuck
 from .worker import SLOTS, Task
 
-__all__ = ["Cluster", "Stuck", "Worker", "load"]
+__all__ = ["ROOT", "Cluster", "Stuck", "Worker", "bind", "load"]
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 40.0
 """Seconds that anything may take."""
-
-
-class Stuck(AssertionError):
-    """Something did not happen in time; all stacks have been dumped to the workers' ``.out`` files."""
 
 
 def load() -> str:
@@ -102,10 +96,10 @@ class Worker:
 
 
 class Cluster:
-    """A zygote and the workers of one job. A context manager that leaves nothing behind."""
+    """The workers of one job. A context manager that leaves nothing behind."""
 
-    def __init__(self, directory: Path, **task: Any) -> None:
-        """``task``: fields of ``Task`` common to all workers."""
+    def __init__(self, directory: Path, nursery: Nursery | None = None, **task: Any) -> None:
+        """``nursery``: where its workers come from, by default one of its own. ``task``: fields of ``Task`` common to all."""
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.workers: list[Worker] = []
@@ -113,23 +107,9 @@ class Cluster:
         self._settings = dict(self._common.pop("settings", {}))
         self._settings.setdefault("job", f"test-{secrets.token_hex(6)}")
         self._settings.setdefault("secret", secrets.token_hex(16))
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = str(self._common.get("program", "")).partition(":")[0]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        with theirs, (directory / "zygote.out").open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.processes.zygote", str(theirs.fileno()), *filter(None, [program])],
-                pass_fds=[theirs.fileno()],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        self._control = ours
-        self._pids: list[int] = []
-        self._await_pid(60.0)
+        self._owned = nursery is None
+        self._nursery = nursery or Nursery(directory, *filter(None, [program]))
 
     @property
     def secret(self) -> str:
@@ -145,15 +125,11 @@ class Cluster:
     def close(self) -> None:
         """Kill everything. Idempotent."""
         self._end_all()
-        self._control.close()
-        try:
-            self._process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._owned:
+            self._nursery.close()
 
     def clear(self, directory: Path, **settings: Any) -> None:
-        """Kill all workers and begin anew, with the same zygote, in ``directory``; another job, and these settings."""
+        """Kill all workers and begin anew, with the same nursery, in ``directory``; another job, and these settings."""
         self._end_all()
         self.workers = []
         self.directory = directory
@@ -161,22 +137,19 @@ class Cluster:
         self._settings |= {"job": f"test-{secrets.token_hex(6)}", **settings}
 
     def _end_all(self) -> None:
-        if self._process.poll() is None:
-            for worker in self.workers:
-                if worker.code is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(worker.pid, signal.SIGKILL)  # before the zygote: its pid is not reused while it is not reaped
-            deadline = time.monotonic() + LIMIT
-            while any(worker.code is None for worker in self.workers) and time.monotonic() < deadline:
-                self._control.settimeout(max(0.01, deadline - time.monotonic()))
-                with contextlib.suppress(TimeoutError):
-                    self._take(self._control.recv(1 << 16))
+        self._nursery.kill(worker.pid for worker in self.workers if worker.code is None)
+        self._hear()
+
+    def _hear(self) -> None:
+        for worker in self.workers:
+            if worker.code is None and (end := self._nursery.end(worker.pid)):
+                worker.code, worker.ended = end
 
     # Starting
 
     def found(self, size: int, *, first: dict[str, Any] | None = None, **task: Any) -> list[Worker]:
         """Start ``size`` workers that found a cluster together; ``first``: what is special about the most senior one."""
-        pairs = [_bind() for _ in range(size)]
+        pairs = [bind() for _ in range(size)]
         addresses = [f"127.0.0.1:{pair[1].getsockname()[1]}" for pair in pairs]
         return [
             self._spawn(
@@ -192,21 +165,18 @@ class Cluster:
         members = [worker for worker in self.alive() if worker.calls]
         addresses = [worker.address for worker in members[-3:]]
         assert addresses, "nobody to join"
-        return self._spawn({"introducers": addresses}, None, **task)
+        return self._spawn({"introducers": addresses}, **task)
 
-    def _spawn(self, settings: dict[str, Any], pair: tuple[socket.socket, socket.socket] | None, /, **more: Any) -> Worker:
+    def _spawn(self, settings: dict[str, Any], pair: tuple[socket.socket, ...] = (), /, **more: Any) -> Worker:
         number = len(self.workers)
         name = f"w{number}"
         values = {**self._common, **more}
         values["settings"] = {**self._settings, **settings, **more.get("settings", {})}
         task = Task(name=name, log=str(self.directory / f"{name}.jsonl"), slot=self._free_slot(), **values)
-        fds = [] if pair is None else [pair[0].fileno(), pair[1].fileno()]
-        socket.send_fds(self._control, [json.dumps(dataclasses.asdict(task)).encode()], fds)
-        worker = Worker(task, self._await_pid(LIMIT))
+        worker = Worker(task, self._nursery.start(dataclasses.asdict(task), pair))
         self.workers.append(worker)
-        if pair is not None:
-            pair[0].close()
-            pair[1].close()
+        for item in pair:
+            item.close()
         return worker
 
     def _free_slot(self) -> int:
@@ -214,27 +184,6 @@ class Cluster:
         recent |= {worker.task.slot for worker in self.workers if worker.code is None}
         start = len(self.workers)
         return next(slot for slot in ((start + i) % SLOTS for i in range(SLOTS)) if slot not in recent)
-
-    def _await_pid(self, limit: float) -> int:
-        deadline = time.monotonic() + limit
-        while not self._pids:
-            self._control.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                data = self._control.recv(1 << 16)
-            except TimeoutError:
-                raise Stuck("the zygote does not answer: see zygote.out") from None
-            if not data:
-                raise Stuck(f"the zygote ended: {(self.directory / 'zygote.out').read_text()}")
-            self._take(data)
-        return self._pids.pop(0)
-
-    def _take(self, data: bytes) -> None:
-        told = json.loads(data) if data else {}
-        if "pid" in told:
-            self._pids.append(told["pid"])
-        for worker in self.workers:
-            if worker.pid == told.get("ended") and worker.code is None:
-                worker.code, worker.ended = told["code"], told["t"]
 
     # Watching
 
@@ -248,10 +197,7 @@ class Cluster:
         for worker in self.workers:
             if worker.code is None or worker.ended > time.monotonic() - 60:
                 worker.read()
-        self._control.settimeout(0)
-        with contextlib.suppress(BlockingIOError):
-            while data := self._control.recv(1 << 16):
-                self._take(data)
+        self._hear()
 
     def until(self, what: str, condition: Callable[[], Any], limit: float = LIMIT, poll: float = 0.01) -> Any:
         """Wait until ``condition()`` is true and return it; ``Stuck`` with everybody's stacks if it takes too long."""
@@ -314,7 +260,7 @@ class Cluster:
                 yield f"{worker.task.name}: exit code {worker.code}"
 
 
-def _bind() -> tuple[socket.socket, socket.socket]:
+def bind() -> tuple[socket.socket, socket.socket]:
     """A UDP and a listening TCP socket on one free port of loopback."""
     while True:
         tcp = socket.socket()

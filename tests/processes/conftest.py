@@ -9,18 +9,28 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster
+from .nursery import Nursery
 from .stage import Stage
 
 
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where workers come from."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "tests.processes.learner", "tests.processes.stepper")
+    yield nursery
+    nursery.close()
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of small models without workers yet."""
-    with Cluster(tmp_path, sizes=[20_000, 300], settings={"bucket_mb": 0.08}) as cluster:
+    # The pause leaves the processor to those that start.
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.004, settings={"bucket_mb": 0.08}) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+@pytest.fixture(scope="session")
+def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Where actors come from."""
     stage = Stage(tmp_path_factory.mktemp("stage"))
     yield stage
@@ -28,10 +38,10 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def stage(zygote: Stage) -> Iterator[Stage]:
+def stage(theatre: Stage) -> Iterator[Stage]:
     """A stage without players; whatever a test did, no process may have been ended by an abort or a fault of memory."""
-    zygote.clear()
-    yield zygote
-    aborted = [player for player in zygote.players if player.code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)]
-    zygote.clear()
+    theatre.clear()
+    yield theatre
+    aborted = [player for player in theatre.players if player.code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)]
+    theatre.clear()
     assert not aborted, "\n".join(player.output() for player in aborted)

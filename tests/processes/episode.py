@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 from .verdict import Verdict
 
 __all__ = ["Episode"]
@@ -22,8 +23,16 @@ __all__ = ["Episode"]
 class Episode:
     """One cluster's life."""
 
-    def __init__(self, directory: Path, seed: int, kills: int, settings: Mapping[str, Any] | None = None, **task: Any) -> None:
-        """``settings`` and ``task``: of all workers, instead of what is drawn."""
+    def __init__(
+        self,
+        directory: Path,
+        seed: int,
+        kills: int,
+        settings: Mapping[str, Any] | None = None,
+        nursery: Nursery | None = None,
+        **task: Any,
+    ) -> None:
+        """``settings`` and ``task``: of all workers, instead of what is drawn. ``nursery``: where they come from."""
         chance = self._chance = random.Random(seed)
         self.kills = 0
         self.kinds: collections.Counter[str] = collections.Counter()
@@ -39,7 +48,7 @@ class Episode:
         sizes = [elements] * buckets if elements >= 1_000 else [elements, 7, 1][:buckets]
         pause = chance.choice([0.0, 0.0, 0.003, 0.01])
         drawn = {"sizes": sizes, "pause": pause, "settings": {"bucket_mb": bucket_mb, **(settings or {})}}
-        self.cluster = Cluster(directory, **{**drawn, **task})
+        self.cluster = Cluster(directory, nursery, **{**drawn, **task})
         self.text = f"{self._target} workers, {buckets} x {elements} elements, pauses up to {pause * 1e3:g} ms"
 
     def run(self) -> None:

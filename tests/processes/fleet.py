@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import time
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from typing import Any
 from tests.network import Host, Network
 
 from .cluster import LIMIT, Cluster, Worker
+from .nursery import Nursery
 
 __all__ = ["Fleet"]
 
@@ -22,28 +22,20 @@ PORT = 7001
 
 
 class Fleet(Cluster):
-    """One zygote for all; ``anew`` ends everybody, and the next ones are another job's."""
+    """``anew`` ends everybody, and the next ones are another job's."""
 
-    def __init__(self, directory: Path, network: Network, **task: Any) -> None:
+    def __init__(self, directory: Path, network: Network, nursery: Nursery | None = None, **task: Any) -> None:
         """``network`` is up."""
-        super().__init__(directory, **task)
+        super().__init__(directory, nursery, **task)
         self.network = network
         self._top = directory
         self._lives = 0
 
     def anew(self, **settings: Any) -> None:
         """Kill all, mend the network; ``settings`` are added for the workers to come."""
-        for worker in self.workers:
-            if worker.code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGKILL)
-        self.until("all have ended", lambda: all(worker.code is not None for worker in self.workers))
-        self.heal()
         self._lives += 1
-        self.workers = []
-        self.directory = self._top / f"{self._lives:02}"
-        self.directory.mkdir()
-        self._settings |= {"job": f"test-{secrets.token_hex(6)}", **settings}
+        self.clear(self._top / f"{self._lives:02}", **settings)
+        self.heal()
 
     # Starting
 
@@ -64,7 +56,7 @@ class Fleet(Cluster):
         self.until("the port is free again", lambda: not host.pids())
         addresses = [f"{each.v4}:{PORT}" for each in introducers]
         settings = {"introducers": addresses, "initial_size": size, "bind": f"{host.v4}:{PORT}"}
-        return self._spawn(settings, None, **{**task, "namespace": host.name})
+        return self._spawn(settings, **{**task, "namespace": host.name})
 
     # Who is where
 

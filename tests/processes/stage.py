@@ -1,6 +1,6 @@
 """Actors as processes of a test: start, signal, watch, clean up. Like ``cluster``, with a part a worker instead of one task.
 
-One zygote serves all tests of a module; each test has a job of its own and leaves no process behind.
+One nursery serves all tests; each test has a job of its own and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .cluster import ROOT, Stuck, _bind
+from .cluster import bind
+from .nursery import Nursery, Stuck
 
 __all__ = ["Player", "Stage"]
 
@@ -92,48 +91,23 @@ class Player:
 
 
 class Stage:
-    """The zygote, and the players of the test in progress."""
+    """The players of the test in progress."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.players: list[Player] = []
         self._settings: dict[str, Any] = {}
         self._count = 0
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        with theirs, (directory / "zygote.out").open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.processes.actors", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        self._control = ours
-        self._pids: list[int] = []
-        self._await_pid(60.0)
+        self._nursery = Nursery(directory, zygote="tests.processes.actors")
 
     def close(self) -> None:
         """Kill everything."""
         self.clear()
-        self._control.close()
-        try:
-            self._process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._nursery.close()
 
     def clear(self, **settings: Any) -> None:
         """End all players; ``settings`` hold for the next ones, with a new job."""
-        for player in self.players:
-            if player.code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    player.signal(signal.SIGKILL)
-        if self._process.poll() is None:
-            self.until("all have ended", lambda: all(player.code is not None for player in self.players))
+        self._nursery.kill(player.pid for player in self.players if player.code is None)
         self.players = []
         # Agents as threads are quicker to start; those in processes are for the tests that are about them.
         self._settings = {"job": f"test-{secrets.token_hex(6)}", "agent": "thread", **settings}
@@ -142,7 +116,7 @@ class Stage:
 
     def found(self, *parts: str, given: Sequence[dict[str, Any]] = (), **settings: Any) -> list[Player]:
         """Start founders that meet, one a part; ``given``: their orders, alike for all if there is one."""
-        pairs = [_bind() for _ in parts]
+        pairs = [bind() for _ in parts]
         addresses = [f"127.0.0.1:{tcp.getsockname()[1]}" for _, tcp in pairs]
         orders = list(given) if len(given) == len(parts) else list(given or [{}]) * len(parts)
         players = []
@@ -168,34 +142,11 @@ class Stage:
             "given": given or {},
             "settings": {**self._settings, **settings},
         }
-        socket.send_fds(self._control, [json.dumps(task).encode()], [item.fileno() for item in pair])
+        player.pid = self._nursery.start(task, pair)
         for item in pair:
             item.close()
-        player.pid = self._await_pid(LIMIT)
         self.players.append(player)
         return player
-
-    def _await_pid(self, limit: float) -> int:
-        deadline = time.monotonic() + limit
-        while not self._pids:
-            self._control.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                data = self._control.recv(1 << 16)
-            except TimeoutError:
-                raise Stuck("the zygote does not answer: see zygote.out") from None
-            if not data:
-                raise Stuck(f"the zygote ended: {(self.directory / 'zygote.out').read_text()}")
-            self._take(data)
-        return self._pids.pop(0)
-
-    def _take(self, data: bytes) -> None:
-        told = json.loads(data) if data else {}
-        if "pid" in told:
-            self._pids.append(told["pid"])
-        for player in self.players:
-            if player.pid == told.get("ended") and player.code is None:
-                player.code = told["code"]
-                player.read()
 
     # Watching
 
@@ -207,11 +158,9 @@ class Stage:
     def read(self) -> None:
         """Take in all news."""
         for player in self.players:
+            if player.code is None and (end := self._nursery.end(player.pid)):
+                player.code = end.code
             player.read()
-        self._control.settimeout(0)
-        with contextlib.suppress(BlockingIOError):
-            while data := self._control.recv(1 << 16):
-                self._take(data)
 
     def until(self, what: str, condition: Callable[[], Any], limit: float = LIMIT) -> Any:
         """Wait until ``condition()`` is true and return it; ``Stuck`` with everybody's stacks if it takes too long."""

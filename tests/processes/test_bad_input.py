@@ -71,14 +71,14 @@ def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
     free = socket.socket()
     free.bind(("127.0.0.1", 0))  # bound, not listening: refused
     nobody = f"127.0.0.1:{free.getsockname()[1]}"
-    absent = stage.start("train", introducers=[nobody], join_timeout=0.7)
-    other_job = stage.join("train", job="another job", join_timeout=0.7)
-    version = stage.join("other_version", join_timeout=0.7)
+    absent = stage.start("train", introducers=[nobody], join_timeout=2.0)
+    other_job = stage.join("train", job="another job", join_timeout=2.0)
+    version = stage.join("other_version", join_timeout=2.0)
     terms = stage.join("train", exclude_after=3.0, join_timeout=10.0)
     buckets = stage.join("train", bucket_mb=1.0)
     assert stage.ended(absent, other_job, version, terms, buckets) == [1] * 5
     free.close()
-    lonely = stage.start("train", introducers=[nobody], initial_size=3, bind=nobody, join_timeout=0.7)
+    lonely = stage.start("train", introducers=[nobody], initial_size=3, bind=nobody, join_timeout=2.0)
     assert re.search(rf"JoinError: .*{nobody}.*nobody listens there", one_line(absent.error))
     assert re.search("JoinError: .*job 'another job'", one_line(other_job.error)) or re.search(
         r"JoinError: .*a member of job 'test-\w+', this is 'another job'", one_line(other_job.error)
@@ -94,7 +94,7 @@ def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
 
 
 def test_too_few_founders(stage: Stage) -> None:
-    players = stage.found("train", "train", initial_size=3, join_timeout=0.7)
+    players = stage.found("train", "train", initial_size=3, join_timeout=2.0)
     assert stage.ended(*players) == [1, 1]
     for player in players:
         assert re.search("JoinError: .*(initial_size|belong to no cluster)", one_line(player.error)), player.error

@@ -20,7 +20,8 @@ from ftlib.checkpoints.names import complete, parts
 from tests.ftlib.test_checkpoints import write
 
 from .cluster import Cluster
-from .launched import LaunchedRun
+from .launched import IMPORTS, LaunchedRun
+from .nursery import Nursery
 from .worker import Lines, _digest
 
 pytestmark = pytest.mark.process
@@ -142,8 +143,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def test_training_goes_on_while_the_disk_is_full(tmp_path: Path, small_disk: Path) -> None:
-    with Cluster(tmp_path, sizes=[300_000]) as cluster:
+def test_training_goes_on_while_the_disk_is_full(nursery: Nursery, tmp_path: Path, small_disk: Path) -> None:
+    with Cluster(tmp_path, nursery, sizes=[300_000]) as cluster:
         cluster.found(2, habit=habit(small_disk, 5), pause=0.02, digest=False)
         cluster.until("twice there was no room", lambda: sum(w.output().count(_ERROR) for w in cluster.workers) > 1)
         output = "".join(worker.output() for worker in cluster.workers)
@@ -162,7 +163,7 @@ def test_ftlib_run_resumes_a_job_whose_program_loads_nothing(tmp_path: Path, pla
     place.mkdir()
     write(place, {"step": 70, "custom": {"params": [params]}}, step=70, epoch=9)
     with LaunchedRun(tmp_path / "run", 2, "--resume", str(place), sizes=[300], habit=habit(place, 5), pause=0.02) as run:
-        run.training(2, 30.0)
+        run.training(2, IMPORTS)
         for worker in run.workers:
             begins = event(worker, "begins")
             assert begins is not None

@@ -10,6 +10,7 @@ import pytest
 
 from .cluster import Cluster, Worker
 from .episode import Episode
+from .nursery import Nursery
 from .shrinking import shrink_and_grow
 from .verdict import Verdict
 
@@ -48,9 +49,9 @@ def judge(cluster: Cluster) -> int:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_fifty_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
+def test_fifty_kills_at_random_moments(nursery: Nursery, tmp_path: Path, seed: int) -> None:
     """Two episodes of 25."""
-    episode = Episode(tmp_path, seed, 25)
+    episode = Episode(tmp_path, seed, 25, nursery=nursery)
     episode.run()
     assert episode.kills >= 25
     assert episode.verdict.steps > 100
@@ -105,11 +106,11 @@ def test_a_joiner_is_killed_while_it_is_admitted(cluster: Cluster) -> None:
     judge(cluster)
 
 
-def test_down_to_one_and_back(cluster: Cluster) -> None:
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_down_to_one_and_back(cluster: Cluster, seed: int) -> None:
     cluster.found(4)
     cluster.training(4)
-    for seed in (1, 2):
-        shrink_and_grow(cluster, 4, random.Random(seed))
+    shrink_and_grow(cluster, 4, random.Random(seed))
     judge(cluster)
 
 

@@ -16,6 +16,7 @@ from consensus import KeyRing
 from ftlib.launch.cli import main
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 
 pytestmark = pytest.mark.process
 
@@ -41,11 +42,13 @@ def scrape(worker: Worker) -> dict[str, float]:
     return found
 
 
-def test_a_kill_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_is_explained(
+    nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     secret = "the secret of this test"
     monkeypatch.setenv("FTLIB_SECRET", secret)
     settings = {"bucket_mb": 0.08, "log_format": "json", "secret": secret}
-    with Cluster(tmp_path, sizes=[20_000, 300], pause=0.01, settings=settings) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.01, settings=settings) as cluster:
         workers = cluster.found(3)
         cluster.training(3)
         cluster.advanced()

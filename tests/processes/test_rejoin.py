@@ -12,17 +12,18 @@ import pytest
 from ftlib import FTLib
 
 from .cluster import Cluster
-from .launched import LaunchedRun
+from .launched import IMPORTS, LaunchedRun
+from .nursery import Nursery
 from .verdict import Verdict
 from .worker import Lines
 
 pytestmark = pytest.mark.process
 
 
-def test_a_stopped_worker_joins_again_and_again(tmp_path: Path) -> None:
+def test_a_stopped_worker_joins_again_and_again(nursery: Nursery, tmp_path: Path) -> None:
     """The most senior one: the first time the founder's own address is bound again, and nothing may be founded there."""
     settings = {"bucket_mb": 0.08, "exclude_after": 2.0, "rejoin": True}
-    with Cluster(tmp_path, sizes=[20_000, 300], settings=settings) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], settings=settings) as cluster:
         cluster.found(3)
         cluster.training(3)
         victim = next(worker for worker in cluster.workers if worker.last["rank"] == 0)
@@ -48,7 +49,7 @@ def test_under_the_launcher_it_stays_the_same_process(tmp_path: Path) -> None:
     settings = {"exclude_after": 2.0, "stall_timeout": 1.5, "rejoin": True}
     habit = ["tests.processes.test_rejoin:Pause", 5.0]
     with LaunchedRun(tmp_path, 2, sizes=[300], settings=settings, habit=habit) as run:
-        run.training(2, 30.0)
+        run.training(2, IMPORTS)
         worker = run.workers[1]
         worker.signal(signal.SIGUSR2)
         run.until("it has joined again", lambda: worker.last.get("lifetime") == 1)

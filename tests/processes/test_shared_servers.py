@@ -18,6 +18,7 @@ from ftlib.launch.status import fetch_status
 from tests.servers import Certificates, EtcdServer, RedisServer, Server, running
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 from .verdict import Verdict
 
 pytestmark = pytest.mark.process
@@ -34,18 +35,11 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def zygote_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Where all workers of this page come from."""
-    with Cluster(tmp_path_factory.mktemp("zygote"), sizes=[20_000, 300]) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def cluster(zygote_cluster: Cluster, tmp_path: Path) -> Cluster:
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """Of a job of its own, without workers yet."""
-    zygote_cluster.clear(tmp_path / "workers")
-    return zygote_cluster
+    with Cluster(tmp_path / "workers", nursery, sizes=[20_000, 300], pause=0.004) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +77,7 @@ def found(
 
 def join(cluster: Cluster, storage: str) -> Worker:
     """Somebody who knows nothing but the store."""
-    return cluster._spawn({**SETTINGS, "introducers": [], "storage": storage}, None)
+    return cluster._spawn({**SETTINGS, "introducers": [], "storage": storage})
 
 
 def judge(cluster: Cluster, workers: list[Worker] | None = None) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 from .verdict import Verdict
 
 pytestmark = pytest.mark.process
@@ -20,11 +21,11 @@ LEASE = 2.0
 
 
 @contextlib.contextmanager
-def sharing(directory: Path, name: str = "one", **settings: Any) -> Iterator[Cluster]:
+def sharing(nursery: Nursery, directory: Path, **settings: Any) -> Iterator[Cluster]:
     """A job in ``directory``; no introducers."""
     settings = {"bucket_mb": 0.08, "consensus": "shared_storage", "storage": f"file://{directory}", "lease": LEASE, **settings}
     directory.mkdir(exist_ok=True)
-    with Cluster(directory.parent / name, sizes=[20_000, 300], settings=settings) as cluster:
+    with Cluster(directory.parent / "workers", nursery, sizes=[20_000, 300], pause=0.004, settings=settings) as cluster:
         yield cluster
 
 
@@ -60,9 +61,9 @@ def together(cluster: Cluster, workers: list[Worker]) -> None:
     cluster.until("the workers of a job train together", same)
 
 
-def test_killed_joined_left_and_stopped(tmp_path: Path) -> None:
+def test_killed_joined_left_and_stopped(nursery: Nursery, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    with sharing(store, rejoin=True) as cluster:
+    with sharing(nursery, store, rejoin=True) as cluster:
         found(cluster, 4)
         cluster.training(4)
         cluster.workers[1].kill()
@@ -88,9 +89,9 @@ def test_killed_joined_left_and_stopped(tmp_path: Path) -> None:
         assert len(stored(store, "views")) <= 3, "old records are cleaned away"
 
 
-def test_a_whole_job_starts_again_in_its_old_directory(tmp_path: Path) -> None:
+def test_a_whole_job_starts_again_in_its_old_directory(nursery: Nursery, tmp_path: Path) -> None:
     """After all were killed (with their leases still warm), and after all left. In active mode."""
-    with sharing(tmp_path / "store", mode="active") as cluster:
+    with sharing(nursery, tmp_path / "store", mode="active") as cluster:
         epochs = []
         for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
             workers = found(cluster, 3)
@@ -106,8 +107,8 @@ def test_a_whole_job_starts_again_in_its_old_directory(tmp_path: Path) -> None:
         assert epochs == sorted(set(epochs)), "no epoch is decided twice"
 
 
-def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
-    with sharing(tmp_path / "store") as cluster:
+def test_two_jobs_in_one_directory(nursery: Nursery, tmp_path: Path) -> None:
+    with sharing(nursery, tmp_path / "store") as cluster:
         here = [found(cluster, 2), found(cluster, 3, job="another")]
         for workers in here:
             together(cluster, workers)
@@ -121,10 +122,10 @@ def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["shared_storage", "gossip"])
-def test_down_to_one_and_up_again(tmp_path: Path, backend: str) -> None:
+def test_down_to_one_and_up_again(nursery: Nursery, tmp_path: Path, backend: str) -> None:
     """Most of the cluster dies at once: the record decides, not the majority."""
     more = {} if backend == "shared_storage" else {"consensus": "gossip", "policy": "storage"}
-    with sharing(tmp_path / "store", **more) as cluster:
+    with sharing(nursery, tmp_path / "store", **more) as cluster:
         cluster.found(4) if more else found(cluster, 4)
         cluster.training(4)
         for worker in cluster.workers[1:]:

@@ -17,7 +17,6 @@ from ftlib import plane as planes
 from ftlib import rebuild
 from ftlib.call import Call, Results
 from ftlib.plane import Finish, Order, Plane
-from ftlib.registry import Registered
 from ftlib.salvage import Plan, plan
 from ftlib.session import Session
 from ftlib.simulation.process import Process
@@ -119,11 +118,11 @@ def joiners_are_veterans(patch: Patch) -> None:
 def state_of_any_moment(patch: Patch) -> None:
     """A donor goes on sending its state when the call has ended, and changes it."""
 
-    def guarded(self: Transfer, call: int, registered: Registered) -> Iterator[bytes]:
-        return encode(registered.tree(self._plane.step))
+    def guarded(self: Transfer, call: int, entry: Callable[[], object]) -> Iterator[bytes]:
+        return encode(entry())
 
     patch.setattr(Transfer, "_guarded", guarded)
-    patch.setattr(Plane, "in_call", lambda _plane, _number: True)
+    patch.setattr(Transfer, "_entry", lambda self, _call: self._now)
 
 
 def reports_of_a_quorum(patch: Patch) -> None:

@@ -160,14 +160,14 @@ async def test_killed_and_restarted(own: EtcdServer) -> None:
 
 @on_a_loop
 async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: EtcdServer) -> None:
-    store = await opened(own.url, timeout=0.5)
+    store = await opened(own.url, timeout=1.0)
     own.stop()
     started = time.monotonic()
-    with pytest.raises(AmbiguousWriteError, match=r"did not answer to a write within 0\.5 s"):
+    with pytest.raises(AmbiguousWriteError, match=r"did not answer to a write within 1 s"):
         await store.create("views/1", b"mine")
-    with pytest.raises(StoreAwayError, match=r"within 0\.5 s"):
+    with pytest.raises(StoreAwayError, match=r"within 1 s"):
         await store.read("views/1")
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 20
     own.go_on()
     seen = await once_read(store, "views/1")
     outcome = await store.create("views/1", b"mine")
@@ -198,17 +198,17 @@ async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdSer
     with running(dead):
         pass
     own.stop()
-    store = EtcdStore(f"etcd://localhost:{dead.port},localhost:{own.port},localhost:{server.port}", "several", timeout=1.5)
+    store = EtcdStore(f"etcd://localhost:{dead.port},localhost:{own.port},localhost:{server.port}", "several", timeout=6.0)
     await store.open()
     started = time.monotonic()
     assert await store.create("views/1", b"1") is Created.DONE
     assert await store.read("views/1") == b"1"
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 2.0, "a third of the timeout, which the silent one would take"
     assert await first_told(store, "views/")
     await store.close()
 
     own.go_on()
-    store = EtcdStore(f"etcd://localhost:{own.port},localhost:{server.port}", "silent", timeout=0.5)
+    store = EtcdStore(f"etcd://localhost:{own.port},localhost:{server.port}", "silent", timeout=2.0)
     await store.open()
     own.stop()
     with pytest.raises(AmbiguousWriteError):  # sent to one, it is sent to no other
@@ -222,7 +222,7 @@ async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
     """With two of three it goes on, with one it is away, at once and not after a timeout; and what was decided stays."""
     with etcd_cluster(tmp_path, 3) as servers:
         url = "etcd://" + ",".join(f"localhost:{server.port}" for server in servers)
-        store = await opened(url, timeout=1.5)
+        store = await opened(url, timeout=4.0)
         views = Heard(store, "views/")
         await views.once()
         assert await created(store, "views/1", b"1")
@@ -234,7 +234,7 @@ async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(StoreAwayError):
             await store.create("views/3", b"3")
-        assert time.monotonic() - started < 1.4
+        assert time.monotonic() - started < 3.5
         servers[1].start()
         assert await created(store, "views/4", b"4")
         found = await store.list("views/")
@@ -342,7 +342,7 @@ async def test_a_watch_survives_a_restart(own: EtcdServer, caplog: pytest.LogCap
 @on_a_loop
 async def test_a_watch_of_a_server_that_falls_silent_notices(own: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consensus.storage.etcd_wire._QUIET", 0.3)
-    store = await opened(own.url, timeout=0.3)
+    store = await opened(own.url, timeout=2.0)
     views = Heard(store, "views/")
     await views.once()
     own.stop()

@@ -229,24 +229,24 @@ async def test_killed_and_restarted(own: RedisServer) -> None:
 
 @on_a_loop
 async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: RedisServer) -> None:
-    store = await opened(own.url, timeout=0.3)
+    store = await opened(own.url, timeout=1.0)
     await store.create("views/0", b"")  # a script that the server does not know would not run when it goes on
     own.stop()
     started = time.monotonic()
-    with pytest.raises(AmbiguousWriteError, match=r"did not answer to a write within 0\.3 s"):
+    with pytest.raises(AmbiguousWriteError, match=r"did not answer to a write within 1 s"):
         await store.create("views/1", b"mine")
-    with pytest.raises(StoreAwayError, match=r"within 0\.3 s"):
+    with pytest.raises(StoreAwayError, match=r"within 1 s"):
         await store.read("views/1")
-    with pytest.raises(StoreAwayError, match=r"within 0\.3 s"):  # a fresh connection is greeted by nobody
+    with pytest.raises(StoreAwayError, match=r"within 1 s"):  # a fresh connection is greeted by nobody
         await store.create("views/1", b"mine")
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 20
     own.go_on()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while True:
-            with suppress(StoreAwayError):
+            with suppress(StoreAwayError, AmbiguousWriteError):
                 if await store.read("views/1") == b"mine":
+                    assert await store.create("views/1", b"mine") is Created.EXISTS
                     break
-    assert await store.create("views/1", b"mine") is Created.EXISTS
     await store.close()
 
 
@@ -256,12 +256,12 @@ async def test_many_operations_at_once_all_end_in_time(own: RedisServer) -> None
     await asyncio.gather(*(store.write(f"a/{number}", b"%d" % number) for number in range(100)))
     assert len(await store.list("a/")) == 100
     await store.close()
-    store = await opened(own.url, timeout=0.3)
+    store = await opened(own.url, timeout=1.0)
     own.stop()
     started = time.monotonic()
     results = await asyncio.gather(*(store.write("b", b"") for _ in range(40)), return_exceptions=True)
     assert all(isinstance(result, StoreError) for result in results)
-    assert time.monotonic() - started < 6, "and not one after the other"
+    assert time.monotonic() - started < 20, "and not one after the other"
     own.go_on()
     await store.close()
 

@@ -72,6 +72,14 @@ def steps(pupil: Pupil, count: int) -> None:
     assert pupil.error is None
 
 
+def join(made: School, count: int = 5) -> Pupil:
+    """One more comes and takes so many steps; then all end."""
+    joiner = made.enrol()
+    steps(joiner, count)
+    made.end()
+    return joiner
+
+
 def followed(caplog: pytest.LogCaptureFixture) -> bool:
     """Whether nobody had to wait for a joiner."""
     return not any(getattr(record, "ftlib_event", "") == "no_following" for record in caplog.records)
@@ -91,12 +99,9 @@ def test_a_joiner_ends_up_with_what_the_others_have(settings: dict[str, Any], ca
     caplog.set_level(logging.INFO)
     wide = 1500 if "recovery_bandwidth" in settings else WIDTH  # a state of 27 MB, in four stripes
     with school(3, functools.partial(Pupil, width=wide), **settings) as made:
-        founders = list(made.pupils)
-        joiner = made.enrol()
-        steps(joiner, 5)
-        made.end()
+        joiner = join(made)
     assert followed(caplog)
-    assert assert_equal(*founders, joiner) >= 4
+    assert assert_equal(*made.pupils) >= 4
     assert joiner.ft.metrics()["state_loads"] == 1
     assert joiner.ft.metrics()["state_bytes"] > 0
     assert joiner.statuses[0], "its first call is finished like everybody's"
@@ -117,17 +122,38 @@ class Told(Clipping):
         super().__init__(ft, seed, apply=self.apply)
 
 
-@pytest.mark.parametrize(("make", "follows"), [(Told, True), (Clipping, False)])
+class Zeroing(Pupil):
+    """What it registers drops the gradients, as a training loop does."""
+
+    def __init__(self, ft: FTLib, seed: int) -> None:
+        super().__init__(ft, seed, apply=self.apply)
+
+    def apply(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Wrong(Zeroing):
+    """And leaves out what the program does besides."""
+
+    def step(self) -> Any:
+        status = super().step()
+        with torch.no_grad():
+            self.model[2].bias.mul_(0.5)  # type: ignore[index,union-attr]
+        return status
+
+
+@pytest.mark.parametrize(("make", "follows"), [(Told, True), (Clipping, False), (Zeroing, True), (Wrong, False)])
 def test_what_a_step_does_besides(make: Any, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Where ``apply`` leaves something out, the digests tell, and the others wait for a whole load instead."""
+    """Where ``apply`` leaves something out, the digests tell, and the others wait for a whole load instead.
+
+    The gradients that it drops are there again after it.
+    """
     caplog.set_level(logging.INFO)
     with school(2, make, **SLOW) as made:
-        founders = list(made.pupils)
-        joiner = made.enrol()
-        steps(joiner, 5)
-        made.end()
+        join(made)
     assert followed(caplog) is follows
-    assert assert_equal(*founders, joiner) >= 4
+    assert assert_equal(*made.pupils) >= 4
 
 
 class Reporting(Pupil):
@@ -144,24 +170,22 @@ def test_a_joiner_finds_the_call_that_is_its_own(caplog: pytest.LogCaptureFixtur
     """The founders' calls alternate, and the joiner may come at either."""
     caplog.set_level(logging.INFO)
     with school(2, Reporting) as made:
-        founders = list(made.pupils)
         joiner = made.enrol()
         steps(joiner, 5)
         another = made.enrol(100)
         steps(another, 5)
         made.end()
     assert followed(caplog)
-    assert assert_equal(*founders, joiner, another) >= 3
+    assert assert_equal(*made.pupils) >= 3
 
 
 def test_two_joiners_at_once() -> None:
     with school(2) as made:
-        founders = list(made.pupils)
         joiners = at_once(lambda: made.enrol(98), lambda: made.enrol(99))
         for joiner in joiners:
             steps(joiner, 5)
         made.end()
-    assert assert_equal(*founders, *joiners) >= 3
+    assert assert_equal(*made.pupils) >= 3
 
 
 def test_a_joiner_of_another_shape_is_refused_and_the_others_go_on() -> None:
@@ -181,11 +205,8 @@ def test_a_joiner_of_another_shape_is_refused_and_the_others_go_on() -> None:
 def test_the_others_wait_where_they_are_asked_to(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with school(2, recovery="wait") as made:
-        founders = list(made.pupils)
-        joiner = made.enrol()
-        steps(joiner, 5)
-        made.end()
-    assert assert_equal(*founders, joiner) >= 4
+        joiner = join(made)
+    assert assert_equal(*made.pupils) >= 4
     assert joiner.ft.metrics()["state_bytes"] > 0
 
 
@@ -254,57 +275,20 @@ def test_both_donors_of_a_stripe_die_and_all_begins_anew(
     assert assert_equal(*made.pupils) >= 4
 
 
-class Zeroing(Pupil):
-    """What it registers drops the gradients, as a training loop does."""
-
-    def __init__(self, ft: FTLib, seed: int) -> None:
-        super().__init__(ft, seed, apply=self.apply)
-
-    def apply(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
-class Wrong(Zeroing):
-    """And leaves out what the program does besides."""
-
-    def step(self) -> Any:
-        status = super().step()
-        with torch.no_grad():
-            self.model[2].bias.mul_(0.5)  # type: ignore[index,union-attr]
-        return status
-
-
-@pytest.mark.parametrize(("make", "follows"), [(Zeroing, True), (Wrong, False)])
-def test_gradients_that_apply_drops_are_there_again(make: Any, follows: bool, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with school(2, make, **SLOW) as made:
-        founders = list(made.pupils)
-        joiner = made.enrol()
-        steps(joiner, 5)
-        made.end()
-    assert followed(caplog) is follows
-    assert assert_equal(*founders, joiner) >= 4
-
-
 def test_donors_that_compute_for_long_are_waited_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """They answer "ask again" meanwhile."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(donor, "POLL", 0.05)
     with school(2, functools.partial(Pupil, pace=0.25)) as made:
-        founders = list(made.pupils)
-        joiner = made.enrol()
-        steps(joiner, 3)
-        made.end()
+        join(made, 3)
     assert followed(caplog)
-    assert assert_equal(*founders, joiner) >= 2
+    assert assert_equal(*made.pupils) >= 2
 
 
 def test_a_call_that_only_the_others_finished(caplog: pytest.LogCaptureFixture) -> None:
     """The joiner's first: it counts as finished there too, but its average is missing, so all begins anew."""
     caplog.set_level(logging.INFO)
     with school(3) as made:
-        founders = list(made.pupils)
         joining: list[Any] = []
         attempt = FollowedAttempt.run
 
@@ -317,9 +301,7 @@ def test_a_call_that_only_the_others_finished(caplog: pytest.LogCaptureFixture) 
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(FollowedAttempt, "run", broken)
-            joiner = made.enrol()
-            steps(joiner, 5)
-        made.end()
+            join(made)
     assert joining
     assert followed(caplog)
-    assert assert_equal(*founders, joiner) >= 4
+    assert assert_equal(*made.pupils) >= 4

@@ -2,92 +2,22 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import xxhash
-from torch import nn
 
 import ftlib.recovery.pins as pinning
 from ftlib.recovery.flat import Ground
 from ftlib.recovery.manifest import split
 from ftlib.recovery.pins import Pins
-from ftlib.recovery.reading import UNIT, Copying, Hashing, Reading
+from ftlib.recovery.reading import UNIT, Copying, Hashing
 from ftlib.recovery.stripes import Stripe
 from ftlib.registry import Registered
-
-LONG = 20.0
-
-
-class Trainer:
-    """A model with an optimizer, and the pins of its state."""
-
-    def __init__(self, width: int = 50, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, 3))
-        self.optimizer = optimizer(self.model.parameters(), lr=0.1)
-        self.width = width
-        self.step()
-        self.pins = Pins()
-        self.pins.watch([self.optimizer])
-        self.ground = split(Registered({"model": self.model, "optimizer": self.optimizer}), 0)[1]
-
-    def step(self) -> None:
-        self.model(torch.randn(4, self.width)).pow(2).sum().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def bytes(self, start: int = 0, stop: int | None = None) -> bytes:
-        stop = self.ground.nbytes if stop is None else stop
-        data = torch.zeros(stop - start, dtype=torch.uint8)
-        self.ground.copy_out(start, stop, data)
-        return bytes(data.numpy())
-
-    def stripes(self, count: int = 1, version: int = 1) -> list[Stripe]:
-        cuts = [self.ground.nbytes * index // count for index in range(count + 1)]
-        return [Stripe(index, cuts[index], cuts[index + 1], version, ("a",)) for index in range(count)]
-
-    def arm(self, count: int = 1, version: int = 1, joiner: str = "j") -> list[Stripe]:
-        """So many stripes of everything, inside that call."""
-        stripes = self.stripes(count, version)
-        self.pins.arm(joiner, stripes, self.ground, version)
-        return stripes
-
-    def pinned(self, stripe: Stripe, joiner: str = "j") -> bytes:
-        data = self.pins.data(joiner, stripe.index, stripe.version, LONG)
-        assert data is not None, "it never became complete"
-        return bytes(data.numpy())
-
-
-@contextmanager
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """The pins' own thread stops before it reads, until the second event. The first: it is there."""
-    there, go_on = threading.Event(), threading.Event()
-    usual = Reading.work
-
-    def work(self: Reading, unit: tuple[int, int]) -> str:
-        if threading.current_thread().name == "ftlib-pins":
-            there.set()
-            assert go_on.wait(LONG)
-        return usual(self, unit)
-
-    monkeypatch.setattr(Reading, "work", work)
-    try:
-        yield there, go_on
-    finally:
-        go_on.set()
-
-
-def ended() -> None:
-    """The pins' threads have come to their end."""
-    for thread in threading.enumerate():
-        if thread.name == "ftlib-pins":
-            thread.join(LONG)
-            assert not thread.is_alive()
+from tests.ftlib.recovery.trainer import LONG, Trainer, ended, held
 
 
 def test_each_stripe_is_kept_at_its_version() -> None:

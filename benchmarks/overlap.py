@@ -1,0 +1,231 @@
+"""What a step takes whose averages are under way while backward goes on (``execute``), against one that averages afterwards.
+
+    python -m benchmarks.overlap [--rounds 5] [--steps 8] [--compute timer]
+
+Two workers with one thread each, on two hosts (network namespaces). The link between them carries so many bytes a second, each
+way, that averaging takes 40 % of the blocking step: the kernel's token bucket (tc tbf) holds packets back, which takes no
+processor time. The rate comes from the time of steps without averaging; the share is measured anew in every round, in which
+the loops take turns:
+
+    local      forward, backward, optimizer; no averaging
+    blocking   the same with allreduce_average(model) after backward
+    unit       the blocking step in execute: what keeping the state and the commit cost
+    overlap    in execute; each layer's average begins in backward, when its gradients are there
+
+With ``--compute timer`` each layer takes a fixed time instead, in which the processor rests, as if an accelerator computed it
+(10 ms forward, 20 ms backward; batches of one): for a machine with other work, where the time of real layers is anybody's.
+
+Needs root, iproute2 and a kernel with tbf. The bar: overlap <= 0.85 x blocking.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.report import Report, spread
+from ftlib import FTLib
+from tests.namespace import enter
+from tests.network import Network
+
+SHARE = 0.4
+"""Of the blocking step's time, that averaging is to take."""
+BAR = 0.85
+WIDTH, DEPTH = 512, 8
+BATCH = 256
+FORWARD, BACKWARD = 0.010, 0.020
+"""Seconds that a layer takes elsewhere."""
+LIMIT = 900.0
+"""Seconds for everything."""
+LOOPS = ("local", "blocking", "unit", "overlap")
+
+
+class Elsewhere(torch.autograd.Function):
+    """The time that a layer takes on an accelerator."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        time.sleep(FORWARD)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        time.sleep(BACKWARD)
+        return gradient
+
+
+class Timed(nn.Module):
+    """A layer's."""
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return Elsewhere.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class Program:
+    """A perceptron of ``DEPTH`` layers."""
+
+    def __init__(self, ft: FTLib, *, timed: bool) -> None:
+        self.ft = ft
+        self.layers = [nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)]
+        self.model = nn.Sequential(*[module for layer in self.layers for module in (layer, Timed() if timed else nn.ReLU())])
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self.inputs = torch.randn(1 if timed else BATCH, WIDTH)
+        self.pending: list[Any] = []
+        self.overlapping = False
+        for layer in self.layers:
+            left: list[int] = []
+            for parameter in layer.parameters():
+                parameter.register_post_accumulate_grad_hook(self._hook(layer, left))
+        ft.register_state(model=self.model, optimizer=self.optimizer)
+
+    def _hook(self, layer: nn.Linear, ready: list[int]) -> Callable[[torch.Tensor], None]:
+        def hook(_: torch.Tensor) -> None:
+            ready.append(1)
+            if len(ready) == 2:
+                ready.clear()
+                if self.overlapping:
+                    self.pending.append(self.ft.allreduce_average(layer, wait=False))
+
+        return hook
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad(set_to_none=False)
+        self.model(self.inputs).square().mean().backward()
+
+    def local(self) -> None:
+        self.backward()
+        self.optimizer.step()
+
+    def blocking(self) -> None:
+        self.backward()
+        assert self.ft.allreduce_average(self.model)
+        self.optimizer.step()
+
+    def unit(self) -> None:
+        self.ft.execute(self.blocking)
+
+    def overlap(self) -> None:
+        self.ft.execute(self._overlapped)
+
+    def _overlapped(self) -> None:
+        self.overlapping = True
+        try:
+            self.backward()
+        finally:
+            self.overlapping = False
+            pending, self.pending = self.pending, []
+        for handle in pending:
+            assert handle.wait()
+        self.optimizer.step()
+
+
+def work(address: str, introducer: str, secret: str, rounds: int, steps: int, *, timed: bool) -> None:
+    """One worker; a line of JSON for each block of steps: its median. A line on its input after the first: the link is set."""
+    torch.set_num_threads(1)
+    settings = {"introducers": [introducer], "initial_size": 2, "bind": address, "secret": secret, "job": "overlap"}
+    with FTLib.init(config={}, **settings) as ft:
+        program = Program(ft, timed=timed)
+        ft.barrier()
+
+        def block(name: str) -> float:
+            times = []
+            for number in range(steps + 2):  # the first two of a block do what nobody expects yet
+                began = time.perf_counter()
+                getattr(program, name)()
+                if number > 1:
+                    times.append(time.perf_counter() - began)
+            ft.barrier()
+            return statistics.median(times)
+
+        tell("local", block("local"))
+        sys.stdin.readline()
+        for _ in range(rounds):
+            for name in LOOPS:
+                tell(name, block(name))
+
+
+def tell(name: str, seconds: float) -> None:
+    print(json.dumps({"loop": name, "seconds": seconds}), flush=True)
+
+
+def read(worker: subprocess.Popen[str]) -> dict[str, Any]:
+    assert worker.stdout is not None
+    line = worker.stdout.readline()
+    assert line, "a worker has ended"
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="measured in each block")
+    parser.add_argument("--compute", choices=("cpu", "timer"), default="cpu")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        namespace, address, introducer, secret = args.worker
+        enter(namespace)
+        work(address, introducer, secret, args.rounds, args.steps, timed=args.compute == "timer")
+        return 0
+    report = Report(
+        f"Averages under way in backward, computed by {args.compute}", 20.0 + args.rounds * (args.steps + 2) * len(LOOPS) * 0.2
+    )
+    nbytes = DEPTH * (WIDTH + 1) * WIDTH * torch.float32.itemsize
+    times: dict[str, list[float]] = {name: [] for name in LOOPS}
+    with Network(2) as hosts:
+        introducer = f"{hosts[0].v4}:7411"
+        secret = secrets.token_hex(16)
+        workers = []
+        for host in hosts:
+            command = [sys.executable, "-m", "benchmarks.overlap", f"--rounds={args.rounds}", f"--steps={args.steps}"]
+            command += [f"--compute={args.compute}", "--worker", host.name, f"{host.v4}:7411", introducer, secret]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            workers.append(subprocess.Popen(command, text=True, env=environment, **pipes))  # type: ignore[call-overload]
+        try:
+            local = statistics.mean(read(worker)["seconds"] for worker in workers)
+            # With two members a ring sends as many bytes each way as the gradients have.
+            rate = nbytes / (local * SHARE / (1 - SHARE))
+            for host in hosts:
+                host.run(*f"tc qdisc add dev eth0 root tbf rate {int(rate * 8)}bit burst 128kb latency 500ms".split())
+            for worker in workers:
+                assert worker.stdin is not None
+                worker.stdin.write("\n")
+                worker.stdin.flush()
+            for _ in range(args.rounds):
+                for name in LOOPS:
+                    times[name].append(statistics.mean(read(worker)["seconds"] for worker in workers))
+            for worker in workers:
+                worker.wait(LIMIT)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+    report.row("gradients, link", f"{nbytes / 1e6:.1f} MB in {DEPTH} layers, {rate * 8 / 1e6:.0f} Mbit/s each way")
+    for name in LOOPS:
+        report.row(f"a step, {name}", spread(times[name]))
+    blocking = times["blocking"]
+    shares = [100 * (1 - local / both) for local, both in zip(times["local"], blocking, strict=True)]
+    units = [one / both for one, both in zip(times["unit"], blocking, strict=True)]
+    ratios = [one / both for one, both in zip(times["overlap"], blocking, strict=True)]
+    report.row("averaging, of the blocking step", spread(shares, unit="%"))
+    report.row("unit / blocking", spread(units, unit="x"))
+    held = statistics.median(ratios) <= BAR
+    report.row("overlap / blocking", spread(ratios, unit="x"), bar=f"<= {BAR} x", good=held)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

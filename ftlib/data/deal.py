@@ -1,0 +1,143 @@
+"""A deal: who takes which batches of an epoch's positions. Immutable; a pure function of what all members know.
+
+What nobody holds is dealt in *rounds*: each drawer in turn takes one batch, its *ticket* of that round. A drawer's *sequence*
+under a deal is what it held before, then its tickets. So every member knows every other's next batches without a message.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .packing import packed, unpacked
+from .ranges import Range, Ranges, Strip, joined
+
+__all__ = ["Deal", "Rounds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How a round is cut into batches."""
+
+    batch_size: int
+    whole: bool = False
+    """Whether ``batch_size`` is the round's, however many drawers share it; else each drawer's."""
+
+    def sizes(self, drawers: int) -> tuple[int, ...]:
+        """Samples of each drawer's ticket."""
+        if not self.whole or not drawers:
+            return (self.batch_size,) * drawers
+        return tuple(self.batch_size // drawers + (index < self.batch_size % drawers) for index in range(drawers))
+
+
+class Deal:
+    """One deal of one epoch."""
+
+    __slots__ = ("_offsets", "_place", "_round", "_sizes", "checksum", "drawers", "epoch", "held", "number", "rest", "rounds")
+
+    def __init__(
+        self,
+        epoch: int,
+        number: int,
+        drawers: tuple[str, ...],
+        held: Mapping[str, tuple[Ranges, ...]],
+        rest: Strip,
+        rounds: Rounds,
+    ) -> None:
+        """``held``: batches that drawers took in earlier deals, in order. ``rest``: what nobody holds."""
+        self.epoch = epoch
+        self.number = number
+        self.drawers = drawers
+        self.held = {member: tuple(held.get(member, ())) for member in drawers}
+        self.rest = rest
+        self.rounds = rounds
+        self._place = {member: index for index, member in enumerate(drawers)}
+        self._sizes = rounds.sizes(len(drawers))
+        self._offsets = tuple(sum(self._sizes[:index]) for index in range(len(drawers)))
+        self._round = sum(self._sizes)
+        self.checksum = zlib.crc32(repr((epoch, number, drawers, self.held, rest.ranges)).encode())
+
+    def length(self, member: str) -> int:
+        """Count the batches of its sequence, used up or not; 0 for who is no drawer."""
+        place = self._place.get(member)
+        return 0 if place is None else len(self.held[member]) + self._tickets(place)
+
+    def batch(self, member: str, index: int) -> Ranges:
+        """Give the positions of its batch ``index``, below ``length``."""
+        held = self.held[member]
+        return held[index] if index < len(held) else self._ticket(self._place[member], index - len(held))
+
+    def again(
+        self,
+        used: Mapping[str, int],
+        kept: Mapping[str, int],
+        returned: Iterable[Range],
+        drawers: Sequence[str],
+        *,
+        number: int | None = None,
+    ) -> Deal:
+        """Deal anew. ``used``: batches of each sequence that are done with; ``kept``: how many after these its owner keeps.
+
+        ``returned``: ranges of those ``used`` that go back. All that nobody keeps is dealt, lowest positions first.
+        ``number``: of the new deal; the next one where it is not given.
+        """
+        keeps = {member: kept.get(member, 0) if member in drawers else 0 for member in self.drawers}
+        pieces = list(returned)
+        reached = {}
+        for member, held in self.held.items():
+            until = used.get(member, 0) + keeps[member]
+            for batch in held[until:]:
+                pieces.extend(batch)
+            reached[member] = max(0, until - len(held))
+        high = max(reached.values(), default=0)
+        for member, first in reached.items():
+            place = self._place[member]
+            for ticket in range(first, min(high, self._tickets(place))):
+                pieces.extend(self._ticket(place, ticket))
+        pieces.extend(self.rest.cut(high * self._round, len(self.rest)))
+        holding = {
+            member: tuple(self.batch(member, used.get(member, 0) + index) for index in range(count))
+            for member, count in keeps.items()
+            if count
+        }
+        following = self.number + 1 if number is None else number
+        return Deal(self.epoch, following, tuple(drawers), holding, Strip(joined(pieces)), self.rounds)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        held: list[int] = []
+        for member in self.drawers:
+            held.append(len(self.held[member]))
+            for batch in self.held[member]:
+                held.append(len(batch))
+                held.extend(number for pair in batch for number in pair)
+        rest = [number for pair in self.rest.ranges for number in pair]
+        return {
+            "epoch": self.epoch,
+            "number": self.number,
+            "drawers": list(self.drawers),
+            "held": packed(held),
+            "rest": packed(rest),
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], rounds: Rounds) -> Deal:
+        """Read such a state."""
+        numbers = iter(unpacked(state["held"]))
+        held = {}
+        for member in state["drawers"]:
+            batches = (tuple((next(numbers), next(numbers)) for _ in range(next(numbers))) for _ in range(next(numbers)))
+            held[member] = tuple(batches)
+        flat = unpacked(state["rest"])
+        rest = tuple(zip(flat[::2], flat[1::2], strict=True))
+        return cls(state["epoch"], state["number"], tuple(state["drawers"]), held, Strip(rest), rounds)
+
+    def _tickets(self, place: int) -> int:
+        left, size = len(self.rest) - self._offsets[place], self._sizes[place]
+        return -(-left // self._round) if size and left > 0 else 0
+
+    def _ticket(self, place: int, turn: int) -> Ranges:
+        start = turn * self._round + self._offsets[place]
+        return self.rest.cut(start, start + self._sizes[place])

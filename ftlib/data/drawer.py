@@ -1,0 +1,355 @@
+"""One member's part in the dealing: what it has drawn and not used up, what it tells the others, what it may draw next.
+
+Pure: no lock, clock or permutation. Between calls a member draws from its sequence (see ``deal``) as far as its loader looks
+ahead, and says nothing. Where there is nothing to draw, it hands out a *filler*: a batch that counts nothing.
+
+*When a ticket may be drawn.* A member may learn of a view that another one never hears of, because a third dies too soon. So
+what a view change deals is a proposal until a call has finished in that view, which proves that everybody knows it. Until then
+a member draws only what it holds: what it reported it had taken, which is a little more than it had. The next view change
+starts from the last state that everybody has (``_base``), as if the one between had not been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from .drawn import Drawn
+from .ledger import Ledger
+from .ranges import Ranges, length
+from .replica import FAR, Replica, Report, code_of
+from .sampling import Share
+
+__all__ = ["FILLER", "Drawer"]
+
+FILLER: Ranges = ()
+"""Drawn where there is nothing to draw."""
+_ALONE = "alone"
+_MOST = 0xFFFF
+"""What a slot's fields can say."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of the program's that has begun."""
+
+    batches: int
+    share: Share | None = None
+
+
+class Drawer:
+    """See the module. Unbound, it is the only member, and nothing is ever committed."""
+
+    def __init__(self, fresh: Replica) -> None:
+        """``fresh``: the state before any epoch."""
+        self._fresh = fresh
+        self._me = _ALONE
+        self._bound = False
+        self._loaded = False
+        self._founding: tuple[str, ...] | None = None
+        """The founding view, until a call has finished."""
+        self._base: Replica | None = fresh.dealt([_ALONE])
+        self._now: Replica | None = self._base
+        self._proposed = False
+        """Whether ``_now`` follows from a view change in whose view no call has finished yet."""
+        self._over = False
+        """Whether the lifetime is over."""
+        self._report: Report | None = None
+        """While frozen: what was reported."""
+        self._queue = Drawn()
+        self._drawn = 0
+        """Batches of the own sequence under the current deal that were drawn, used up or not."""
+        self._loop: int | None = None
+        """The epoch of the loop under way or last ended; None: there was none, or it began before the state was here."""
+        self._looping = False
+        """Whether a loop is under way that was not told to end."""
+        self._call: _Call | None = None
+        self._halted: tuple[int, int] | None = None
+        """A call that ended without being finished: its batches, and ``attempts`` then."""
+        self._usual = 1
+        """The most batches that a call has used up."""
+        self._weight = 1.0
+        self._book = self._before = fresh.ledger
+        self.attempts = 0
+        """How often a loader asked for a batch: once for each that it delivers, apart from what it looks ahead at the start."""
+
+    # --- what is known -------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Replica | None:
+        """The replicated state; None: a joiner that does not have it yet."""
+        return self._now
+
+    @property
+    def ledgers(self) -> dict[int, Ledger]:
+        """Of the epoch before and of the current one."""
+        return {book.epoch: book for book in (self._before, self._book) if book.epoch >= 0}
+
+    @property
+    def calling(self) -> bool:
+        """Whether a call of the program's is under way, during which nothing may be drawn."""
+        return self._call is not None
+
+    def following(self, now: Replica) -> int:
+        """The epoch of a loop that is begun without saying which: what is left of this one, or the next."""
+        return now.epoch + (now.left == 0 or (now.left is not None and self._loop == now.epoch))
+
+    def upcoming(self) -> int:
+        """The epoch that a program which runs through all of them begins or goes on with now."""
+        now = self._now
+        if now is None:
+            return 0
+        return now.epoch + (now.left == 0 or self._loop == now.epoch)
+
+    @property
+    def using(self) -> int:
+        """Batches that the call under way uses up; 0 where there is none."""
+        return 0 if self._call is None else self._call.batches
+
+    # --- the loader ----------------------------------------------------------------------------------------------------
+
+    def start(self, epoch: int | None) -> None:
+        """Begin a loop over ``epoch``; None: over the current one, or the next where that is complete. ConfigError."""
+        self._queue.discard(len(self._queue.items))
+        self._halted = None
+        self._looping = True
+        now = self._now
+        if now is None:
+            self._loop = None
+            return
+        if not self._bound:
+            now, epoch = self._alone(now, epoch)
+        if epoch is None:
+            epoch = self.following(now)
+        if epoch > now.epoch:
+            if now.epoch >= 0 and epoch > now.epoch + FAR:
+                raise ConfigError(f"epoch {epoch} after epoch {now.epoch}: at most {FAR} can be skipped at once")
+            self._begin(epoch)
+        elif self._base is not None and epoch == now.epoch > self._base.epoch:
+            self._base = self._base.begin(epoch)  # begun by a view change, so far; now by this program
+        self._loop = epoch
+
+    def draw(self) -> Ranges | None:
+        """Give the next batch, ``FILLER``, or None at the loop's end; then again perhaps, where other members have more."""
+        self.attempts += 1
+        self._settle()
+        batch = self._next()
+        self._looping = batch is not None
+        return batch
+
+    def _next(self) -> Ranges | None:
+        if self._loop is None and not self._looping:
+            return None  # it has ended, before this member became another
+        now = self._now
+        if now is not None and not self._over:
+            self._join(now)
+            if self._loop is not None and self._loop < now.epoch:
+                return None
+            if now.left is not None:
+                if self._queue.waiting >= now.left:
+                    return None
+            elif self._drawn < min(now.deal.length(self._me), self._limit(now)):
+                batch = now.deal.batch(self._me, self._drawn)
+                self._drawn += 1
+                self._queue.items.append(length(batch))
+                return batch
+            elif not self._bound:
+                return None
+        self._queue.items.append(0)
+        return FILLER
+
+    # --- the calls -----------------------------------------------------------------------------------------------------
+
+    def begin(self, batches: int) -> Share:
+        """See ``Sampling.begin``."""
+        self._settle()
+        if self._call is None:
+            self._call, self._halted = _Call(batches), None
+        if self._call.share is None:
+            self._call.share = self._share(self._call.batches)
+            if batches and (used := self._queue.next(batches)):
+                self._weight = float(sum(used))
+        return self._call.share
+
+    def weight(self, batches: int) -> float:
+        """See ``Sampling.weight``; without a batch, as much as the last ones had."""
+        self._settle()
+        used = self._queue.next(batches)
+        return float(sum(used)) if used else self._weight
+
+    def counts(self, index: int) -> int:
+        """Samples of the batch ``index`` since the last call; 0 for a filler, or where none was drawn."""
+        self._settle()
+        sizes = self._queue.next(index + 1)
+        return sizes[index] if index < len(sizes) else 0
+
+    def follow(self) -> Share:
+        """See ``Sampling.follow``."""
+        return Share(ahead=min(_MOST, self._queue.waiting))
+
+    def finished(self, shares: Mapping[str, Share], step: int) -> None:
+        """See ``Sampling.finished``."""
+        call, self._call = self._call, None
+        if call is not None:
+            self._usual = max(self._usual, call.batches)
+            self._queue.pop(call.batches)
+        if self._now is None:
+            return
+        self._join(self._now)
+        before, self._now = self._now.deal, self._now.finish(shares, step)
+        self._base, self._proposed, self._founding = self._now, False, None
+        if self._now.deal is not before:
+            self._moved(same=self._now.epoch == before.epoch)
+
+    def unfinished(self) -> None:
+        """See ``Sampling.unfinished``."""
+        if self._call is not None:
+            self._halted = (self._call.batches, self.attempts)
+            self._call = None
+
+    # --- membership ----------------------------------------------------------------------------------------------------
+
+    def bind(self, member: str) -> None:
+        """See ``Sampling.bind``."""
+        if self._bound or not self._loaded:
+            self._base = self._now = None
+        self._me, self._bound, self._founding, self._loop = member, True, None, None
+        self._call = self._halted = self._report = None
+        self._proposed = self._over = False
+        self._queue.void()
+        self._drawn = 0
+
+    def found(self, view: Sequence[str]) -> None:
+        """See ``Sampling.found``."""
+        self._founding = tuple(view)
+        before, self._now = self._now, (self._fresh if self._now is None else self._now).dealt(view)
+        self._base = self._now
+        if before is None or not before.same(self._now):
+            self._moved(same=False)
+
+    def report(self) -> bytes:
+        """See ``Sampling.report``."""
+        base = self._base
+        if base is None:
+            return b""
+        reserve = 2 * self._usual  # so that the loader need not stop for the time of the view change
+        self._report = Report(base.epoch, base.deal.number, base.done(self._me) + self._queue.real + reserve)
+        return self._report.pack()
+
+    def activated(self, view: Sequence[str], reports: Mapping[str, bytes]) -> None:
+        """See ``Sampling.activated``."""
+        self._report = None
+        if self._base is None or self._now is None:
+            return
+        before = self._now.epoch
+        self._proposed = True
+        told = {member: report for member, data in reports.items() if (report := Report.unpack(data)) is not None}
+        self._now = self._base.activate(view, told)
+        self._moved(same=self._now.epoch == before)
+
+    def thawed(self) -> None:
+        """See ``Sampling.thawed``: there are only fillers until it is bound anew."""
+        self._over = True
+
+    # --- the state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all have in common since the last finished call, as plain values; a view change since then is not in it."""
+        base = self._fresh if self._base is None else self._base
+        return {"state": base.state(), "ledger": base.ledger.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it over. What was drawn under another deal counts nothing any more."""
+        now = Replica.of(state["state"], self._fresh.deal.rounds, Ledger.of(state["ledger"]))
+        if not self._bound:
+            now = now.dealt([_ALONE])
+        elif self._founding is not None and self._me not in now.deal.drawers:  # of an earlier job
+            now = now.dealt(self._founding)
+        same = self._now is not None and self._now.same(now)
+        self._proposed = False
+        self._base, self._now, self._loaded = now, now, True
+        self._loop = None
+        if self._call is not None:
+            self._call.share = None
+        self._book = now.ledger
+        if not same:
+            self._before = self._fresh.ledger  # what was known of it may lack what happened meanwhile
+            self._moved(same=False)
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _alone(self, now: Replica, epoch: int | None) -> tuple[Replica, int]:
+        """Start over: nobody commits what a loader without a job hands out. Without ``epoch``, each loop is the next one."""
+        self._queue = Drawn()
+        self._drawn = 0
+        target = self.upcoming() if epoch is None else epoch
+        if not self._loaded:
+            self._base = self._now = now = self._fresh.dealt([_ALONE]).begin(target)
+        return now, target
+
+    def _begin(self, epoch: int) -> None:
+        assert self._base is not None and self._now is not None
+        self._now = self._now.begin(epoch)
+        self._base = self._base.begin(epoch) if self._proposed else self._now
+        self._moved(same=False)
+
+    def _join(self, now: Replica) -> None:
+        """A loop that began without the state turns out to be over the epoch that the job is in."""
+        if self._loop is None and self._looping and now.epoch >= 0:
+            self._loop = now.epoch
+
+    def _moved(self, *, same: bool) -> None:
+        """The deal is another. ``same``: of the same epoch, so that what was drawn is what is held first."""
+        assert self._now is not None
+        if self._now.epoch != self._book.epoch:
+            self._before = self._book
+        self._book = self._now.ledger
+        if self._call is not None:
+            self._call.share = None
+        real = self._queue.real
+        if same and real <= len(self._now.deal.held.get(self._me, ())):
+            self._drawn = real
+        else:
+            self._queue.void()
+            self._drawn = self._now.done(self._me)
+
+    def _settle(self) -> None:
+        """A call that ended without being finished either is repeated now, or its batches go back."""
+        if self._call is None and self._halted is not None:
+            batches, attempts = self._halted
+            if self.attempts != attempts:
+                self._queue.discard(batches)
+                self._halted = None
+
+    def _share(self, batches: int) -> Share:
+        now, queue = self._now, self._queue
+        if now is None or self._behind(now, batches):
+            return Share(ahead=min(_MOST, max(0, queue.waiting - batches)))
+        used = queue.next(batches)
+        real = sum(1 for size in queue.next(queue.waiting)[batches:] if size)
+        more = now.deal.length(self._me) - self._drawn + real
+        ahead = real if more else queue.waiting - len(used)
+        return Share(sum(used), min(_MOST, ahead), min(_MOST, queue.dropped), code_of(now.epoch), now.checksum)
+
+    def _behind(self, now: Replica, batches: int) -> bool:
+        """Whether the others have left the loop that this member is in, or leave it after this call and will not wait for it.
+
+        A loader that has handed out all it had does not ask again: their loops can be made longer only before that.
+        """
+        if self._loop is not None and self._loop < now.epoch:
+            return True
+        return now.left is not None and now.left <= batches and self._queue.waiting > now.left
+
+    def _limit(self, now: Replica) -> int:
+        """How far the own sequence may be drawn."""
+        held = len(now.deal.held.get(self._me, ()))
+        if self._report is None:
+            return held if self._proposed else now.deal.length(self._me)
+        assert self._base is not None
+        if (self._report.epoch, self._report.number) != (self._base.epoch, self._base.deal.number):
+            return held
+        if not self._proposed:
+            return self._report.taken
+        return min(held, self._report.taken - self._base.done(self._me))

@@ -1,0 +1,212 @@
+"""The replicated state of the data: every member has the same, computed from the same finished calls and view changes.
+
+Transitions return a new state. ``Replica.ledger`` alone is shared by successive states of an epoch, and only grows.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .deal import Deal, Rounds
+from .ledger import Ledger
+from .ranges import Range, Strip, length
+from .sampling import Share
+
+__all__ = ["FAR", "Replica", "Report", "code_of"]
+
+_RESIDUES = 255
+FAR = 100
+"""How many epochs may be skipped at once: slots tell an epoch modulo 255 only."""
+_REPORT = struct.Struct("<qII")
+
+
+def code_of(epoch: int) -> int:
+    """An epoch as slots tell it."""
+    return epoch % _RESIDUES + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a member tells when a view change freezes it: batches of its sequence it has drawn, or may draw meanwhile."""
+
+    epoch: int
+    number: int
+    taken: int
+
+    def pack(self) -> bytes:
+        """16 bytes."""
+        return _REPORT.pack(self.epoch, self.number, self.taken)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Report | None:
+        """None where there is none, or where it is not readable."""
+        return cls(*_REPORT.unpack(data)) if len(data) == _REPORT.size else None
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The state after a finished call, a view change or the beginning of an epoch."""
+
+    deal: Deal
+    total: int
+    """Positions of an epoch."""
+    used: tuple[int, ...]
+    """Batches of each drawer's sequence that are done with, in the deal's order."""
+    committed: int
+    """Samples of the epoch that finished calls used up."""
+    turns: int
+    """Batches that the busiest member used up in each call of the epoch, added up."""
+    left: int | None
+    """None: the epoch is not complete. Else how many batches every loop still hands out."""
+    step: int
+    ledger: Ledger
+
+    @classmethod
+    def fresh(cls, total: int, rounds: Rounds, drawers: Sequence[str] = ()) -> Replica:
+        """No epoch has begun."""
+        deal = Deal(-1, 0, tuple(drawers), {}, Strip(()), rounds)
+        return cls(deal, total, (0,) * len(drawers), 0, 0, 0, 0, Ledger(-1))
+
+    @property
+    def epoch(self) -> int:
+        """The data epoch; -1: none has begun."""
+        return self.deal.epoch
+
+    @property
+    def checksum(self) -> int:
+        """16 bits of everything that decides who takes what."""
+        return zlib.crc32(repr((self.used, self.left, self.committed)).encode(), self.deal.checksum) & 0xFFFF
+
+    @property
+    def steps(self) -> int:
+        """How many batches each loop of this epoch hands out, as far as that is known."""
+        longest = max((self.deal.length(member) - done for member, done in self.progress()), default=0)
+        return self.turns + longest + (self.left or 0)
+
+    def begin(self, epoch: int) -> Replica:
+        """Begin an epoch: its first deal is over the drawers of the last one."""
+        return self._first(epoch, self.deal.drawers)
+
+    def dealt(self, drawers: Sequence[str]) -> Replica:
+        """Begin with ``drawers``, who have drawn nothing: all that is not committed is dealt to them. Idempotent."""
+        deal = self.deal.again(dict(self.progress()), {}, (), drawers, number=0)
+        return replace(self, deal=deal, used=(0,) * len(drawers))
+
+    def finish(self, shares: Mapping[str, Share], step: int) -> Replica:
+        """Apply a finished call."""
+        own = code_of(self.epoch)
+        newest = max((self._told(code) for code in {share.data_epoch for share in shares.values()} - {0, own}), default=-1)
+        if newest > self.epoch:
+            return self.begin(newest).finish(shares, step)
+        drawing = {member: share for member, share in shares.items() if share.data_epoch == own}
+        if not drawing:
+            return replace(self, step=step)
+        used, returned, most, samples = list(self.used), list[Range](), 0, 0
+        for place, member in enumerate(self.deal.drawers):
+            share = drawing.get(member)
+            if share is not None:
+                used[place], count, back, pieces = self._spent(member, used[place], share)
+                returned.extend(back)
+                most = max(most, count)
+                if pieces:
+                    samples += length(pieces)
+                    self.ledger.add(step, member, pieces, granted=step > self.step)
+        done = replace(
+            self, used=tuple(used), committed=self.committed + samples, turns=self.turns + most, step=step
+        ).completed(drawing)
+        drawers = [member for member in self.deal.drawers if member in drawing]
+        drawers += sorted(member for member in drawing if member not in self.deal.drawers)
+        if not returned and len(drawers) == len(self.deal.drawers) == len(drawing):
+            return done
+        kept = {member: min(drawing[member].ahead, done.left_to(member)) for member in drawers}
+        return done.again(kept, returned, drawers)
+
+    def activate(self, view: Sequence[str], reports: Mapping[str, Report]) -> Replica:
+        """Apply a view change. The newest epoch that is reported counts; who has not reached it has drawn nothing of it."""
+        newest = max((report.epoch for report in reports.values()), default=self.epoch)
+        if self.epoch > newest:
+            # Begun here alone, after the report, with nothing drawn: the others will begin it over the drawers of this view.
+            return self._first(self.epoch, [member for member in self.deal.drawers if member in view])
+        base = self if newest == self.epoch else self.begin(newest)
+        deal, kept = base.deal, {}
+        for member, done in base.progress():
+            report = reports.get(member)
+            if report is not None and member in view:
+                exact = (report.epoch, report.number) == (deal.epoch, deal.number)
+                until = min(report.taken, deal.length(member)) if exact else len(deal.held[member])
+                kept[member] = max(0, until - done)
+        return base.again(kept, (), [member for member in deal.drawers if member in view])
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {
+            "deal": self.deal.state(),
+            "total": self.total,
+            "used": list(self.used),
+            "committed": self.committed,
+            "turns": self.turns,
+            "left": self.left,
+            "step": self.step,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], rounds: Rounds, ledger: Ledger) -> Replica:
+        """Read such a state."""
+        numbers = (state["committed"], state["turns"], state["left"], state["step"])
+        return cls(Deal.of(state["deal"], rounds), state["total"], tuple(state["used"]), *numbers, ledger)
+
+    def same(self, other: Replica) -> bool:
+        """Whether both deal alike, so that what was drawn under the one was drawn under the other."""
+        return (self.deal.number, self.deal.checksum, self.checksum) == (other.deal.number, other.deal.checksum, other.checksum)
+
+    def done(self, member: str) -> int:
+        """Batches of its sequence that are done with."""
+        return next((done for other, done in self.progress() if other == member), 0)
+
+    def left_to(self, member: str) -> int:
+        """Batches of its sequence that are not."""
+        return self.deal.length(member) - self.done(member)
+
+    def progress(self) -> zip[tuple[str, int]]:
+        """Pair each drawer with the batches of its sequence that are done with."""
+        return zip(self.deal.drawers, self.used, strict=True)
+
+    def _first(self, epoch: int, drawers: Sequence[str]) -> Replica:
+        deal = Deal(epoch, 0, tuple(drawers), {}, Strip(((0, self.total),)), self.deal.rounds)
+        return replace(self, deal=deal, used=(0,) * len(drawers), committed=0, turns=0, left=None, ledger=Ledger(epoch))
+
+    def again(self, kept: Mapping[str, int], returned: Sequence[Range], drawers: Sequence[str]) -> Replica:
+        """Deal anew: see ``Deal.again``."""
+        return replace(self, deal=self.deal.again(dict(self.progress()), kept, returned, drawers), used=(0,) * len(drawers))
+
+    def completed(self, drawing: Mapping[str, Share]) -> Replica:
+        """Where the epoch is complete: every loop goes on until it has handed out what the farthest one has drawn."""
+        if self.committed < self.total or self.epoch < 0:
+            return self
+        left = max(share.ahead for share in drawing.values())
+        return replace(self, left=left, turns=self.turns + max(0, (self.left or 0) - left))
+
+    def _told(self, code: int) -> int:
+        """Read the epoch that a slot tells: the nearest of all that leave this residue."""
+        ahead = (code - 1 - self.epoch) % _RESIDUES
+        return self.epoch + (ahead if ahead <= _RESIDUES // 2 else ahead - _RESIDUES)
+
+    def _spent(self, member: str, at: int, share: Share) -> tuple[int, int, list[Range], list[Range]]:
+        """What a share comes to: where its sequence goes on, how many batches it used up, what goes back, what is committed."""
+        deal, end = self.deal, self.deal.length(member)
+        back: list[Range] = []
+        for _ in range(min(share.dropped, end - at)):
+            back.extend(deal.batch(member, at))
+            at += 1
+        pieces: list[Range] = []
+        first, samples = at, share.samples
+        while samples > 0 and at < end:
+            batch = deal.batch(member, at)
+            samples -= length(batch)
+            pieces.extend(batch)
+            at += 1
+        return at, at - first, back, pieces

@@ -1,0 +1,73 @@
+"""What the calls need of a sampler: the border between who counts the calls and who deals the samples.
+
+A sampler's state is *replicated*: every member computes it alike from what the slots of every finished call say, and from
+the reports of a view change. Nothing is asked over the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+__all__ = ["Sampling", "Share"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one member's slot says of its samples (see ``trailer.Slot``)."""
+
+    samples: int = 0
+    """Samples of the real batches that this call uses up."""
+    ahead: int = 0
+    """Batches drawn beyond this call's, fillers included."""
+    dropped: int = 0
+    """Batches drawn before this call's that were never used, and go back."""
+    data_epoch: int = 0
+    """The data epoch modulo 255, plus 1; 0: this member draws nothing."""
+    deal: int = 0
+    """Checksum of the replicated state on entry to the call, 16 bits. Only those with ``data_epoch`` not 0 have to agree."""
+
+
+@runtime_checkable
+class Sampling(Protocol):
+    """A sampler as the calls see it. Thread-safe: draws come from other threads."""
+
+    def bind(self, member_id: str, *, patience: float) -> None:
+        """Say who this member is; again at the beginning of a new lifetime, which has no state until it loads one.
+
+        ``patience``: seconds that a draw waits for a call's end.
+        """
+
+    def found(self, view_ids: Sequence[str]) -> None:
+        """Deal to the members of the founding view, or to one alone. Idempotent; not after the first call."""
+
+    def begin(self, batches: int) -> Share:
+        """Tell what a call of the program's uses up, or its repeated attempt: the same until it ends; draws wait meanwhile."""
+
+    def weight(self, batches: int) -> float:
+        """Count the real samples of the next ``batches`` batches."""
+
+    def follow(self) -> Share:
+        """Tell the share in a call that is not the program's: nothing used up, data epoch 0."""
+
+    def finished(self, shares: Mapping[str, Share], step: int) -> None:
+        """Apply a finished call; in the calls' order, once the state is here. ``step``: ``ft.step`` after it."""
+
+    def unfinished(self) -> None:
+        """Note that the program's call ended without being finished."""
+
+    def report(self) -> bytes:
+        """Say what is drawn, for the flush report (32 bytes at most). Until ``activated`` no more is drawn than it says."""
+
+    def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
+        """Deal anew, in a new view. ``reports``: of members that go on (no entry: had none). An adopter: after ``finished``."""
+
+    def thawed(self, error: Exception | None) -> None:
+        """End the freeze without a new view, since the lifetime is over. Draws raise ``error``; None: they give fillers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copy the replicated state as of the last finished call: plain values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a replicated state, of another member or from a checkpoint."""

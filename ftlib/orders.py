@@ -1,0 +1,24 @@
+"""What a member's data plane is told to do, and what comes of a finished call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Finish", "Order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A freeze asked for by the consensus: for the change to ``epoch``, at once or when ``after_call`` has ended."""
+
+    epoch: int
+    after_call: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What a finished call leads to. ``frozen``: its trailer asked for a freeze, which has happened."""
+
+    frozen: bool
+    order: Order | None
+    """A freeze that waited for this call."""

@@ -1,0 +1,149 @@
+"""A member of the model job: a program that loops over a loader, and makes calls. Knows nothing of how samples are dealt."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+from ftlib import ElasticSampler
+
+from .plot import Plot
+
+__all__ = ["FILL", "Hand", "Person"]
+
+FILL = [-1]
+"""What the samplers are made to hand out as filler, so that it can be told from samples."""
+
+
+@dataclass
+class Hand:
+    """What a program brings to a call."""
+
+    batches: list[list[int]]
+
+
+class Loader:
+    """What ``DataLoader`` asks of a batch sampler: ``ahead`` batches at the start, then one for each that it delivers."""
+
+    def __init__(self, sampler: ElasticSampler, ahead: int) -> None:
+        self._sampler = sampler
+        self._ahead = ahead
+        self._waiting: deque[list[int]] = deque()
+        self._source: Iterator[list[int]] = iter(())
+
+    def start(self) -> Generator[None]:
+        self._waiting.clear()
+        iter(self._sampler)  # as a loader with workers does
+        self._source = iter(self._sampler)
+        for _ in range(self._ahead):
+            yield
+            self._ask()
+
+    def next(self) -> list[int] | None:
+        if not self._ahead:
+            self._ask()
+        batch = self._waiting.popleft() if self._waiting else None
+        if self._ahead and batch is not None:
+            self._ask()
+        return batch
+
+    def _ask(self) -> None:
+        with contextlib.suppress(StopIteration):
+            self._waiting.append(next(self._source))
+
+
+@dataclass
+class Person:
+    """One member. ``calls``: what it brings to a call it waits in, if it does."""
+
+    name: str
+    plot: Plot
+    ahead: int
+    sampler: ElasticSampler
+    step: int = 0
+    """``ft.step``."""
+    waiting: Hand | None = None
+    over: bool = False
+    joined: bool = True
+    """Whether it has the state, and has finished a call with it."""
+    finished: int = -1
+    """The last call that it has finished."""
+    view: int = -1
+    """The view that is active here."""
+    founder: bool = True
+    starts: int = 0
+    """A founder: calls before it."""
+    ends: list[int] = field(default_factory=list)
+    """The call after which each of its loops ended that had handed out anything."""
+    status: bool | None = None
+    """How its last call ended: True granted, False finished without a step, None unfinished."""
+    _life: Generator[Hand | None] | None = None
+
+    @classmethod
+    def new(cls, name: str, plot: Plot, luck: random.Random) -> Person:
+        sampler = ElasticSampler(
+            range(plot.size),
+            batch_size=plot.batch_size,
+            shuffle=plot.shuffle,
+            seed=plot.seed,
+            drop_last=plot.drop_last,
+            global_batch=plot.global_batch,
+        )
+        sampler._filler = FILL
+        return cls(name, plot, luck.choice((0, 0, 1, 2, 3, 6)), sampler)
+
+    def go(self) -> None:
+        """Run the program up to its next draw or call."""
+        if self.waiting is not None or self.over:
+            return
+        if self._life is None:
+            self._life = self._program()
+        try:
+            self.waiting = next(self._life)
+        except StopIteration:
+            self.over = True
+
+    def _epochs(self) -> Iterator[int]:
+        if not self.plot.counts:
+            yield from self.sampler.epochs(self.plot.epochs)
+            return
+        for epoch in range(self.plot.epochs):
+            self.sampler.set_epoch(epoch)
+            yield epoch
+
+    def _program(self) -> Generator[Hand | None]:
+        loader = Loader(self.sampler, self.ahead)
+        for _ in self._epochs():
+            yield from self._loop(loader)
+
+    def _loop(self, loader: Loader) -> Generator[Hand | None]:
+        yield from loader.start()
+        batches: list[list[int]] = []
+        began = self.finished
+        while True:
+            yield None
+            batch = loader.next()
+            if batch is not None:
+                batches.append(batch)
+            if len(batches) == self.plot.accumulate or (batch is None and batches):
+                granted = yield from self._call(batches)
+                batches = []
+                if granted and self.step in self.plot.breaks:
+                    return
+            if batch is None:
+                if self.finished > began:
+                    self.ends.append(self.finished)
+                return
+
+    def _call(self, batches: list[list[int]]) -> Generator[Hand | None, None, bool]:
+        while True:
+            yield Hand(batches)
+            if self.status is not None or not self.plot.repeats:
+                break
+        granted = self.status is True
+        if self.plot.again and self.status is not None:
+            yield Hand([])
+        return granted

@@ -1,0 +1,78 @@
+"""What a random case is made of: everything follows from its seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+__all__ = ["Plot"]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One job's data, program and luck."""
+
+    seed: int
+    size: int
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    global_batch: bool
+    founders: int
+    epochs: int
+    accumulate: int
+    """Batches a call is made of."""
+    again: bool
+    """Whether every call is followed by another average of the same batch."""
+    breaks: tuple[int, ...]
+    """Steps after which the program leaves its loop."""
+    counts: bool
+    """Whether the program counts epochs itself (``set_epoch``) or asks for them (``epochs``)."""
+    fails: float
+    """Chance that a call ends unfinished: for want of members, or by an exception."""
+    repeats: bool
+    """Whether it repeats a call that ended unfinished."""
+    shared: bool
+    """Whether founders load the senior's state in their first call."""
+    resumes: int
+    """After how many calls the whole job dies and is started again; 0: never."""
+    vetoes: float
+    """Chance that a call finishes without a step."""
+    deputies: float
+    """Chance that a call is carried out without waiting for the last one, of whom nothing counts."""
+    danger: float
+    """Chance that the view changes, at each moment where it may."""
+
+    @property
+    def even(self) -> bool:
+        """Whether all loops end after the same call. Who goes on after a failed call, or is late, may differ."""
+        return (self.repeats or not self.fails) and not self.deputies
+
+    @classmethod
+    def of(cls, seed: int) -> Plot:
+        luck = random.Random(seed)
+        batch_size = luck.randint(1, 5)
+        counts, again = luck.random() < 0.5, luck.random() < 0.1
+        # A joiner that counts epochs itself does not know which one it came into: it cannot leave one early.
+        breaks = tuple(luck.sample(range(1, 30), 2)) if luck.random() < 0.3 and not counts else ()
+        return cls(
+            seed=seed,
+            size=luck.randint(batch_size, luck.choice((6, 30, 80)) + batch_size),
+            batch_size=batch_size,
+            shuffle=luck.random() < 0.5,
+            drop_last=luck.random() < 0.2,
+            global_batch=luck.random() < 0.2,
+            founders=luck.randint(1, 4),
+            epochs=luck.randint(1, 3),
+            accumulate=luck.choice((1, 1, 1, 2, 3)),
+            again=again,
+            breaks=breaks,
+            counts=counts,
+            fails=luck.choice((0.0, 0.05)),
+            repeats=luck.random() < 0.5,
+            shared=luck.random() < 0.5,
+            resumes=luck.randint(1, 20) if luck.random() < 0.3 else 0,
+            vetoes=luck.choice((0.0, 0.05)),
+            deputies=luck.choice((0.0, 0.0, 0.1)) if not breaks and not again else 0.0,
+            danger=luck.choice((0.0, 0.02, 0.1, 0.3)),
+        )

@@ -1,0 +1,93 @@
+"""Random jobs, each from its seed: ``SEED=1234 pytest -k one_case`` plays one again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ftlib.data.deal import Deal
+from ftlib.data.drawer import Drawer
+from ftlib.data.replica import Replica
+
+from .job import play
+
+CASES = 2000
+PARTS = 4
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_sample_is_committed_once_whoever_comes_and_goes(part: int) -> None:
+    _play_all(range(part, CASES, PARTS))
+
+
+def test_one_case_again() -> None:
+    _play(int(os.environ.get("SEED", "763")))
+
+
+@pytest.mark.soak
+def test_many_more_cases() -> None:
+    _play_all(range(CASES, 40_000))
+
+
+def _play_all(seeds: range) -> None:
+    for seed in seeds:
+        _play(seed)
+
+
+def _play(seed: int) -> None:
+    try:
+        play(seed)
+    except Exception as error:
+        raise AssertionError(f"SEED={seed}: {error!r}") from error
+
+
+# --- the same with defects: the cases above have to find each ------------------------------------------------------------
+
+
+def _tickets_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A member draws whatever a view change deals, before a call has finished in that view."""
+    patch.setattr(Drawer, "_limit", lambda self, now: now.deal.length(self._me))
+
+
+def _nothing_goes_back(patch: pytest.MonkeyPatch) -> None:
+    """What members of the old view held is forgotten."""
+    again = Deal.again
+
+    def forgetful(self: Deal, used: object, kept: object, returned: object, drawers: list[str], **more: object) -> Deal:
+        gone = [member for member in self.drawers if member not in drawers]
+        lost = {member: self.length(member) for member in gone}
+        return again(self, {**used, **lost}, kept, returned, drawers, **more)
+
+    patch.setattr(Deal, "again", forgetful)
+
+
+def _dropped_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """What a failed call used up does not come back."""
+    spent = Replica._spent
+
+    def careless(self: Replica, *args: object) -> tuple[object, ...]:
+        at, count, _, pieces = spent(self, *args)
+        return at, count, [], pieces
+
+    patch.setattr(Replica, "_spent", careless)
+
+
+def _shortest_loop(patch: pytest.MonkeyPatch) -> None:
+    """Loops end where the member that looks ahead least is."""
+    completed = Replica.completed
+
+    def hasty(self: Replica, drawing: dict[str, object]) -> Replica:
+        done = completed(self, drawing)
+        return done if done.left is None else replace(done, left=min(share.ahead for share in drawing.values()))
+
+    patch.setattr(Replica, "completed", hasty)
+
+
+@pytest.mark.parametrize("defect", [_tickets_too_early, _nothing_goes_back, _dropped_is_lost, _shortest_loop])
+def test_the_cases_find_a_planted_defect(defect: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    defect(monkeypatch)
+    with pytest.raises(AssertionError, match="SEED="):
+        _play_all(range(400))

@@ -1,0 +1,133 @@
+"""Pupils that come late when they are told to, and a class of them whose members have deputies."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ftlib import FTLib, FTLibError
+from ftlib.rhythm import WINDOW
+from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
+from tests.ftlib.recovery.pupils import Pupil
+
+DEADLINE = 0.3
+"""Seconds. Busy machines may be late without being told to: nothing here depends on who is not."""
+
+
+class Latecomer(Pupil):
+    """It stays in its forward pass while its gate is closed. Each kind of call after the average, by name, in ``also``."""
+
+    def __init__(self, ft: FTLib, seed: int, *, also: str = "", every: int = 0, **more: Any) -> None:
+        super().__init__(ft, seed, **more)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.outside = threading.Event()
+        """Whether it waits at its gate."""
+        self.newest: dict[str, float] = {}
+        """What the other calls came to last."""
+        self._also, self._every = also, every
+
+    def compute(self) -> None:
+        super().compute()
+        if not self.gate.is_set():
+            self.outside.set()
+            assert self.gate.wait(TIMEOUT)
+            self.outside.clear()
+
+    def step(self) -> Any:
+        status = super().step()
+        if status:
+            self._others()
+        return status
+
+    def _others(self) -> None:
+        names = [*self._also, *("E" if self._every and self.ft.step % self._every == 0 else "")]
+        for name in names:
+            if name == "B":
+                assert self.ft.barrier() or self.ended
+                continue
+            value = torch.tensor([float(self.ft.step), 0.0] if name == "E" else [float(self.ft.step)])
+            if self.ft.allreduce(value, "MAX"):
+                assert value[0] == self.ft.step, f"{name} is of another step"
+
+    @property
+    def ended(self) -> bool:
+        return self.ft._turns.departed
+
+    def train(self, over: threading.Event) -> None:
+        try:
+            while not over.is_set() and (self.step() or not self.ended):
+                pass
+        except FTLibError as error:
+            self.error = error
+        except SystemExit:
+            pass  # it was told to leave
+
+    @property
+    def missed(self) -> int:
+        """Calls that its deputy finished and it has not taken over."""
+        return self.ft._plane.lag.calls
+
+    def stay_away(self) -> None:
+        """Return once it is late, and others went on without it."""
+        self.gate.clear()
+        eventually(lambda: self.outside.is_set() and self.missed > 3, "the others go on without it")
+
+    def come(self) -> None:
+        """Return once it is level with the others, and a few steps further."""
+        before = len(self.hashes)
+        self.gate.set()
+        eventually(lambda: (not self.missed and len(self.hashes) > before + 3) or self.error, "it is back")
+        assert self.error is None
+
+
+class Late:
+    """Founders, training in threads of their own until ``end``, with a deputy each."""
+
+    def __init__(self, crew: Company, **made: Any) -> None:
+        self.crew = crew
+        self.pupils: list[Latecomer] = at_once(
+            *[functools.partial(Latecomer, ft, seed, **made) for seed, ft in enumerate(crew.members)]
+        )
+        self.over = threading.Event()
+        self.threads = [in_thread(functools.partial(pupil.train, self.over)) for pupil in self.pupils]
+        steps(self.pupils[0], WINDOW + 2)
+
+    def enrol(self, seed: int, **settings: Any) -> Latecomer:
+        """One more, training."""
+        pupil = Latecomer(self.crew.init(**settings), seed)
+        self.pupils.append(pupil)
+        self.threads.append(in_thread(functools.partial(pupil.train, self.over)))
+        return pupil
+
+    def end(self) -> None:
+        """All stop."""
+        self.over.set()
+        for pupil in self.pupils:
+            pupil.gate.set()
+        at_once(*[ft.close for ft in self.crew.members])
+        for thread in self.threads:
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def late(count: int = 3, *, made: dict[str, Any] | None = None, backend: str = "memory", **settings: Any) -> Iterator[Late]:
+    with company(count, backend, **{"straggler_deadline": DEADLINE, **settings}) as crew:
+        found = Late(crew, **(made or {}))
+        try:
+            yield found
+        finally:
+            found.end()
+
+
+def steps(pupil: Latecomer, count: int) -> None:
+    """Wait until it has finished so many more steps."""
+    before = len(pupil.hashes)
+    eventually(lambda: len(pupil.hashes) >= before + count or pupil.error is not None, f"{count} more steps")
+    assert pupil.error is None

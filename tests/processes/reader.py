@@ -1,0 +1,152 @@
+"""A worker that goes through a dataset with an elastic sampler and a loader that looks ahead in processes of its own.
+
+A ``program`` of ``worker.Task``; its orders, ``Task.given``, are ``Orders``. A gradient says which samples it was made from,
+so that every average tells what is in it, and the hash of the parameters what was in all of them.
+
+Lines: one a step, with ``hash``. Events, in order: ``init``, ``epoch`` for each loop over the data (``data``: its number;
+``used``: how many samples its ledger has; ``unique``: how many different ones; ``digest`` of the whole ledger), ``done``.
+SIGUSR2 has it leave after its next step (``left``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from consensus import format_address
+from ftlib import ElasticSampler, FTLib
+
+from .worker import Lines, Task
+
+__all__ = ["Orders", "prepare", "read"]
+
+
+@dataclass(frozen=True)
+class Orders:
+    """One reader's."""
+
+    samples: int = 600
+    batch_size: int = 4
+    epochs: int = 3
+    loaders: int = 1
+    """Processes of the loader."""
+    prefetch: int = 2
+    """Batches that each looks ahead."""
+    persistent: bool = True
+    rest: float = 0.005
+    """Seconds of sleep that stand for forward and backward."""
+    every: int = 1
+    """Steps between two that are compared with the ledger."""
+
+
+class Numbers(Dataset[int]):
+    """Each sample is its own index."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def prepare() -> None:
+    """Import what the first steps import; start no thread."""
+    model = torch.nn.Linear(2, 1)
+    model.weight.grad = torch.zeros_like(model.weight)
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
+def read(task: Task, lines: Lines) -> int:
+    """All epochs, from wherever the job is."""
+    orders = Orders(**task.given)
+    numbers = Numbers(orders.samples)
+    model = torch.nn.Linear(orders.samples, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    sampler = ElasticSampler(numbers, batch_size=orders.batch_size, seed=11)
+    loader = DataLoader(
+        numbers,
+        batch_sampler=sampler,
+        num_workers=orders.loaders,
+        prefetch_factor=orders.prefetch if orders.loaders else None,
+        persistent_workers=orders.persistent and orders.loaders > 0,
+    )
+    leaving = threading.Event()
+    signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
+    with FTLib.init(**{**task.settings, **({"socket_fds": task.socket_fds} if task.socket_fds else {})}) as ft:
+        member = ft._consensus.member
+        lines.write(event="init", member=member.id, address=format_address(member.address))
+        ft.register_state(model, optimizer, sampler)
+        for _ in sampler.epochs(orders.epochs):
+            for batch in loader:
+                _step(ft, model, optimizer, sampler, batch, orders, lines)
+                if leaving.is_set():
+                    lines.write(event="left")
+                    return 0
+            _tell(sampler, lines)
+        ft.barrier()  # who leaves while others are still in its last call has that redone without it
+        lines.write(event="done", ends=ft.step)
+    return 0
+
+
+def _step(
+    ft: FTLib,
+    model: torch.nn.Linear,
+    optimizer: torch.optim.Optimizer,
+    sampler: ElasticSampler,
+    batch: torch.Tensor,
+    orders: Orders,
+    lines: Lines,
+) -> None:
+    time.sleep(orders.rest)
+    weight = model.weight
+    weight.grad = torch.zeros_like(weight)
+    weight.grad[0].index_add_(0, batch, torch.full((len(batch),), 1.0 / len(batch)))
+    status = ft.allreduce_average(model)
+    if status:
+        where = {}
+        if ft.step % orders.every == 0:
+            where = _check(ft, sampler, weight.grad[0].double(), lines)
+        optimizer.step()
+        lines.write(
+            end=time.monotonic(),
+            call=ft._plane.finished,
+            step=ft.step,
+            epoch=ft.epoch,
+            size=ft.size,
+            rank=ft.rank,
+            adopted=ft._plane.counters.adopted,
+            lifetime=ft._plane.counters.rejoins,
+            hash=hashlib.blake2b(weight.detach().numpy().tobytes(), digest_size=8).hexdigest(),
+            **where,
+        )
+
+
+def _check(ft: FTLib, sampler: ElasticSampler, average: torch.Tensor, lines: Lines) -> dict[str, int]:
+    """What is in the average is what the ledger says that this step used up. The epoch, and how many samples of it are used."""
+    rows = list(sampler.ledger())
+    told = Counter(index for row in rows if row.step == ft.step for index in row.indices)
+    total = sum(told.values())
+    found = {int(index): round(float(average[index]) * total, 2) for index in average.nonzero().flatten()}
+    if found != dict(told):
+        lines.write(event="error", text=f"step {ft.step} averaged {found}, the ledger says {dict(told)}")
+    return {"data": rows[0].epoch if rows else 0, "used": sum(len(row.indices) for row in rows)}
+
+
+def _tell(sampler: ElasticSampler, lines: Lines) -> None:
+    """Of the epoch whose loop has ended."""
+    rows = list(sampler.ledger())
+    used = [index for row in rows for index in row.indices]
+    text = repr([(row.step, row.member, row.indices) for row in rows])
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    data = rows[0].epoch if rows else -1
+    lines.write(event="epoch", data=data, used=len(used), unique=len(set(used)), digest=digest)

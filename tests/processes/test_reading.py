@@ -1,0 +1,64 @@
+"""Every sample of the elastic sampler once an epoch, with loaders that look ahead in processes of their own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Worker
+from .reader import Orders
+from .readers import judge, reading
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Where readers come from."""
+    with Cluster(
+        tmp_path_factory.mktemp("library"), program="tests.processes.reader:read", settings={"rejoin": True}
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(library: Cluster, tmp_path: Path) -> Cluster:
+    """A cluster of readers without workers yet."""
+    library.clear(tmp_path)
+    return library
+
+
+def further(cluster: Cluster, worker: Worker, steps: int) -> None:
+    """Wait until it has made so many more."""
+    before = len(worker.calls)
+    cluster.until(f"{steps} steps more", lambda: len(worker.calls) >= before + steps)
+
+
+def test_undisturbed(cluster: Cluster) -> None:
+    orders = Orders(samples=101, batch_size=3, epochs=2, rest=0.0)
+    reading(cluster, 2, orders)
+    judge(cluster, orders)
+
+
+@pytest.mark.parametrize("loaders", [0, 2])
+def test_kill_join_hang_and_preemption(cluster: Cluster, loaders: int) -> None:
+    orders = Orders(samples=1200, batch_size=4, epochs=3, loaders=loaders)
+    first, second, third = reading(cluster, 3, orders)
+    further(cluster, first, 10)
+    third.kill()
+    cluster.training(2)
+    further(cluster, first, 5)
+    fourth = cluster.join(given=vars(orders))
+    cluster.training(3)
+    second.signal(signal.SIGSTOP)
+    cluster.until("the others go on without it", lambda: first.last["size"] == 2)
+    second.signal(signal.SIGCONT)
+    cluster.training(3)
+    first.signal(signal.SIGTERM)
+    cluster.until("it leaves", lambda: first.code is not None)
+    assert first.code == 0
+    further(cluster, fourth, 3)
+    judge(cluster, orders)
