@@ -1,6 +1,6 @@
 """What a step takes whose averages are under way while backward goes on (``execute``), against one that averages afterwards.
 
-    python -m benchmarks.overlap [--rounds 5] [--steps 8]
+    python -m benchmarks.overlap [--rounds 5] [--steps 8] [--compute timer]
 
 Two workers with one thread each, on two hosts (network namespaces). The link between them carries so many bytes a second, each
 way, that averaging takes 40 % of the blocking step: the kernel's token bucket (tc tbf) holds packets back, which takes no
@@ -11,6 +11,9 @@ the loops take turns:
     blocking   the same with allreduce_average(model) after backward
     unit       the blocking step in execute: what keeping the state and the commit cost
     overlap    in execute; each layer's average begins in backward, when its gradients are there
+
+With ``--compute timer`` each layer takes a fixed time instead, in which the processor rests, as if an accelerator computed it
+(10 ms forward, 20 ms backward; batches of one): for a machine with other work, where the time of real layers is anybody's.
 
 Needs root, iproute2 and a kernel with tbf. The bar: overlap <= 0.85 x blocking.
 """
@@ -41,20 +44,43 @@ SHARE = 0.4
 BAR = 0.85
 WIDTH, DEPTH = 512, 8
 BATCH = 256
+FORWARD, BACKWARD = 0.010, 0.020
+"""Seconds that a layer takes elsewhere."""
 LIMIT = 900.0
 """Seconds for everything."""
 LOOPS = ("local", "blocking", "unit", "overlap")
 
 
+class Elsewhere(torch.autograd.Function):
+    """The time that a layer takes on an accelerator."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        time.sleep(FORWARD)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        time.sleep(BACKWARD)
+        return gradient
+
+
+class Timed(nn.Module):
+    """A layer's."""
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return Elsewhere.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
+
+
 class Program:
     """A perceptron of ``DEPTH`` layers."""
 
-    def __init__(self, ft: FTLib) -> None:
+    def __init__(self, ft: FTLib, *, timed: bool) -> None:
         self.ft = ft
         self.layers = [nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)]
-        self.model = nn.Sequential(*[module for layer in self.layers for module in (layer, nn.ReLU())])
+        self.model = nn.Sequential(*[module for layer in self.layers for module in (layer, Timed() if timed else nn.ReLU())])
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        self.inputs = torch.randn(BATCH, WIDTH)
+        self.inputs = torch.randn(1 if timed else BATCH, WIDTH)
         self.pending: list[Any] = []
         self.overlapping = False
         for layer in self.layers:
@@ -104,12 +130,12 @@ class Program:
         self.optimizer.step()
 
 
-def work(address: str, introducer: str, secret: str, rounds: int, steps: int) -> None:
+def work(address: str, introducer: str, secret: str, rounds: int, steps: int, *, timed: bool) -> None:
     """One worker; a line of JSON for each block of steps: its median. A line on its input after the first: the link is set."""
     torch.set_num_threads(1)
     settings = {"introducers": [introducer], "initial_size": 2, "bind": address, "secret": secret, "job": "overlap"}
     with FTLib.init(config={}, **settings) as ft:
-        program = Program(ft)
+        program = Program(ft, timed=timed)
         ft.barrier()
 
         def block(name: str) -> float:
@@ -145,14 +171,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="measured in each block")
+    parser.add_argument("--compute", choices=("cpu", "timer"), default="cpu")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         namespace, address, introducer, secret = args.worker
         enter(namespace)
-        work(address, introducer, secret, args.rounds, args.steps)
+        work(address, introducer, secret, args.rounds, args.steps, timed=args.compute == "timer")
         return 0
-    report = Report("Averages under way in backward", 20.0 + args.rounds * (args.steps + 2) * len(LOOPS) * 0.2)
+    report = Report(
+        f"Averages under way in backward, computed by {args.compute}", 20.0 + args.rounds * (args.steps + 2) * len(LOOPS) * 0.2
+    )
     nbytes = DEPTH * (WIDTH + 1) * WIDTH * torch.float32.itemsize
     times: dict[str, list[float]] = {name: [] for name in LOOPS}
     with Network(2) as hosts:
@@ -161,7 +190,7 @@ def main() -> int:
         workers = []
         for host in hosts:
             command = [sys.executable, "-m", "benchmarks.overlap", f"--rounds={args.rounds}", f"--steps={args.steps}"]
-            command += ["--worker", host.name, f"{host.v4}:7411", introducer, secret]
+            command += [f"--compute={args.compute}", "--worker", host.name, f"{host.v4}:7411", introducer, secret]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             workers.append(subprocess.Popen(command, text=True, env=environment, **pipes))  # type: ignore[call-overload]

@@ -3,8 +3,8 @@
     python -m benchmarks.sampler                   # 10 million samples, 4 and 64 members, one epoch each with churn
     python -m benchmarks.sampler --samples 1000000
 
-All members but one are told, not run: the one draws ahead as a loader does, says its share, and applies the shares of all. Times
-are this process's own; memory is what it has resident more than before, each in a process of its own.
+All members but one are told, not run: the one draws ahead as a loader does, says its share, and applies the shares of all.
+Times are this process's own; memory is what it has resident more than before, each in a process of its own.
 """
 
 from __future__ import annotations

@@ -7,32 +7,40 @@ Usable by itself: knows nothing of tensors, and imports neither torch nor ftlib.
     member = Gossip(Config(introducers=("127.0.0.1:7000",), initial_size=3, bind="127.0.0.1:7000"))
     member.start()
     view = member.wait_view(timeout=30)
+
+Names are imported when they are first asked for: an agent's process needs half of them, and is waited for.
 """
 
-from .client import Answer, get
-from .config import Config, Home, Liveness, Policy, check_secret
-from .errors import (
-    CodecError,
-    ConfigError,
-    ConsensusError,
-    ExcludedError,
-    FoundedApartError,
-    JoinError,
-    LeftError,
-    OvertakenError,
-    QuorumLostError,
-    SecretError,
-    StoppedError,
-    StoreWipedError,
-)
-from .gossip import Gossip
-from .interface import Bound, Consensus, DataPlane, Mode, Source
-from .keys import MOST_KEYS, Key, KeyRing, read_secrets
-from .member import Address, Member, format_address, parse_address
-from .membership import Membership
-from .null_plane import NullPlane
-from .shared_storage import SharedStorage
-from .view import Cause, Reason, View
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Answer, get
+    from .config import Config, Home, Liveness, Policy, check_secret
+    from .errors import (
+        CodecError,
+        ConfigError,
+        ConsensusError,
+        ExcludedError,
+        FoundedApartError,
+        JoinError,
+        LeftError,
+        OvertakenError,
+        QuorumLostError,
+        SecretError,
+        StoppedError,
+        StoreWipedError,
+    )
+    from .gossip import Gossip
+    from .interface import Bound, Consensus, DataPlane, Mode, Source
+    from .keys import MOST_KEYS, Key, KeyRing, read_secrets
+    from .member import Address, Member, format_address, parse_address
+    from .membership import Membership
+    from .null_plane import NullPlane
+    from .shared_storage import SharedStorage
+    from .view import Cause, Reason, View
 
 __all__ = [
     "MOST_KEYS",
@@ -75,3 +83,55 @@ __all__ = [
     "parse_address",
     "read_secrets",
 ]
+
+_HOMES = {
+    "Address": "member",
+    "Answer": "client",
+    "Bound": "interface",
+    "Cause": "view",
+    "CodecError": "errors",
+    "Config": "config",
+    "ConfigError": "errors",
+    "Consensus": "interface",
+    "ConsensusError": "errors",
+    "DataPlane": "interface",
+    "ExcludedError": "errors",
+    "FoundedApartError": "errors",
+    "Gossip": "gossip",
+    "Home": "config",
+    "JoinError": "errors",
+    "Key": "keys",
+    "KeyRing": "keys",
+    "LeftError": "errors",
+    "Liveness": "config",
+    "MOST_KEYS": "keys",
+    "Member": "member",
+    "Membership": "membership",
+    "Mode": "interface",
+    "NullPlane": "null_plane",
+    "OvertakenError": "errors",
+    "Policy": "config",
+    "QuorumLostError": "errors",
+    "Reason": "view",
+    "SecretError": "errors",
+    "SharedStorage": "shared_storage",
+    "Source": "interface",
+    "StoppedError": "errors",
+    "StoreWipedError": "errors",
+    "View": "view",
+    "check_secret": "config",
+    "format_address": "member",
+    "get": "client",
+    "parse_address": "member",
+    "read_secrets": "keys",
+}
+"""The module of each."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is lazy."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value

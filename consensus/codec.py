@@ -172,11 +172,14 @@ class _Schema:
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
+        # Many messages hold the same values. No dataclass holds another of its own kind.
+        self.fields_encoder = cache(self._fields_encoder)
+        self.fields_decoder = cache(self._fields_decoder)
 
-    def fields_encoder(self, cls: type) -> _Encode:
+    def _fields_encoder(self, cls: type) -> _Encode:
         """From an instance of the dataclass ``cls`` to the tuple of its encoded fields."""
         names = [item.name for item in fields(cls) if item.init]
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         convert = [(index, enc) for index, name in enumerate(names) if (enc := self._encoder(hints[name])) is not None]
         get: Callable[[Any], tuple[Any, ...]]
         if len(names) == 1:
@@ -198,9 +201,9 @@ class _Schema:
 
         return encode
 
-    def fields_decoder(self, cls: type) -> _Decode:
+    def _fields_decoder(self, cls: type) -> _Decode:
         """From the tuple of encoded fields to an instance of ``cls``."""
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         decoders = [self._decoder(hints[item.name]) for item in fields(cls) if item.init]
         count, title, check = len(decoders), cls.__name__, _CHECKS.get(cls)
         has_id = cls is View
@@ -276,6 +279,9 @@ class _Schema:
             return tuple([decode(each) for decode, each in zip(items, value, strict=True)])
 
         return decode_fixed
+
+
+_hints = cache(typing.get_type_hints)
 
 
 def _split_optional(hint: Any) -> tuple[bool, Any]:

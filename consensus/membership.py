@@ -63,6 +63,9 @@ class Membership(Consensus):
         self._snapshot = Snapshot()
         self._latest_view: View | None = None
         """The newest known, kept where the agent ended without another word."""
+        self._id = secrets.token_hex(8)
+        self._begun: Host | None = None
+        """The agent's place before ``start``."""
         self._host: Host | None = None
         self._sources: dict[str, Source] = {}
         self._plane: DataPlane | None = None
@@ -85,14 +88,24 @@ class Membership(Consensus):
     # Life
 
     def bind(self) -> Bound:
-        """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host."""
+        """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host.
+
+        The agent begins to start meanwhile (ConsensusError where it cannot), so that what is done until ``start`` is free.
+        """
         if self._pair is None:
             KeyRing.of(self._config)  # what is wrong with the file is said here, to the caller
             _require_command(self._config.fence_command)
             _require_store(self._config)
-            self._introducers = replace(lookup(self._config.introducers), met=self._met)
-            pair = open_pair(self._config, self._introducers.addresses)
-            require_secret(self._config, pair)
+            host = self._begun = _host_for(self._config)
+            try:
+                host.begin(self._id)
+                self._introducers = replace(lookup(self._config.introducers), met=self._met)
+                pair = open_pair(self._config, self._introducers.addresses)
+                require_secret(self._config, pair)
+            except BaseException:
+                self._begun = None
+                host.stop(_STOP_TIMEOUT)
+                raise
             self._pair = pair
             release_in_children(self, lambda: (pair.udp.fileno(), pair.tcp.fileno()))  # until the agent has them
         return Bound(self._pair.advertised, self._pair.interface)
@@ -105,13 +118,13 @@ class Membership(Consensus):
         if self._host is not None or self._stopping:
             raise ConsensusError("start was called before; a new lifetime needs a new " + type(self).__name__)
         self.bind()
-        sockets, introducers = self._pair, self._introducers
-        assert sockets is not None  # bound above
+        sockets, introducers, place = self._pair, self._introducers, self._begun
+        assert sockets is not None and place is not None  # bound above
         host, port = sockets.advertised
         facts = {"pid": str(os.getpid()), **(meta or {})}
-        self.member = Member(secrets.token_hex(8), host, port, tuple(sorted(facts.items())))
+        self.member = Member(self._id, host, port, tuple(sorted(facts.items())))
         self._plane = data_plane if data_plane is not None else NullPlane(self)
-        self._host = _host_for(self._config)
+        self._host, self._begun = place, None
         for path, source in self._sources.items():
             self._host.serve(path, source)
         setup = Setup(self._config, self.member, introducers)
@@ -127,7 +140,8 @@ class Membership(Consensus):
         self._stopping = True
         if self._host is not None:
             self._host.stop(_STOP_TIMEOUT)
-        elif self._pair is not None:
+        elif self._pair is not None and self._begun is not None:
+            self._begun.stop(_STOP_TIMEOUT)
             self._pair.close()
         with self._changed:
             self._changed.notify_all()

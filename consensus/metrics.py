@@ -36,6 +36,10 @@ _CATCHUP_GAUGES = (
     ("ftlib_catchup_pending_averages", "pending", "Averages of the others that wait to be applied here"),
     ("ftlib_catchup_waited_for", "braking", "1 while the others wait for this member's state"),
 )
+_STEP_GAUGES = (
+    ("ftlib_step_seconds", "last", "How long that member was outside of calls in the last step, as this one was told"),
+    ("ftlib_straggler", "straggler", "1 while it is a straggler"),
+)
 _UPPER_COUNTERS = (
     ("ftlib_steps", "step", "Steps granted, of all lifetimes of the job"),
     ("ftlib_calls", "calls", "Calls finished here"),
@@ -114,6 +118,19 @@ class _Page:
         for name, key, text in _UPPER_HISTOGRAMS:
             if key in upper:
                 yield self._histogram(name, text, upper[key])
+        yield from self._step_times(upper.get("step_times") or {})
+
+    def _step_times(self, times: _Values) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import GaugeMetricFamily  # noqa: PLC0415
+
+        if not times:
+            return
+        names = {member["id"]: (member.get("meta") or {}).get("name") for member in self._status.get("members") or ()}
+        for name, key, text in _STEP_GAUGES:
+            family = GaugeMetricFamily(name, text, labels=[*self._labels, "of"])
+            for member_id, values in times.items():
+                family.add_metric([*self._labels.values(), names.get(member_id) or member_id[:6]], float(values[key]))
+            yield family
 
     def _info(self) -> Metric:
         from prometheus_client.metrics_core import GaugeMetricFamily  # noqa: PLC0415

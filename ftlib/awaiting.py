@@ -1,8 +1,11 @@
-"""The wait for a session to act in: its deadline, and warnings that name who is waited for."""
+"""The wait for a session to act in: its deadline, warnings that name who is waited for, its end where this worker leaves."""
 
 from __future__ import annotations
 
 import logging
+import math
+
+from consensus import LeftError
 
 from .call import Call
 from .errors import Excluded, JoinError, RebuildTimeout
@@ -22,8 +25,10 @@ logger = logging.getLogger("ftlib")
 def await_session(plane: Plane, call: Call, patience: Patience, limits: Limits, recovery: Recovery | None) -> Session | None:
     """The session to act in; None where too few members are there and it is time to tell the caller.
 
-    Raises what ended this lifetime, and RebuildTimeout at the deadline. ``recovery``: how a spare gets the state meanwhile.
+    Raises what ended this lifetime, RebuildTimeout at the deadline, and LeftError where there is none to act in and this
+    worker has to go. ``recovery``: how a spare gets the state meanwhile.
     """
+    since = plane.threads.now()
     while True:
         with plane.changed:
             session = plane.session
@@ -32,6 +37,11 @@ def await_session(plane: Plane, call: Call, patience: Patience, limits: Limits, 
             active = plane.phase is Phase.ACTIVE and session is not None
             if active and session is not None and session.size >= limits.min_size:
                 return session
+            until = math.inf
+            if plane.leaving():  # a view change ends soon, and then this call can; nothing else may ever end
+                until = since + limits.drain_patience if plane.phase is Phase.FROZEN else -math.inf
+                if plane.threads.now() >= until:
+                    raise LeftError("asked to leave while it waited for a view to act in")
             if plane.phase is Phase.WAITING and limits.may_be_spare:
                 if recovery is not None and recovery.trouble is not None:
                     raise recovery.trouble
@@ -39,7 +49,7 @@ def await_session(plane: Plane, call: Call, patience: Patience, limits: Limits, 
                 patience.deadline = call.began + limits.step_timeout
             left = patience.deadline - plane.threads.now()
             if left > 0:
-                plane.changed.wait(min(left, WARN_AFTER))
+                plane.changed.wait(min(left, WARN_AFTER, max(0.0, until - plane.threads.now())))
         if left <= 0:
             if active and not call.changes_state:  # a unit has no status to return
                 return None

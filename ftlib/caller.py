@@ -32,6 +32,7 @@ from .session import Session
 from .staging import Slot, StagingPool
 from .stand_in import Deputizing, StandIn
 from .status import Status
+from .tempo import note
 from .trailer import Flag, Trailer
 from .trailer import Slot as Saying
 from .turns import Turns
@@ -80,6 +81,7 @@ class Caller:
         call.began = self._threads.now()
         if self._turns.departed:
             return Status.ABORT
+        self._plane.tempo.entered(call.began)
         try:
             if self.deputy is not None and (status := self.deputy.arrive(call)) is not None:
                 self._plane.data.passed(call)
@@ -105,6 +107,7 @@ class Caller:
                     self.recovery.end()
                 if self.deputy is not None:
                     self.deputy.leave(call)
+                self._plane.tempo.left(self._threads.now())
 
     def stand_in(
         self, call: StandIn, sessions: Callable[[], Session | None], keep: Callable[[Results], Sequence[Slot]]
@@ -185,11 +188,13 @@ class Caller:
         plane, name = self._plane, str(own)
         self.layouts.note(own.layout)
         try:
-            while not self.said_goodbye:
+            while True:
                 followed = Followed(self._threads.now(), veto=own.veto)
                 plane.turn_to(followed)
                 results = self._followed(followed, recovery)
                 own.number = followed.number
+                if self.said_goodbye:
+                    break
                 complete = recovery.finished(results)
                 spare = recovery.kept(results)
                 if spare is not None:
@@ -220,7 +225,7 @@ class Caller:
                 raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
             if self._adopts(followed, session):
                 results = self._adopt(followed, session) if self._learnt(followed, session) else None
-            elif recovery.enter(session, followed.number):
+            elif self._turns.says_goodbye or recovery.enter(session, followed.number):
                 results = self._attempt(followed, session)
             else:
                 results = None
@@ -258,13 +263,12 @@ class Caller:
             return None
         share = plane.data.share(call)
         # Leaving: after a unit's function, as a signal may have come meanwhile.
-        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if self._turns.leaving else Flag(0))
+        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if self._turns.says_goodbye else Flag(0))
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
         flags |= Flag.FOLLOWING if call.foreign else Flag(0)
         flags |= Flag.LATE if call.stand_in else Flag(0)
-        saying = Saying(
-            call.weight, share.samples, flags, call.layout.check, share.ahead, share.dropped, share.data_epoch, share.deal
-        )
+        given = (share.ahead, share.dropped, share.data_epoch, share.deal)
+        saying = Saying(call.weight, share.samples, flags, call.layout.check, *given, plane.tempo.busy)
         if session.group is None:
             return self._alone(call, session, saying)
         attempt = self._attempt_at(call, session)
@@ -316,6 +320,7 @@ class Caller:
         self.layouts.note(results.layout)
         self._consensus.average_success(call.number)
         self._veto.finished(session, trailer)
+        note(self._plane, session, average=call.counts_as_step)
         self._hand(call, results)
         return results
 
@@ -394,4 +399,4 @@ class Caller:
         self._consensus.leave()
 
     def _watch(self, call: Call, session: Session) -> Callable[[float], None]:
-        return functools.partial(watch, self._plane, self._limits, call, session, self._patience(call))
+        return functools.partial(watch, self._plane, self._limits, call, session, self._patience(call), self._consensus.confirm)

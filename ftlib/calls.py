@@ -24,6 +24,7 @@ from .plane import Plane
 from .status import Status
 from .succession import Succession
 from .targets import Layouts, Targets, check_writable, targets_of
+from .tempo import Straggler
 from .turns import Turns
 from .unit import WITHIN, Unit
 
@@ -51,6 +52,7 @@ class Calls(ABC):
         self._layouts = layouts
         self._veto = veto
         self._callbacks: list[Callable[[View], None]] = []
+        self._on_straggler: list[Callable[[Straggler], None]] = []
         self._untold: list[Callable[[], None]] = []
         """Callbacks with their views that are still to be run."""
         self._unit: Unit | None = None
@@ -201,6 +203,14 @@ class Calls(ABC):
         """
         self._callbacks.append(callback)
 
+    def on_straggler(self, callback: Callable[[Straggler], None]) -> None:
+        """Call ``callback(straggler)`` where a member has become one: see ``docs/stragglers.md``.
+
+        On the training thread, at the end of the call that showed it, as ``on_view_change``; not again until it has kept pace.
+        ``straggler`` has ``member`` (its id), ``name``, ``rank``, ``seconds``, ``median`` (of the others) and ``steps``.
+        """
+        self._on_straggler.append(callback)
+
     @abstractmethod
     def _drained(self) -> None:
         """The last call was this worker's last: it was told to leave after it."""
@@ -243,20 +253,25 @@ class Calls(ABC):
         with torch.inference_mode(mode=False), torch.no_grad():
             status = self._turns.take(call.layout.text, carry_out, self._call_back)
         drained = self._caller.said_goodbye and status is not Status.ABORT
-        if drained or (self._turns.leaving and self._plane.phase is Phase.STOPPED and not self._turns.departed):
+        given_up = status is Status.ABORT or self._plane.phase is Phase.STOPPED
+        if drained or (self._turns.says_goodbye and given_up and not self._turns.departed):
             self._drained()
         return status
 
     def _call_back(self) -> None:
-        """Tell the program's callbacks of the views in which calls were finished."""
-        while self._untold or self._plane.due:
-            if not self._untold:
-                with self._plane.changed:
-                    view = self._plane.due.pop(0)
-                self._untold = [functools.partial(callback, view) for callback in self._callbacks]
-            else:
+        """Tell the program's callbacks of the views in which calls were finished, and of stragglers."""
+        plane = self._plane
+        while self._untold or plane.due or plane.tempo.fallen:
+            if self._untold:
                 with torch.enable_grad():
                     self._untold.pop(0)()  # where it raises, the next call goes on with the others
+            elif plane.due:
+                with plane.changed:
+                    view = plane.due.pop(0)
+                self._untold = [functools.partial(callback, view) for callback in self._callbacks]
+            else:
+                straggler = plane.tempo.fallen.pop(0)
+                self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
 
 
 def _batches(batches: Any) -> int:

@@ -81,6 +81,12 @@ class Settings:
     """MiB of averages that a joiner holds until they are replayed; beyond it the others wait."""
     straggler_deadline: float | None = None
     """Seconds outside of calls after which the others go on without a worker, until it calls again; None: they wait."""
+    straggler_factor: float = 2.0
+    """A member is slow in a step that takes it more than so many times the median of the others."""
+    straggler_steps: int = 10
+    """Steps in a row after which a slow member is called a straggler."""
+    preemption: str | Callable[[], Any] = ""
+    """Where a notice would appear that this machine is taken away: ``file:PATH``, ``aws``, ``gcp``, ``azure``, a function."""
     resume: str = ""
     """Directory of checkpoints whose newest complete one the founders of the job load in ``register_state``."""
     log_format: str = ""
@@ -226,6 +232,9 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "recovery_bandwidth": readers.as_number,
     "recovery_pending_mb": readers.as_positive,
     "straggler_deadline": readers.as_optional_duration,
+    "straggler_factor": readers.as_factor,
+    "straggler_steps": readers.as_count,
+    "preemption": readers.as_preemption,
     "resume": readers.as_text,
     "log_format": readers.one_of(*FORMATS),
     "log_level": readers.one_of(*LEVELS),

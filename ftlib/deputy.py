@@ -16,11 +16,15 @@ evidence, as without it.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from consensus import LeftError
 
 from .call import Call, Results
 from .caller import Caller
@@ -47,6 +51,8 @@ logger = logging.getLogger("ftlib")
 
 _LOOK = 0.05
 """Seconds between two looks whether something has changed that nobody tells."""
+_QUIET = 60.0
+"""Seconds in which the log warns of one thing once."""
 _PAUSE, _LONGEST_PAUSE = 0.001, 0.016
 """Seconds between two questions to other deputies whether anybody has entered the call, doubled each time; at most so long."""
 
@@ -93,6 +99,8 @@ class Deputy:
         """Why it does not act before the program's next call."""
         self._told: set[str] = set()
         """What the log says already."""
+        self._warned: dict[str, float] = {}
+        """When the log said so last, with a warning."""
 
     def start(self) -> None:
         """Start watching."""
@@ -148,15 +156,7 @@ class Deputy:
                 if left > 0:
                     self._changed.wait(left)
                     continue
-            try:
-                done = self._turns.lend(self._one)
-            except NoFollowing as reason:
-                self._retire(str(reason))
-                done = False
-            except Exception as error:  # noqa: BLE001 - whatever it is: the program goes on, and the others wait for it again
-                self._failed(error)
-                done = False
-            if not done:
+            if not self._turns.lend(self._one):
                 with self._changed:
                     if not self._over:
                         self._changed.wait(_LOOK)
@@ -169,12 +169,22 @@ class Deputy:
 
     def _one(self) -> bool:
         """Take part in one call. False where that cannot be, or the program comes."""
-        if not self._ready():
-            return False
+        try:
+            return self._ready() and self._take_part()
+        except NoFollowing as reason:
+            self._retire(str(reason))
+        except LeftError as reason:  # the program's next call comes to the same
+            self._retired = str(reason)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the program goes on, and the others wait for it again
+            self._failed(error)
+        return False
+
+    def _take_part(self) -> bool:
+        self._plane.tempo.entered(self._threads.now())
         call = StandIn(
             self._threads.now(), veto=self._terms.veto, awaited=lambda: self._turns.awaited, present=self._plane.present
         )
-        asked = iter(range(1 << 62))
+        asked = itertools.count()
         with torch.no_grad():
             return self._caller.stand_in(call, lambda: self._session(next(asked)), functools.partial(self._keep, call))
 
@@ -186,7 +196,7 @@ class Deputy:
         if first:
             text = "this worker is late: the others go on without it from call %d on (straggler_deadline=%g)"
             extra = about(self._plane, "late", call=call.number)
-            logger.warning(text, call.number, self._terms.deadline, extra=extra)
+            logger.log(self._level("late"), text, call.number, self._terms.deadline, extra=extra)
         if not missed.open:
             self._retire(f"the others do something else than this worker's last steps ({results.layout.text})")
         return ()
@@ -260,7 +270,16 @@ class Deputy:
         """Until the program comes."""
         self._retired = why
         text = "the others wait for this worker again, which is late: %s"
-        logger.warning(text, why, extra=about(self._plane, "deputy_retires", why=why))
+        level = self._level(why.partition("(")[0])
+        logger.log(level, text, why, extra=about(self._plane, "deputy_retires", why=why))
+
+    def _level(self, what: str) -> int:
+        """Of a warning that a slow worker would give in each step."""
+        now = self._threads.now()
+        if now - self._warned.get(what, -math.inf) < _QUIET:
+            return logging.DEBUG
+        self._warned[what] = now
+        return logging.WARNING
 
     def _hangs(self, waited: float) -> None:
         where = stack(self._plane)

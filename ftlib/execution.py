@@ -174,11 +174,11 @@ class Execution:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Tell the others that this member waits for them."""
-        self._plane.computes(False)
+        self._plane.computes(self.unit, False)
         try:
             yield
         finally:
-            self._plane.computes(True)
+            self._plane.computes(self.unit, True)
 
 
 class Executor:
@@ -231,11 +231,11 @@ class Executor:
         execution.note = self._book.note
         unit.execution = execution
         try:
-            plane.computes(True)
+            plane.computes(unit, True)
             try:
                 unit.run()
             finally:
-                plane.computes(False)
+                plane.computes(unit, False)
                 unit.execution = None
             execution.finish()
         except Exception as error:
@@ -247,7 +247,7 @@ class Executor:
             self._give_up(unit, execution)
             raise
         finally:
-            plane.computes(False)
+            plane.computes(unit, False)
             unit.began = plane.threads.now()  # what is waited for has its deadline from here on
         if execution.failure is None:
             unit.stage, unit.layouts = Stage.PERFORMED, tuple(execution.layouts)

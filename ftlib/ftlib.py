@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, Gossip, KeyRing, Member, Membership, Mode, View
+from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
 from .calls import Calls
 from .checkpoints.keeper import Keeper
@@ -36,6 +36,9 @@ from .session import Session
 from .succession import Succession
 from .targets import Layouts
 from .turns import Turns
+
+if TYPE_CHECKING:
+    from .preemption import Watch
 
 __all__ = ["FTLib"]
 
@@ -61,7 +64,8 @@ class FTLib(Calls):
         lives = Succession(Lifetime(means, consensus), turns, rejoin=settings.rejoin)
         super().__init__(lives, turns, Layouts(framework, int(settings.bucket_mb * 2**20)), veto=settings.nonfinite == VETO)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
-        self._drain = Drain(turns, lambda: lives.over)
+        self._drain = Drain(turns, lambda: lives.over, lives.wake)
+        self._watch: Watch | None = None
         self._at_exit: Callable[[], None] | None = None
         self._process = os.getpid()
         self._closing = threading.RLock()  # a signal handler may close in the middle of a close
@@ -97,8 +101,10 @@ class FTLib(Calls):
         ft = cls(resolved, member, backend, rank_assign or RankAssignScheme())
         try:
             ft._start()
-        except BaseException:
+        except BaseException as error:
             ft.close()
+            if isinstance(error, LeftError) and ft._turns.leaving:
+                raise SystemExit(0) from None
             raise
         return ft
 
@@ -189,6 +195,18 @@ class FTLib(Calls):
         except ConsensusError as error:
             raise FTLibError(f"{error}: this worker's part is over") from None
 
+    @property
+    def should_leave(self) -> bool:
+        """Whether there was a notice that this worker has to go: SIGTERM, a preemption, or ``drain``. See ``docs/leaving.md``.
+
+        A program that looks here ends its loop by itself, and then closes; otherwise the next call is this worker's last.
+        """
+        return self._drain.looked()
+
+    def drain(self, why: str = "asked by the program") -> None:
+        """Give this worker notice, as SIGTERM does: it leaves after a call. From any thread, also from a signal handler."""
+        self._drain.notice(why)
+
     def leave(self) -> None:
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
         if os.getpid() == self._process:
@@ -210,8 +228,9 @@ class FTLib(Calls):
             self._closed = self._turns.departed = True
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
-        self._drain.remove()
+        self._drain.parting = True
         self._apart(self._close)
+        self._drain.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -302,8 +321,13 @@ class FTLib(Calls):
     def _start(self) -> None:
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
+        self._drain.install(shield=not self.settings.supervisor)  # the launcher signals no group, and kills it with its worker
+        if self.settings.preemption:
+            from .preemption import Watch, source_of  # noqa: PLC0415 - an HTTP client, which few need
+
+            self._watch = Watch(source_of(self.settings.preemption), self._drain.notice)
+            self._watch.start()
         self._lives.life.begin()
-        self._drain.install()
 
     def _drained(self) -> None:
         self.leave()
@@ -332,13 +356,17 @@ class FTLib(Calls):
             farewell()
 
     def _leave(self) -> None:
+        self._drain.parting = True
         self._lives.goodbye(LEAVE_TIMEOUT)
         self._keeper.close()
+        self._drain.parting = self._turns.leaving  # then the process ends
 
     def _close(self) -> None:
         self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT)
         self._lives.life.end()
         self._framework.close()
+        if self._watch is not None:
+            self._watch.stop()
         self._keeper.close()  # last: meanwhile the others go on
 
 

@@ -44,6 +44,7 @@ from .registry import Registered
 from .resumption import PATH as RESUMPTION
 from .resumption import Resumption
 from .session import Session
+from .tempo import Tempo
 from .transfer import PATH, Transfer
 from .turns import Turns
 from .waited_for import Limits
@@ -54,6 +55,10 @@ logger = logging.getLogger("ftlib")
 
 CLOSE_TIMEOUT = 1.0
 """Seconds that the others get to agree that this member leaves, where it closes; and threads to end."""
+SETTLED = 1.0
+"""Seconds in which a view change ends, once it is known who is gone."""
+_LOOK = 0.05
+"""Seconds between two looks whether this worker has to go, while it looks for the job."""
 EXPLAIN_TIMEOUT = 3.0
 """Seconds that the consensus gets, after ``join_timeout``, to say what it found at the introducers."""
 
@@ -91,9 +96,16 @@ class Lifetime:
         self.plane: Plane = plane
         plane.data.rejoins, plane.data.patience = settings.rejoin, settings.step_timeout
         plane.job = settings.consensus.job
+        plane.tempo = Tempo(settings.straggler_factor, settings.straggler_steps)
+        plane.leaving = lambda: means.turns.leaving
         tell = functools.partial(facts, plane)
         self._rebuilder = Rebuilder(plane, consensus, means.framework, self._rebuild, self._activated, tell)
-        limits = Limits(settings.step_timeout, settings.min_size, may_be_spare=settings.consensus.max_size is not None)
+        limits = Limits(
+            settings.step_timeout,
+            settings.min_size,
+            may_be_spare=settings.consensus.max_size is not None,
+            drain_patience=2 * settings.consensus.exclude_after + SETTLED,
+        )
         self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight)
         self.transfer: Transfer = Transfer(
             plane,
@@ -141,7 +153,11 @@ class Lifetime:
 
     def _start(self) -> None:
         settings, consensus = self._means.settings, self.consensus
-        meta = dict(self._means.framework.start(bind(consensus, settings)))
+        try:
+            interface = bind(consensus, settings)
+        except ConsensusError as error:
+            raise JoinError(str(error)) from error
+        meta = dict(self._means.framework.start(interface))
         meta["_room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
         if settings.name:
             meta["name"] = settings.name
@@ -164,13 +180,16 @@ class Lifetime:
         config, plane = self._means.settings.consensus, self.plane
         timeout = config.join_timeout
         # The consensus gives up by itself, and knows best why: it looks at the introducers once more before it says so.
-        self.known = self.consensus.wait_known(timeout + EXPLAIN_TIMEOUT)
+        self.known = self._wait_known(timeout + EXPLAIN_TIMEOUT)
         admitted = self.known is not None and self.consensus.member.id in self.known
         if admitted or self.known is None:
             with plane.changed:
                 plane.changed.wait_for(
-                    lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), timeout if admitted else EXPLAIN_TIMEOUT
+                    lambda: plane.leaving() or plane.phase in (Phase.ACTIVE, Phase.STOPPED),
+                    timeout if admitted else EXPLAIN_TIMEOUT,
                 )
+        if plane.leaving():
+            raise LeftError("asked to leave before it had met the job")
         if plane.error is not None:
             raise plane.error
         if self.known is not None and (plane.phase is Phase.ACTIVE or not admitted):
@@ -180,6 +199,21 @@ class Lifetime:
             f"no cluster of {config.initial_size} members came up within {timeout:g} s ({asked}); "
             "are they started, and reachable?"
         )
+
+    def _wait_known(self, timeout: float) -> View | None:
+        """The job's view once it is known; None at the end of the time, of the consensus, or where this worker has to go.
+
+        No event tells of the last: a signal handler cannot set one that its own thread waits for.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            began = time.monotonic()
+            known = self.consensus.wait_known(min(_LOOK, max(0.0, deadline - began)))
+            if known is not None or self.plane.leaving() or self.plane.phase is Phase.STOPPED or began >= deadline:
+                return known
+            if time.monotonic() - began < _LOOK:  # the consensus has ended, and the plane is about to be told
+                with self.plane.changed:
+                    self.plane.changed.wait_for(lambda: self.plane.phase is Phase.STOPPED, _LOOK)
 
     # --- the end -------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from .phase import PLANE, Phase, Switch
 from .recovery.progress import Progress
 from .salvage import Report
 from .session import Session
+from .tempo import Tempo
 from .threads import SYSTEM, Threads
 from .trailer import Trailer
 
@@ -77,6 +78,10 @@ class Plane:
         """How far the program is behind its deputy."""
         self.trailer: Trailer | None = None
         """Of the last call that was finished in the active session."""
+        self.tempo = Tempo()
+        """The members' times outside of calls."""
+        self.leaving: Callable[[], bool] = lambda: False
+        """Whether this worker has to go: then nothing that takes long is begun for it (set by ``Lifetime``)."""
         self.data: Consumption = Consumption(self, None if former is None else former.data)
         """What calls use up of the data."""
         self.job = ""
@@ -120,11 +125,10 @@ class Plane:
             self.current = None
             self.enter(call)
 
-    def computes(self, computing: bool) -> None:
-        """Whether the training thread runs the program's code within its call: whoever waits there waits for it."""
+    def computes(self, call: Call, computing: bool) -> None:
+        """Whether the training thread runs the program's code within ``call``: whoever waits there waits for it."""
         with self.changed:
-            if self.current is not None:
-                self.current.computing = computing
+            call.computing = computing
             self._told()
 
     def caught_up(self, origin: str, number: int) -> bool:

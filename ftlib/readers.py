@@ -19,6 +19,7 @@ __all__ = [
     "as_count",
     "as_descriptors",
     "as_duration",
+    "as_factor",
     "as_flag",
     "as_home",
     "as_integer",
@@ -29,6 +30,7 @@ __all__ = [
     "as_optional_duration",
     "as_policy",
     "as_positive",
+    "as_preemption",
     "as_secrets",
     "as_text",
     "one_of",
@@ -78,6 +80,23 @@ def as_positive(value: Any) -> float:
     if number <= 0:
         raise ValueError("expected a number above 0")
     return number
+
+
+def as_factor(value: Any) -> float:
+    """Above 1."""
+    number = as_number(value)
+    if number <= 1:
+        raise ValueError("expected a number above 1")
+    return number
+
+
+def as_preemption(value: Any) -> Any:
+    """The name of a source, or a callable: checked, and made one when it is needed."""
+    if value and not callable(value):
+        from .preemption import source_of  # noqa: PLC0415 - an HTTP client, which few need
+
+        source_of(as_text(value))
+    return value
 
 
 def as_integer(value: Any) -> int:

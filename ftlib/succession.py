@@ -43,16 +43,33 @@ class Succession:
         self._coming: Lifetime | None = None
         """Begun, and not met the job yet."""
         self._changing = threading.RLock()  # a signal handler may close in the middle of a change
+        self._carrying = False
+        """Whether a call is in progress."""
         self._row = 0
         self._began = time.monotonic()
 
     @property
     def over(self) -> bool:
-        """Whether this worker is no member: it left, or the others went on without it."""
-        return self._turns.departed or self.life.plane.phase is Phase.STOPPED
+        """Whether this worker is no member: it left, or the others went on without it and its call has told so."""
+        return self._turns.departed or (self.life.plane.phase is Phase.STOPPED and not self._carrying)
+
+    def wake(self) -> None:
+        """Whatever waits in a lifetime looks again whether this worker has to go."""
+        with self._changing:
+            lives = [life for life in (self.life, self._coming) if life is not None]
+        for life in lives:
+            with life.plane.changed:
+                life.plane.changed.notify_all()
 
     def carry_out(self, call: Call) -> Status:
         """Finish ``call``, in this lifetime or another; in the turn of this thread."""
+        self._carrying = True
+        try:
+            return self._carry_out(call)
+        finally:
+            self._carrying = False
+
+    def _carry_out(self, call: Call) -> Status:
         while True:
             try:
                 return self.life.caller.run(call)

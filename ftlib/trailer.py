@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import Any
 
 import torch
 
@@ -18,6 +19,8 @@ __all__ = ["CARRIERS", "NEUTRAL", "SLOT_BYTES", "Flag", "Slot", "Trailer", "Trai
 _SLOT = struct.Struct("<dIBB HHBH 4s")
 SLOT_BYTES = _SLOT.size
 """Elements a rank takes in the buffer."""
+_BUSY = struct.calcsize("<dIB")
+"""Where ``Slot.busy`` is in a slot."""
 
 CARRIERS = frozenset(
     {
@@ -67,7 +70,8 @@ class Slot:
     deal: int = 0
     """16 bits of a checksum of how this rank believes the samples to be dealt."""
     busy: int = 0
-    """How long this rank was outside of calls before this one, as ``tempo.coded``; 0: unknown."""
+    """How long this rank was outside of calls before this one, as ``tempo.coded``; 0: unknown. In what was read 0 always: that
+    is in ``TrailerCodec.busy``, as it differs from call to call."""
 
     def pack(self) -> bytes:
         """``SLOT_BYTES`` bytes."""
@@ -114,30 +118,41 @@ class Trailer:
 
 
 class TrailerCodec:
-    """Writes and reads trailers of one rank. Keeps the last one each way: in a steady run all are equal."""
+    """Writes and reads trailers of one rank. Keeps the last one each way: in a steady run all are equal, but for the pace."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.elements = SLOT_BYTES * size
-        self._key: tuple[bytes, torch.dtype, str] | None = None
+        self.busy = bytes(size)
+        """What the slots that were read last say as ``Slot.busy``, by rank."""
+        self._key: tuple[bytes, bytes, torch.dtype, str] | None = None
         self._row = torch.empty(0)
+        self._numbers: Any = None
+        """The row as a numpy array, which takes a single number quickly."""
         self._bytes = b""
         self._trailer = Trailer((), 0.0, False, ())
+        self._silence = bytes(size)
 
     def write(self, region: torch.Tensor, slot: Slot, op: str) -> None:
         """Fill ``region`` (``elements`` elements of a dtype in ``CARRIERS``) with the own slot and neutral elements."""
-        key = (slot.pack(), region.dtype, op)
+        data = slot.pack()
+        key = (data[:_BUSY], data[_BUSY + 1 :], region.dtype, op)
+        start = self.rank * SLOT_BYTES
         if key != self._key:
             row = torch.full((self.elements,), NEUTRAL[op], dtype=region.dtype, device="cpu")
-            start = self.rank * SLOT_BYTES
-            row[start : start + SLOT_BYTES] = torch.frombuffer(bytearray(key[0]), dtype=torch.uint8)
-            self._key, self._row = key, row
+            row[start : start + SLOT_BYTES] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            self._key, self._row, self._numbers = key, row, row.numpy()
+        else:
+            self._numbers[start + _BUSY] = slot.busy
         region.copy_(self._row)
 
     def read(self, region: torch.Tensor) -> Trailer:
-        """What all ranks wrote, from the reduced ``region``."""
-        data = region.to(torch.uint8).numpy().tobytes()
+        """What all ranks wrote, from the reduced ``region``; ``busy`` apart."""
+        data = bytearray(region.to(torch.uint8).numpy().tobytes())
+        self.busy = bytes(data[_BUSY::SLOT_BYTES])
+        data[_BUSY::SLOT_BYTES] = self._silence
         if data != self._bytes:
-            self._bytes, self._trailer = data, Trailer.unpack(data)
+            self._bytes = bytes(data)
+            self._trailer = Trailer.unpack(self._bytes)
         return self._trailer

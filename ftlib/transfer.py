@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import http.client
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from urllib.parse import urlencode
 
@@ -103,7 +103,10 @@ class Transfer:
         self._snapshot = None
 
     def load(self, call: Call, session: Session) -> bool:
-        """Load the state on entry to ``call`` where this member lacks it; whether it did. Returns early if ``session`` ends."""
+        """Load the state on entry to ``call`` where this member lacks it. Returns early if ``session`` ends.
+
+        Whether the program's gradients are of no use: the state was loaded, or this worker has to go before it gets it.
+        """
         plane, plan = self._plane, session.plan
         if self._snapshot is not None and plane.step > 0:
             self._snapshot = None
@@ -120,12 +123,12 @@ class Transfer:
         holders = holders[start:] + holders[:start]
         query = {"call": str(call.number), "origin": authority}
         while plane.acting_in(session):
-            answers = []
-            for holder in holders:
-                answers.append(self._fetch(holder, query, self._registered, functools.partial(plane.acting_in, session)))
-                if answers[-1] is Answer.LOADED:
-                    plane.loaded(session, authority)  # if the session has ended meanwhile, the next one loads again
-                    return True
+            answers = self._ask(holders, query, self._registered, session)
+            if answers[-1] is Answer.LOADED:
+                plane.loaded(session, authority)  # if the session has ended meanwhile, the next one loads again
+                return True
+            if plane.leaving():
+                return True
             if all(answer is Answer.NOTHING for answer in answers):
                 raise ConfigError(f"{session.names(plan.holders)} registered no state, but this worker did: {_EVERYWHERE}")
             if plane.threads.now() > deadline:
@@ -133,6 +136,21 @@ class Transfer:
             if Answer.LATER not in answers:
                 plane.wait_end(session, RETRY)
         return False
+
+    def _ask(
+        self, holders: Sequence[Member], query: Mapping[str, str], registered: Registered, session: Session
+    ) -> list[Answer]:
+        """What became of asking them, one after the other until the state was loaded; broken off where it is of no use."""
+
+        def go_on() -> bool:
+            return self._plane.acting_in(session) and not self._plane.leaving()
+
+        answers: list[Answer] = []
+        for holder in holders:
+            answers.append(self._fetch(holder, query, registered, go_on))
+            if answers[-1] is Answer.LOADED or not go_on():
+                break
+        return answers
 
     def _found(self, registered: Registered) -> None:
         plane = self._plane
@@ -268,10 +286,10 @@ class Transfer:
         return self._guarded(call, entry)
 
     def _entry(self, call: int) -> Callable[[], object] | None:
-        """What gives the state on entry to ``call``; None unless the training thread is inside of it."""
+        """What gives the state on entry to ``call``; None unless the program is inside of it."""
         with self._plane.changed:
             current = self._plane.current
-            return None if current is None or current.number != call else current.entry(self._now)
+            return current.entry(self._now) if current is not None and self._plane.in_call(call) else None
 
     def _now(self) -> object:
         """What is registered, as it is."""

@@ -38,13 +38,20 @@ class Turns:
         """What the thread in ``_holder`` may not call within; empty outside of calls."""
         self._holder: Thread | None = None
         self.leaving = False
-        """Set by a signal handler: the next attempt says that this member leaves after its call."""
+        """Whether there was a notice that this worker has to go (see ``drain``): set by any thread, or a signal handler."""
+        self.own_point = False
+        """Whether the program looks at that, and ends its loop by itself."""
         self.departed = False
         """Whether the program left or closed: it enters no call any more."""
 
     def inside(self) -> bool:
         """Whether this thread is within a call: in a callback, a state function or a signal handler."""
         return bool(self._busy) and self._holder is self._threads.current()
+
+    @property
+    def says_goodbye(self) -> bool:
+        """Whether the next attempt says that this member leaves after its call."""
+        return self.leaving and not self.own_point
 
     def take(self, call: str, carry_out: Callable[[], T], tell: Callable[[], None]) -> T:
         """Carry out ``call`` (its name) when it is this thread's turn; after it ``tell`` runs the program's callbacks.
@@ -95,7 +102,7 @@ class Turns:
             self._serial.release()
 
     def rest(self, seconds: float) -> None:
-        """Wait so long, or until the program leaves."""
+        """Wait so long, or until the program leaves or has to."""
         until = self._threads.now() + seconds
-        while not self.departed and (left := until - self._threads.now()) > 0:
+        while not (self.departed or self.leaving) and (left := until - self._threads.now()) > 0:
             self._threads.sleep(min(left, _LOOK))

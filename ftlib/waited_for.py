@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from consensus import LeftError
 
 from .average import SETTLE
 from .call import Call
@@ -27,6 +30,8 @@ class Limits:
     min_size: int = 1
     may_be_spare: bool = False
     """Whether this member may have to wait for room in the view; as long as it takes, since the job answers meanwhile."""
+    drain_patience: float = 5.0
+    """For how long a worker that has to go waits for a view change to end."""
 
 
 def phase_text(plane: Plane, limits: Limits) -> str:
@@ -52,12 +57,25 @@ def blocking(plane: Plane) -> str:
     return f"waiting for {session.names(absent)}, not in this call yet"
 
 
-def watch(plane: Plane, limits: Limits, call: Call, session: Session, patience: Patience, waited: float) -> None:
-    """One operation of ``call`` has taken ``waited`` seconds. GroupError where its group was given up; RebuildTimeout."""
+def watch(
+    plane: Plane,
+    limits: Limits,
+    call: Call,
+    session: Session,
+    patience: Patience,
+    confirmed: Callable[[], bool],
+    waited: float,
+) -> None:
+    """One operation of ``call`` has taken ``waited`` seconds. GroupError where its group was given up; RebuildTimeout.
+
+    ``confirmed``: whether the view is undisputed. LeftError where it is not, no other comes, and this worker has to go.
+    """
     with plane.changed:
         over = plane.session is not session or plane.phase is not Phase.ACTIVE
     if over and waited > SETTLE:
         raise GroupError("the group was given up, but this operation does not end")
+    if plane.leaving() and waited > limits.drain_patience and not confirmed():
+        raise LeftError("asked to leave, and there is no quorum for a view in which this call could end")
     if plane.threads.now() > patience.deadline:
         raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {blocking(plane)}")
     long = patience.due()

@@ -1,5 +1,7 @@
 """One member's shell: sockets, codec, detector and driver around a protocol core. Lives wholly on one event loop.
 
+The HTTP side comes up beside the rest (see ``web``).
+
 A packet's walk: ``udp | http -> envelope -> codec -> driver -> core -> effects -> driver -> agent -> udp | http``.
 """
 
@@ -9,13 +11,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..codec import MAX_BYTES, MAX_DATAGRAM, Codec
 from ..config import PROTOCOL_VERSION, Config
 from ..envelope import Open, Sealed, Sealer
 from ..errands import Errand
-from ..errors import CodecError, ForeignJobError, ForeignVersionError, JoinError, SealError
+from ..errors import CodecError, ForeignJobError, ForeignVersionError, JoinError, SealError, StoppedError
 from ..interface import DataPlane
 from ..keys import KeyRing
 from ..member import Address, Member, format_address
@@ -23,18 +25,21 @@ from ..messages import Envelope, EvidenceKind, Message
 from ..progress import Progress
 from .driver import Driver
 from .fencing import Fencing
-from .gate import Gate
-from .http import HandOver, HttpClient, HttpServer
 from .names import Endpoint, Introducers, numeric, resolve
 from .ports import Core
 from .scout import Scout
 from .snapshot import Snapshot
 from .sockets import SocketPair
+from .sources import HandOver
 from .storekeeper import storekeeper_for
 from .tether import Tethers
 from .traffic import Direction, Traffic
 from .udp import Udp, fits
 from .waiting import Waiting
+from .web import Web, load
+
+if TYPE_CHECKING:
+    from .http import HttpServer
 
 __all__ = ["Agent", "Outside"]
 
@@ -59,6 +64,8 @@ class Outside:
     hand_over: HandOver
     held: Callable[[], bool] = lambda: False
     """Whether the training process is stopped."""
+    load_http: Callable[[], None] = load
+    """Imports what the HTTP side needs; called on a thread."""
 
 
 class Agent:
@@ -100,24 +107,14 @@ class Agent:
         self._store = storekeeper_for(config, member, self._ring, self.driver, self._spawn)
         self._tethers = Tethers(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
-        self._client = HttpClient()
-        self._server = HttpServer(
-            Gate(self._ring, member, config.job),
-            self._posted,
-            self._sealer,
-            self.report,
-            outside.served,
-            outside.hand_over,
-            held=outside.held,
-            limit=MAX_BYTES + self._sealer.overhead,
-        )
+        self._web = Web(outside.load_http, self._make_server)
 
     async def start(self) -> None:
-        """Listen, then let the core look for its cluster."""
-        await self._server.open(self._sockets.tcp)
+        """Listen, and let the core look for its cluster; the HTTP side comes up meanwhile."""
         self._udp.open(self._sockets.udp)
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
+        self._spawn(self._open_http())
         if self._ring is not None:
             self._spawn(self._follow_keys(self._ring))
         if self._store is not None:
@@ -137,7 +134,7 @@ class Agent:
         self._closed = True
         try:
             self._udp.close()
-            await self._server.close()
+            await self._web.close()
             await self._tethers.close()
             others = [task for task in self._tasks if task is not asyncio.current_task()]
             for task in others:
@@ -145,7 +142,7 @@ class Agent:
             await asyncio.gather(*others, return_exceptions=True)
             if self._store is not None:
                 await self._store.close()
-            await self._client.close()
+            await self._web.close_client()
             self._sockets.close()
             await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
         finally:
@@ -269,6 +266,28 @@ class Agent:
 
     # The long ways
 
+    async def _open_http(self) -> None:
+        try:
+            await self._web.open(self._sockets.tcp)
+        except Exception as error:  # noqa: BLE001 - half an agent is none
+            self.driver.end(StoppedError(f"the agent cannot answer HTTP: {type(error).__name__}: {error}"))
+
+    def _make_server(self) -> HttpServer:
+        from .gate import Gate  # noqa: PLC0415 - see ``web``
+        from .http import HttpServer  # noqa: PLC0415
+
+        outside, limit = self._outside, MAX_BYTES + self._sealer.overhead
+        return HttpServer(
+            Gate(self._ring, self._member, self._config.job),
+            self._posted,
+            self._sealer,
+            self.report,
+            outside.served,
+            outside.hand_over,
+            held=outside.held,
+            limit=limit,
+        )
+
     def _sealer_of(self, ring: KeyRing | None) -> Sealer:
         config = self._config
         if ring is None:
@@ -324,11 +343,11 @@ class Agent:
             self._send_datagram(endpoint, kind, sealed)
             return
         self.traffic.count(Direction.SENT, kind, len(sealed))
-        if not await self._client.post(address, sealed):
+        if not await self._web.post(address, sealed):
             self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
 
     async def _ask_supervisor(self, supervisor: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._client.fence(supervisor, request, None if self._ring is None else self._ring.first)
+        return await self._web.fence(supervisor, request, None if self._ring is None else self._ring.first)
 
     def _fenced(self, member_id: str, detail: str) -> None:
         self.driver.perform(lambda now: self.driver.core.evidence(member_id, EvidenceKind.PROOF, detail, now))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import itertools
 import logging
 import logging.handlers
@@ -19,21 +20,23 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..config import Policy
 from ..errors import ConsensusError, StoppedError
 from ..view import View
 from .agent import Agent, Outside
 from .assembly import make_agent, perform, question
-from .host import Setup
+from .host import Descriptors, Setup
 from .lifeline import Lifeline
 from .pipe import LoopPipe
 from .progress_cell import ProgressCell
 from .snapshot import Snapshot
 from .sockets import SocketPair
 from .sources import Request
+from .web import load, load_alone
 
-__all__ = ["Descriptors", "main"]
+__all__ = ["main"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _FACTS_TIMEOUT = 0.3
@@ -44,17 +47,10 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What reaches a whole process group is for the training process to decide upon; this one follows it."""
 
 
-class Descriptors(NamedTuple):
-    """What the process inherits besides its pipe."""
-
-    udp: int
-    tcp: int
-    doors: int
-    cell: int
-
-
 def main() -> None:
-    """``argv``: the pipe's descriptor, the parent's pid, a name for this process."""
+    """``argv``: the pipe's descriptor, the parent's pid, a name for this process. To be called with the collector disabled."""
+    gc.freeze()
+    gc.enable()
     pipe, parent, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -162,8 +158,9 @@ class _Child:
         root.setLevel(level)
         self._served = served
         self._doors = socket.socket(fileno=inherited.doors)
+        _, (udp, tcp), _, _ = socket.recv_fds(self._doors, 1, 2, socket.MSG_CMSG_CLOEXEC)
         self._doors.setblocking(False)
-        sockets = SocketPair(socket.socket(fileno=inherited.udp), socket.socket(fileno=inherited.tcp), advertised)
+        sockets = SocketPair(socket.socket(fileno=udp), socket.socket(fileno=tcp), advertised)
         outside = Outside(
             plane=_Plane(lambda method, *arguments: self._pipe.send(("plane", method, arguments))),
             publish=self._publish,
@@ -172,6 +169,7 @@ class _Child:
             served=lambda: self._served,
             hand_over=self._hand_over,
             held=self._lifeline.held,
+            load_http=load if setup.config.policy is Policy.STORAGE else load_alone,  # a store may need the certificates
         )
         self._agent = make_agent(setup, sockets, outside)
         self._spawn(self._start(self._agent))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..config import Config
 from ..errors import StoppedError
@@ -17,7 +17,7 @@ from .names import Introducers
 from .snapshot import Snapshot
 from .sockets import SocketPair
 
-__all__ = ["Ears", "Host", "Setup"]
+__all__ = ["Descriptors", "Ears", "Host", "Setup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,13 @@ class Setup:
     member: Member
     introducers: Introducers
     """As looked up when this member was bound; the own address included."""
+
+
+class Descriptors(NamedTuple):
+    """What an agent's process inherits besides its pipe; its control sockets follow over ``doors``, before the ``Setup``."""
+
+    doors: int
+    cell: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,9 @@ class Host(Protocol):
     def here(self) -> bool:
         """Whether the caller is on the thread that calls the ``Ears``: nothing may be waited for there."""
         ...
+
+    def begin(self, member_id: str) -> None:
+        """Begin to start, beside what the caller does until ``start``. ConsensusError where that is not possible."""
 
     def start(self, setup: Setup, sockets: SocketPair, ears: Ears, timeout: float) -> None:
         """Start the agent and wait until it listens; ConsensusError where it does not within ``timeout`` seconds."""

@@ -28,7 +28,7 @@ from ..member import Address, format_address
 from ..metrics import CONTENT_TYPE, render
 from ..proofs import Exchange
 from .gate import Gate, QuietServer, RefusedError
-from .sources import Request
+from .sources import HandOver, Request
 
 __all__ = ["HttpClient", "HttpServer"]
 
@@ -47,10 +47,6 @@ _CONNECTIONS = 256
 
 _POSTS_IN_FLIGHT = 16
 """To one address; more are dropped, as a full socket buffer would do it."""
-
-
-HandOver = Callable[[socket.socket, Request], None]
-"""Has a connection answered elsewhere; it is owned from then on."""
 
 
 class HttpServer:

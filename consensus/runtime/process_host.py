@@ -25,9 +25,8 @@ from typing import Any
 from ..errors import ConsensusError, StoppedError
 from ..interface import Source
 from ..progress import Progress
-from . import child
 from .fork import release_in_children
-from .host import Ears, Setup
+from .host import Descriptors, Ears, Setup
 from .pipe import Pipe
 from .progress_cell import ProgressCell
 from .sockets import SocketPair
@@ -37,7 +36,8 @@ __all__ = ["ProcessHost"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _ROOT = str(Path(__file__).resolve().parents[2])
-_COMMAND = "from consensus.runtime.child import main; main()"
+_COMMAND = "import gc; gc.disable(); from consensus.runtime.child import main; main()"
+"""What is imported stays: looking through it for garbage, again and again, would take a tenth of that time."""
 _REQUEST_LIMIT = 64 * 1024
 
 
@@ -48,6 +48,8 @@ class ProcessHost:
         """Starts nothing."""
         self._sources = Sources()
         self._cell, self._cell_fd = ProgressCell.shared()
+        self._name = ""
+        self._theirs: Descriptors | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Pipe | None = None
         self._doors: socket.socket | None = None
@@ -81,15 +83,16 @@ class ProcessHost:
     def start(self, setup: Setup, sockets: SocketPair, ears: Ears, timeout: float) -> None:
         """See ``Host``."""
         self._ears = ears
-        name = f"ftlib-agent-{setup.member.id[:6]}"
         try:
             try:
-                theirs = self._spawn(name, sockets)
+                if self._process is None:
+                    self.begin(setup.member.id)
+                self._hand_over(sockets)
             finally:
                 sockets.close()  # ours: "connection refused" must prove that the agent is gone
             level = min(_LOG.getEffectiveLevel(), logging.INFO)
-            self._send("setup", setup, sockets.advertised, theirs, self._sources.paths, level)
-            self._reader = threading.Thread(target=self._listen, name=name, daemon=True)
+            self._send("setup", setup, sockets.advertised, self._theirs, self._sources.paths, level)
+            self._reader = threading.Thread(target=self._listen, name=self._name, daemon=True)
             self._reader.start()
             self._started.result(timeout)
         except BaseException as error:
@@ -99,12 +102,13 @@ class ProcessHost:
                 raise ConsensusError(f"the agent's process did not start within {timeout:g} s") from None
             raise
 
-    def _spawn(self, name: str, sockets: SocketPair) -> child.Descriptors:
-        """Start the process; the numbers of what it inherits."""
+    def begin(self, member_id: str) -> None:
+        """See ``Host``: the process has imports to do."""
+        name = self._name = f"ftlib-agent-{member_id[:6]}"
         pipe, their_pipe = socket.socketpair()
         doors, their_doors = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with their_pipe, their_doors:
-            theirs = child.Descriptors(sockets.udp.fileno(), sockets.tcp.fileno(), their_doors.fileno(), self._cell_fd)
+            self._theirs = theirs = Descriptors(their_doors.fileno(), self._cell_fd)
             # The child imports what this process would, wherever that came from.
             path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
             try:
@@ -126,7 +130,12 @@ class ProcessHost:
         self._pipe, self._doors = Pipe(pipe), doors
         release_in_children(self, _descriptors_of(self._pipe, doors))
         threading.Thread(target=self._answer_doors, args=(doors,), name=f"{name}-serve", daemon=True).start()
-        return theirs
+
+    def _hand_over(self, sockets: SocketPair) -> None:
+        """They wait at the other end until the process has come so far."""
+        assert self._doors is not None  # begun
+        with contextlib.suppress(OSError):  # it has ended: that is found at the other pair
+            socket.send_fds(self._doors, [b"\0"], [sockets.udp.fileno(), sockets.tcp.fileno()])
 
     def perform(self, action: str, *arguments: Any) -> None:
         """See ``Host``."""
@@ -160,7 +169,11 @@ class ProcessHost:
         first, self._stopping = not self._stopping, True
         if first:
             self._send("stop")
-        if self._reader is not None and not self.here():
+        if self._reader is None:
+            if self._process is not None:  # begun, and never set up: it has nothing to say to anybody
+                self._process.kill()
+            self._end()
+        elif not self.here():
             self._reader.join(timeout)
             self._end()
 

@@ -12,13 +12,13 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..interface import Source
 from ..proofs import PIECE, Frames
 
-__all__ = ["Request", "Sources"]
+__all__ = ["HandOver", "Request", "Sources"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _AT_A_TIME = 32
@@ -34,6 +34,10 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str] = field(default_factory=dict)
     key: bytes = field(default=b"", repr=False)
+
+
+HandOver = Callable[[socket.socket, Request], None]
+"""Has a connection answered elsewhere; it is owned from then on."""
 
 
 class Sources:

@@ -43,6 +43,9 @@ class ThreadHost:
         """See ``Host``."""
         return self._background is not None and self._background.here()
 
+    def begin(self, member_id: str) -> None:
+        """See ``Host``."""
+
     def start(self, setup: Setup, sockets: SocketPair, ears: Ears, timeout: float) -> None:
         """See ``Host``."""
         background = Background(f"ftlib-agent-{setup.member.id[:6]}", self._failed)

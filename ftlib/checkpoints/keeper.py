@@ -87,6 +87,11 @@ class Keeper:
                 outdated = plane.origin != plane.authority  # the next call brings the state
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
+            if plane.lag.calls and registered.count("sampler"):
+                plane.counters.checkpoints_skipped += 1
+                text = "no checkpoint of step %d: this worker is late, and its sampler is further than its model"
+                logger.info(text, step, extra=about(plane, "checkpoint_skipped", stage="LATE"))
+                return
             name = Name(step, session.view.epoch)
             if not self._free(plane, path / str(name), wait=wait):
                 return
@@ -119,7 +124,7 @@ class Keeper:
         plane.counters.checkpoints_skipped += 1
         extra = about(plane, "checkpoint_skipped", stage=writing.stage.name)
         text = "no checkpoint of step %d: %s %s; save less often, or with wait=True"
-        logger.info(text, plane.step, writing, writing.stage.value, extra=extra)
+        logger.info(text, plane.step - plane.lag.steps, writing, writing.stage.value, extra=extra)
         return False
 
 
@@ -221,8 +226,12 @@ class _Writing:
         with plane.changed:
             while not self.due() and plane.phase is not Phase.STOPPED:
                 plane.changed.wait(LOOK)
-            if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError):
+            if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError) and not self._said_goodbye():
                 raise _GivenUp("this worker is no member any more")
+
+    def _said_goodbye(self) -> bool:
+        """Whether this worker left in a later call, and was excluded only as the others were quicker to go on without it."""
+        return self._plane.leaving() and self.due()
 
     def _tidy(self) -> None:
         """Take away what is no longer needed: older complete ones beyond those to be kept, and what never became complete."""

@@ -11,13 +11,12 @@ starts from the last state that everybody has (``_base``), as if the one between
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
+from .drawn import Drawn
 from .ledger import Ledger
 from .ranges import Ranges, length
 from .replica import FAR, Replica, Report, code_of
@@ -40,48 +39,6 @@ class _Call:
     share: Share | None = None
 
 
-@dataclass(slots=True)
-class _Queue:
-    """What was drawn and not used up, oldest first: samples of each batch, 0 for a filler."""
-
-    items: deque[int] = field(default_factory=deque)
-    stale: int = 0
-    """How many of the oldest will never be used."""
-
-    def void(self) -> None:
-        """None of them counts any more."""
-        self.items = deque([0] * len(self.items))
-
-    def discard(self, batches: int) -> None:
-        """The next ``batches`` will never be used."""
-        self.stale = min(len(self.items), self.stale + batches)
-
-    def pop(self, batches: int) -> None:
-        """Those that will never be used, and the next ``batches``, are gone."""
-        for _ in range(min(len(self.items), self.stale + batches)):
-            self.items.popleft()
-        self.stale = 0
-
-    def next(self, batches: int) -> list[int]:
-        """The next ``batches``, or as many as there are."""
-        return list(itertools.islice(self.items, self.stale, self.stale + batches))
-
-    @property
-    def dropped(self) -> int:
-        """How many that count will never be used."""
-        return sum(1 for size in itertools.islice(self.items, self.stale) if size)
-
-    @property
-    def waiting(self) -> int:
-        """How many will be."""
-        return len(self.items) - self.stale
-
-    @property
-    def real(self) -> int:
-        """How many count."""
-        return sum(1 for size in self.items if size)
-
-
 class Drawer:
     """See the module. Unbound, it is the only member, and nothing is ever committed."""
 
@@ -101,11 +58,13 @@ class Drawer:
         """Whether the lifetime is over."""
         self._report: Report | None = None
         """While frozen: what was reported."""
-        self._queue = _Queue()
+        self._queue = Drawn()
         self._drawn = 0
         """Batches of the own sequence under the current deal that were drawn, used up or not."""
         self._loop: int | None = None
         """The epoch of the loop under way or last ended; None: there was none, or it began before the state was here."""
+        self._looping = False
+        """Whether a loop is under way that was not told to end."""
         self._call: _Call | None = None
         self._halted: tuple[int, int] | None = None
         """A call that ended without being finished: its batches, and ``attempts`` then."""
@@ -117,11 +76,6 @@ class Drawer:
         """How often a loader asked for a batch: once for each that it delivers, apart from what it looks ahead at the start."""
 
     # --- what is known -------------------------------------------------------------------------------------------------
-
-    @property
-    def bound(self) -> bool:
-        """Whether it belongs to a job."""
-        return self._bound
 
     @property
     def state(self) -> Replica | None:
@@ -137,6 +91,10 @@ class Drawer:
     def calling(self) -> bool:
         """Whether a call of the program's is under way, during which nothing may be drawn."""
         return self._call is not None
+
+    def following(self, now: Replica) -> int:
+        """The epoch of a loop that is begun without saying which: what is left of this one, or the next."""
+        return now.epoch + (now.left == 0 or (now.left is not None and self._loop == now.epoch))
 
     def upcoming(self) -> int:
         """The epoch that a program which runs through all of them begins or goes on with now."""
@@ -156,6 +114,7 @@ class Drawer:
         """Begin a loop over ``epoch``; None: over the current one, or the next where that is complete. ConfigError."""
         self._queue.discard(len(self._queue.items))
         self._halted = None
+        self._looping = True
         now = self._now
         if now is None:
             self._loop = None
@@ -163,8 +122,7 @@ class Drawer:
         if not self._bound:
             now, epoch = self._alone(now, epoch)
         if epoch is None:
-            over = now.left == 0 or (now.left is not None and self._loop == now.epoch)
-            epoch = now.epoch + over
+            epoch = self.following(now)
         if epoch > now.epoch:
             if now.epoch >= 0 and epoch > now.epoch + FAR:
                 raise ConfigError(f"epoch {epoch} after epoch {now.epoch}: at most {FAR} can be skipped at once")
@@ -174,9 +132,16 @@ class Drawer:
         self._loop = epoch
 
     def draw(self) -> Ranges | None:
-        """Give the next batch, ``FILLER``, or None at the loop's end."""
+        """Give the next batch, ``FILLER``, or None at the loop's end; then again perhaps, where other members have more."""
         self.attempts += 1
         self._settle()
+        batch = self._next()
+        self._looping = batch is not None
+        return batch
+
+    def _next(self) -> Ranges | None:
+        if self._loop is None and not self._looping:
+            return None  # it has ended, before this member became another
         now = self._now
         if now is not None and not self._over:
             self._join(now)
@@ -213,6 +178,12 @@ class Drawer:
         self._settle()
         used = self._queue.next(batches)
         return float(sum(used)) if used else self._weight
+
+    def counts(self, index: int) -> int:
+        """Samples of the batch ``index`` since the last call; 0 for a filler, or where none was drawn."""
+        self._settle()
+        sizes = self._queue.next(index + 1)
+        return sizes[index] if index < len(sizes) else 0
 
     def follow(self) -> Share:
         """See ``Sampling.follow``."""
@@ -311,7 +282,7 @@ class Drawer:
 
     def _alone(self, now: Replica, epoch: int | None) -> tuple[Replica, int]:
         """Start over: nobody commits what a loader without a job hands out. Without ``epoch``, each loop is the next one."""
-        self._queue = _Queue()
+        self._queue = Drawn()
         self._drawn = 0
         target = self.upcoming() if epoch is None else epoch
         if not self._loaded:
@@ -326,7 +297,7 @@ class Drawer:
 
     def _join(self, now: Replica) -> None:
         """A loop that began without the state turns out to be over the epoch that the job is in."""
-        if self._loop is None and now.epoch >= 0:
+        if self._loop is None and self._looping and now.epoch >= 0:
             self._loop = now.epoch
 
     def _moved(self, *, same: bool) -> None:
@@ -342,7 +313,7 @@ class Drawer:
             self._drawn = real
         else:
             self._queue.void()
-            self._drawn = 0
+            self._drawn = self._now.done(self._me)
 
     def _settle(self) -> None:
         """A call that ended without being finished either is repeated now, or its batches go back."""

@@ -94,9 +94,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         # Two samples, since batch normalization refuses one; all of them where the program wants batches of one size.
         few = self.batch_size if drop_last and not global_batch else min(2, self.batch_size)
         self._filler = [index % size for index in range(few)]
-        self._rounds = Rounds(self.batch_size, whole=bool(global_batch))
         self._total = total
-        self._drawer = Drawer(Replica.fresh(total, self._rounds))
+        self._drawer = Drawer(Replica.fresh(total, Rounds(self.batch_size, whole=bool(global_batch))))
         self._changed = threading.Condition()
         self._permutation: Permutation | None = None
         self._asked: int | None = None
@@ -129,6 +128,14 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
                 self._asked = last = epoch
             yield epoch
 
+    def counts(self, batch: int = 0) -> int:
+        """Count the samples that matter of the batch that the loader handed out as this one since the last call, from 0 on.
+
+        0: a filler, or none was drawn. What calls of several batches need, so that fillers add nothing to their gradients.
+        """
+        with self._changed:
+            return self._drawer.counts(_integer("batch", batch, 0))
+
     def ledger(self, epoch: int | None = None) -> Iterator[LedgerRow]:
         """Tell which samples calls used up so far, of the current epoch or the one before, in the order of steps.
 
@@ -150,7 +157,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
             state, asked = self._drawer.state, self._asked
             if state is None:
                 return math.ceil(self._total / self.batch_size)
-            epoch = self._drawer.upcoming() if asked is None else asked
+            epoch = self._drawer.following(state) if asked is None else asked
             if epoch < state.epoch:
                 return 0
             return state.steps if epoch == state.epoch else state.begin(epoch).steps

@@ -98,22 +98,20 @@ class Replica:
 
     def finish(self, shares: Mapping[str, Share], step: int) -> Replica:
         """Apply a finished call."""
-        codes = {member: self._told(share.data_epoch) for member, share in shares.items() if share.data_epoch}
-        newest = max(codes.values(), default=self.epoch)
+        own = code_of(self.epoch)
+        newest = max((self._told(code) for code in {share.data_epoch for share in shares.values()} - {0, own}), default=-1)
         if newest > self.epoch:
             return self.begin(newest).finish(shares, step)
-        drawing = {member: shares[member] for member, epoch in codes.items() if epoch == self.epoch}
+        drawing = {member: share for member, share in shares.items() if share.data_epoch == own}
         if not drawing:
             return replace(self, step=step)
         used, returned, most, samples = list(self.used), list[Range](), 0, 0
         for place, member in enumerate(self.deal.drawers):
             share = drawing.get(member)
             if share is not None:
-                first, after, back = self._spent(member, used[place], share)
-                used[place] = after
+                used[place], count, back, pieces = self._spent(member, used[place], share)
                 returned.extend(back)
-                most = max(most, after - first)
-                pieces = [piece for index in range(first, after) for piece in self.deal.batch(member, index)]
+                most = max(most, count)
                 if pieces:
                     samples += length(pieces)
                     self.ledger.add(step, member, pieces, granted=step > self.step)
@@ -197,13 +195,18 @@ class Replica:
         ahead = (code - 1 - self.epoch) % _RESIDUES
         return self.epoch + (ahead if ahead <= _RESIDUES // 2 else ahead - _RESIDUES)
 
-    def _spent(self, member: str, at: int, share: Share) -> tuple[int, int, list[Range]]:
-        """What a member's share comes to: its first batch, the one after its last, and what it gives back."""
-        end = self.deal.length(member)
-        first = min(at + share.dropped, end)
-        back = [piece for index in range(at, first) for piece in self.deal.batch(member, index)]
-        after, samples = first, share.samples
-        while samples > 0 and after < end:
-            samples -= length(self.deal.batch(member, after))
-            after += 1
-        return first, after, back
+    def _spent(self, member: str, at: int, share: Share) -> tuple[int, int, list[Range], list[Range]]:
+        """What a share comes to: where its sequence goes on, how many batches it used up, what goes back, what is committed."""
+        deal, end = self.deal, self.deal.length(member)
+        back: list[Range] = []
+        for _ in range(min(share.dropped, end - at)):
+            back.extend(deal.batch(member, at))
+            at += 1
+        pieces: list[Range] = []
+        first, samples = at, share.samples
+        while samples > 0 and at < end:
+            batch = deal.batch(member, at)
+            samples -= length(batch)
+            pieces.extend(batch)
+            at += 1
+        return at, at - first, back, pieces

@@ -2,14 +2,16 @@
 
 A daemon thread that returns from C++ while the interpreter finalizes is unwound in the middle of it, which terminates
 the process with SIGABRT; a thread that is no daemon would keep a process alive whose errand hangs. So: daemons,
-joined for a bounded time.
+waited for, for a bounded time.
+
+A thread that is through with its errand waits a while for the next one: where the processors are busy a new thread takes a
+millisecond until it runs, which whoever starts it waits for, and state that moves through a group is hundreds of messages.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
-import time
-import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,27 +19,75 @@ if TYPE_CHECKING:
 
 __all__ = ["errand", "finish_errands"]
 
-_under_way: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-_starting = threading.Lock()
-"""Guards ``_under_way``: whoever is in it has started."""
+_LINGER = 1.0
+"""Seconds that a thread waits for another errand."""
+
+_changed = threading.Condition()
+"""Guards what follows; whoever is in it has started."""
+_busy: set[_Runner] = set()
+_idle: list[_Runner] = []
 
 
 def errand(name: str, function: Callable[[], None]) -> None:
-    """Run ``function`` on a thread of its own."""
-    thread = threading.Thread(target=function, name=f"ftlib-{name}", daemon=True)
-    with _starting:
-        thread.start()
-        _under_way.add(thread)
+    """Run ``function`` on a thread that does nothing else meanwhile."""
+    with _changed:
+        runner = _take()
+        if runner is None:
+            runner = _Runner()
+            runner.start()
+        _busy.add(runner)
+    runner.orders.put((name, function))
 
 
 def finish_errands(timeout: float) -> bool:
-    """Wait at most ``timeout`` seconds for all errands; whether all have ended."""
-    deadline = time.monotonic() + timeout
-    for thread in _others():
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return not any(thread.is_alive() for thread in _others())
+    """Wait at most ``timeout`` seconds for all errands; whether all have ended. Threads without one end."""
+    here = threading.current_thread()
+    with _changed:
+        while _idle:
+            _idle.pop().orders.put(None)
+        return _changed.wait_for(lambda: not any(runner.is_alive() for runner in _busy if runner is not here), timeout)
 
 
-def _others() -> list[threading.Thread]:
-    with _starting:
-        return [thread for thread in _under_way if thread is not threading.current_thread()]
+def _take() -> _Runner | None:
+    """One that waits; the last one that came, so that the others end. In a forked child none is alive."""
+    while _idle:
+        runner = _idle.pop()
+        if runner.is_alive():
+            return runner
+    return None
+
+
+class _Runner(threading.Thread):
+    """Carries out one errand after another."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ftlib-errand", daemon=True)
+        self.orders: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Until nothing has come for a while, or an errand raises."""
+        while (order := self._next()) is not None:
+            name, function = order
+            self.name = f"ftlib-{name}"
+            through = False
+            try:
+                function()
+                through = True
+            finally:
+                del order, function  # they may hold a group
+                with _changed:
+                    _busy.discard(self)
+                    if through:
+                        self.name = "ftlib-errand"
+                        _idle.append(self)
+                    _changed.notify_all()
+
+    def _next(self) -> tuple[str, Callable[[], None]] | None:
+        try:
+            return self.orders.get(timeout=_LINGER)
+        except queue.Empty:
+            with _changed:
+                if self in _idle:
+                    _idle.remove(self)
+                    return None
+            return self.orders.get()  # chosen in this very moment

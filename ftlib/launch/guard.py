@@ -13,9 +13,11 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
+from ..drain import TWIN
 from .process import adopt_orphans, describe_exit, kill_descendants, shell_code
 
 __all__ = ["guarded", "on_death_of", "release_signals"]
@@ -94,9 +96,13 @@ def _supervise(main: Callable[[int], int], guard: int) -> None:
 
 def _wait(supervisor: int) -> int:
     """Until the supervisor ends, which has deadlines of its own for everything but the workers' work."""
+    passed_on, at = 0, float("-inf")
     while True:
         number = signal.sigwait(_BLOCKED)
         if number in _PASSED_ON:
+            if number == passed_on and time.monotonic() - at < TWIN:
+                continue
+            passed_on, at = number, time.monotonic()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor, number)
             continue

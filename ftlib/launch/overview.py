@@ -155,8 +155,8 @@ def _progress(status: _Values, member_id: str) -> str:
         call, finished = upper.get("in_call"), upper.get("finished_calls")
         state = _getting(upper)
         if call is not None:
-            return f"{finished} calls, in call {call['number']} for {span(call['seconds'])}{state}"
-        return f"{finished} calls, outside of calls{state}" if finished is not None else "-"
+            return f"{finished} calls, in call {call['number']} for {span(call['seconds'])}{state}{_pace(upper, member_id)}"
+        return f"{finished} calls, outside of calls{state}{_pace(upper, member_id)}" if finished is not None else "-"
     peer = (upper.get("peers") or {}).get(member_id)
     if peer is None:
         return "-"
@@ -164,7 +164,16 @@ def _progress(status: _Values, member_id: str) -> str:
     still = f", unchanged for {span(peer['seconds'])}" if peer["seconds"] >= _STILL else ""
     told_itself = (status.get("followers") or {}).get(member_id) or {}
     state = _getting(told_itself) or (", gets the state" if peer.get("following") else "")
-    return f"{peer['finished']} calls, {where}{still}{state}"
+    return f"{peer['finished']} calls, {where}{still}{state}{_pace(upper, member_id)}"
+
+
+def _pace(upper: _Values, member_id: str) -> str:
+    """How long its steps take it outside of calls, as the asked member was told."""
+    times = (upper.get("step_times") or {}).get(member_id)
+    if not times:
+        return ""
+    slow = f", a straggler for {times['slow_for']} steps" if times["straggler"] else ""
+    return f", {span(times['median'])} a step{slow}"
 
 
 def _getting(upper: _Values) -> str:

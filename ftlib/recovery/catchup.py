@@ -122,6 +122,7 @@ class Catchup:
             logger.info("the others wait while this worker loads the state: %s", reason, extra=about(plane, "no_following"))
             return False
         self._own = own
+        plane.tempo.busy = 0  # the way here says nothing of this member's pace
         return True
 
     def enter(self, session: Session, number: int) -> bool:
@@ -310,7 +311,7 @@ class Catchup:
     def _while_acting(self, session: Session) -> Callable[[], bool]:
         """True as long as ``session`` is the active one, for the time that the others may have to wait."""
         plane, deadline = self._plane, self._plane.threads.now() + self._allowed.patience
-        return lambda: plane.acting_in(session) and plane.threads.now() < deadline
+        return lambda: plane.acting_in(session) and plane.threads.now() < deadline and not plane.leaving()
 
     @property
     def _first(self) -> Call:

@@ -30,10 +30,12 @@ from .flat import Ground
 from .sending import FIRST_TAG, RUN
 from .stripes import Stripe
 
-__all__ = ["Post", "Tainted"]
+__all__ = ["WINDOW", "Post", "Tainted"]
 
 _LOOK = 0.5
 """Seconds for which one operation is waited for at a time."""
+WINDOW = 1
+"""Blocks of a run that are received at a time. An average that is sent meanwhile waits for those of all runs under way."""
 _TAGS = 1 << 40
 """They begin anew after so many, long after the first ones were taken."""
 
@@ -110,12 +112,20 @@ class Post(Source):
     ) -> None:
         """Whatever happens, nothing is under way when this returns or raises, but for Tainted."""
         rank = session.ranks[member.id]
-        works = [group.recv(part.target, rank, tag + number) for number, part in enumerate(parts)]
+        works: list[Work] = []
+
+        def receive(until: int) -> None:
+            """What nobody receives yet is not sent, either."""
+            more = range(len(works), min(until, len(parts)))
+            works.extend(group.recv(parts[number].target, rank, tag + number) for number in more)
+
         ended = 0
         try:
-            for work, part in zip(works, parts, strict=True):
-                self._wait(member, work)
+            receive(WINDOW)
+            for part in parts:
+                self._wait(member, works[ended])
                 ended += 1
+                receive(ended + WINDOW)
                 if digest_of(part.target.numpy().data) != answer.read(DIGEST):
                     raise FetchError(f"a block arrived damaged from {member}, or what proves it did not")
                 part.settle()
@@ -124,6 +134,7 @@ class Post(Source):
         except GroupError as error:
             raise FetchError(f"{member}: {error}") from None
         finally:
+            receive(len(parts))
             for work in works[ended:]:
                 self._drain(member, work)
 

@@ -177,7 +177,7 @@ class Round:
 
             if full or slow or last:
                 deadline = self._plane.threads.now() + self._patience
-                while not ready() and self._plane.acting_in(session):
+                while not ready() and self._plane.acting_in(session) and not self._plane.leaving():
                     if self._plane.threads.now() > deadline:
                         raise NoFollowing(f"{number - self._position} averages were not replayed within {self._patience:g} s")
                     self._changed.wait(LOOK)

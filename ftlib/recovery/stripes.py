@@ -11,14 +11,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["LARGE", "MOST", "SMALLEST", "Stripe", "cut", "surviving"]
+__all__ = ["EACH", "LARGE", "MOST", "SMALLEST", "Stripe", "cut", "surviving"]
 
 SMALLEST = 8 << 20
 """Bytes of a stripe, but for the last."""
 LARGE = 64 << 20
 """Bytes of a state that takes longer on its way than a few steps."""
+EACH = 12
+"""Stripes for each donor: enough to spread, and few, as each is asked for. Beyond so many they grow, in whole multiples."""
 MOST = 256
-"""Stripes; beyond so many they grow, in whole multiples."""
+"""Stripes of all donors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def cut(nbytes: int, holders: Sequence[str], turn: int, version: int) -> tuple[S
     if min(nbytes, turn, version) < 0:
         raise ValueError(f"nbytes={nbytes}, turn={turn} and version={version} must not be negative")
     blocks = -(-nbytes // SMALLEST)
-    length = SMALLEST * max(1, -(-blocks // MOST))
+    length = SMALLEST * max(1, -(-blocks // min(MOST, EACH * len(holders))))
     count = -(-nbytes // length)
     first = turn * (count % len(holders) or 1) % len(holders)  # the next joiner begins where this one ends
     donors = _Donors([*holders[first:], *holders[:first]], apart=count)

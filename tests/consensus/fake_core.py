@@ -17,6 +17,7 @@ from consensus.runtime.names import Introducers
 from consensus.runtime.snapshot import Snapshot
 from consensus.runtime.sockets import open_pair, resolve_all
 from consensus.runtime.sources import Sources
+from consensus.runtime.web import load
 from consensus.view import Reason, View
 
 PROGRESS = Progress(3, 4, 100.0)
@@ -109,7 +110,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(member_id: str = "a" * 16, plane: Any = None, **settings: Any) -> AsyncIterator[Rig]:
+async def rig(
+    member_id: str = "a" * 16, plane: Any = None, load_http: Callable[[], None] = load, **settings: Any
+) -> AsyncIterator[Rig]:
     config = Config(**settings)
     pair = open_pair(config)
     member = Member(member_id, *pair.advertised)
@@ -129,6 +132,7 @@ async def rig(member_id: str = "a" * 16, plane: Any = None, **settings: Any) -> 
         served=lambda: sources.paths,
         hand_over=sources.answer,
         held=lambda: bool(rigs) and rigs[0].held,
+        load_http=load_http,
     )
     agent = Agent(config, member, pair, core, outside, introducers)  # type: ignore[arg-type]
     await agent.start()

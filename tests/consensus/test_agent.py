@@ -187,6 +187,8 @@ def test_the_start_has_the_time_of_a_join(monkeypatch: pytest.MonkeyPatch, join_
     given: list[float] = []
 
     class Nowhere:
+        def begin(self, member_id: str) -> None: ...
+
         def start(self, setup: Any, sockets: Any, ears: Any, timeout: float) -> None:
             given.append(timeout)
             sockets.close()

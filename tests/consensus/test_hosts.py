@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from consensus import Config, ConsensusError, Member
-from consensus.runtime.child import Descriptors, _Child
-from consensus.runtime.host import Setup
+from consensus.runtime.child import _Child
+from consensus.runtime.host import Descriptors, Setup
 from consensus.runtime.lifeline import Lifeline
 from consensus.runtime.names import Introducers
 from consensus.runtime.pipe import Pipe
@@ -109,9 +109,9 @@ def conversation(setup: bool, *orders: tuple[Any, ...], monkeypatch: pytest.Monk
         doors, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         cell, cell_fd = ProgressCell.shared()
         member = Member("a" * 16, *pair.advertised)
-        inherited = Descriptors(
-            pair.udp.detach(), pair.tcp.detach(), doors.detach() if setup else other.fileno() + 1000, cell_fd
-        )
+        socket.send_fds(other, [b"\0"], [pair.udp.fileno(), pair.tcp.fileno()])
+        pair.close()
+        inherited = Descriptors(doors.detach() if setup else other.fileno() + 1000, cell_fd)
         child = _Child(Lifeline(os.getpid()))
         await child._pipe.open(far)
         pipe.send(("setup", Setup(Config(), member, Introducers()), pair.advertised, inherited, frozenset(), logging.INFO))
@@ -127,8 +127,6 @@ def conversation(setup: bool, *orders: tuple[Any, ...], monkeypatch: pytest.Monk
             assert child._doors is not None
             child._doors.close()
         else:
-            os.close(inherited.udp)
-            os.close(inherited.tcp)
             doors.close()
         assert cell is not None
         pipe.close()

@@ -196,7 +196,7 @@ def test_a_broken_connection_to_a_living_member_is_renewed() -> None:
         async with rig() as a, watch() as seen:
             seen.tethers.keep([a.member])
             await seen.verdict()
-            web = a.agent._server._web
+            web = a.agent._web.server._web
             assert web is not None
             for connection in list(web.connections):
                 connection.transport.abort()

@@ -302,7 +302,7 @@ def test_process_ends_well_with_operations_under_way(ending: str) -> None:
         {ending}
         sys.exit(7)
     """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == 7, ended.stderr
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import ftlib.ftlib
 from consensus import LeftError
-from ftlib import FTLibError, Status
+from ftlib import FTLibError, JoinError, Status
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.workers import Job, Worker
 
@@ -55,6 +55,12 @@ def test_leaving_in_the_middle_of_a_call_ends_it(way: str, backend: str) -> None
 def left_behind() -> tuple[int, int]:
     """Threads and descriptors of this process."""
     return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_an_agent_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(JoinError, match="agent='thread' needs none"):
+        ftlib.ftlib.FTLib.init(agent="process")
 
 
 def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +105,7 @@ ft.barrier()
 def run(program: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore::DeprecationWarning"}
     arguments = [sys.executable, "-X", "faulthandler", "-c", PROGRAM + program]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=180, env=environment, check=False)
 
 
 @pytest.mark.process
@@ -151,13 +157,13 @@ hold, held = threading.Event(), threading.Event()
 def load_state(call, session):
     with ft._plane.changed:
         held.set()
-        hold.wait(30)
+        hold.wait(120)
     return False
 ft._caller.load_state = load_state
 results = []
 thread = threading.Thread(target=lambda: results.append(ft.barrier()))
 thread.start()
-held.wait(30)
+held.wait(120)
 print(sorted(int(item) for item in DataLoader([1, 2, 3], num_workers=2)), flush=True)
 child = os.fork()
 if child == 0:
@@ -170,7 +176,7 @@ if child == 0:
     sys.exit(7)  # with the handlers of atexit
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 hold.set()
-thread.join(30)
+thread.join(120)
 print(results, ft.barrier() is Status.NO_NEED)
 ft.close()
 """)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def punctual(ft: FTLib) -> None:
     deputy = ft._lives.life.deputy
     assert deputy is not None
     deputy._ready = lambda: False  # type: ignore[method-assign]
+
+
+def arrive(ft: FTLib, call: Callable[[], Status]) -> tuple[threading.Thread, list[Status]]:
+    """It calls while its deputy is in a call that the others have yet to enter: that will be its own."""
+    told: list[Status] = []
+    thread = in_thread(lambda: told.append(call()))
+    eventually(lambda: ft._turns.awaited, "it waits for its deputy")
+    return thread, told
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -96,7 +105,10 @@ def test_what_it_computed_counts_nowhere() -> None:
         assert bool((weights[0] == -2.0 * WINDOW - 3).all())
         assert pairs[1][0].step == WINDOW
         eventually(lambda: crew.members[1]._plane.running is not None, "the deputy is in the next call")
-        at_once(lambda: step(0, 1.0), lambda: step(1, 1000.0))
+        thread, told = arrive(crew.members[1], lambda: step(1, 1000.0))
+        assert step(0, 1.0) is Status.SUCCESS
+        thread.join(TIMEOUT)
+        assert told == [Status.SUCCESS]
         assert bool((weights[1] == weights[0]).all()), "down to the bit"
         assert bool((weights[1] == -2.0 * WINDOW - 4).all())
         assert pairs[1][0].step == WINDOW + 4
@@ -276,6 +288,24 @@ def test_what_it_saves_is_what_it_has(tmp_path: Path) -> None:
         writer.come()
 
 
+class Sampler:
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_it_saves_nothing_where_the_samples_are_dealt_on_without_it(tmp_path: Path) -> None:
+    with late(2, made={"sampler": Sampler()}) as made:
+        writer = next(pupil for pupil in made.pupils if pupil.ft.rank == 0)
+        writer.stay_away()
+        writer.ft.save(tmp_path)  # the program is at its gate: nobody else uses its state
+        assert writer.ft.metrics()["checkpoints_skipped"] == 1
+        assert newest(tmp_path) is None
+        writer.come()
+
+
 def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
     with late(recovery_pending_mb=0.1) as made:
         first, _, last = made.pupils
@@ -390,8 +420,10 @@ def test_a_last_call_that_came_to_nothing() -> None:
         own = [parameter.grad.clone() for parameter in last.model.parameters()]
         first.compute()
         next(first.model.parameters()).grad[0] = float("nan")  # type: ignore[index]
-        statuses = at_once(lambda: first.ft.allreduce_average(first.model), lambda: last.ft.allreduce_average(last.model))
-        assert statuses == [Status.FAIL, Status.FAIL]
+        thread, told = arrive(last.ft, lambda: last.ft.allreduce_average(last.model))
+        assert first.ft.allreduce_average(first.model) is Status.FAIL
+        thread.join(TIMEOUT)
+        assert told == [Status.FAIL]
         assert last.ft.step == first.ft.step == WINDOW + 3
         assert last.digest() == first.digest()
         assert all(torch.equal(parameter.grad, was) for parameter, was in zip(last.model.parameters(), own, strict=True))

@@ -30,7 +30,7 @@ def run(*command: str) -> list[dict[str, Any]]:
         env=env | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

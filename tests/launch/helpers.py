@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from consensus import KeyRing
+from ftlib.drain import TWIN
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60.0
@@ -133,7 +134,9 @@ def running(directory: Path, *options: object, script: str, args: tuple[object, 
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGTERM)  # the second one kills
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2 * TWIN)
+            process.send_signal(signal.SIGTERM)  # the second one kills, where it is no twin of the first
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(15)
             process.kill()

@@ -107,6 +107,26 @@ time.sleep(60)
     assert "--min is 2" in err
 
 
+def test_a_signal_that_comes_twice_at_once_drains_all_the_same(tmp_path: Path) -> None:
+    """``timeout`` sends it to a process, and then to its group."""
+    body = """
+def drained(*_):
+    time.sleep(1)  # longer than the two are apart: a launcher that takes them for two kills its workers
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drained)
+write(f"ready{INDEX}")
+time.sleep(60)
+"""
+    with running(tmp_path, "-n", 2, script=script(body)) as run:
+        run.wait_file("ready0")
+        run.wait_file("ready1")
+        run.process.send_signal(signal.SIGTERM)
+        os.killpg(run.process.pid, signal.SIGTERM)
+        _, err = run.finish(143)
+    assert [event["code"] for event in run.events("ended")] == [0, 0]
+    assert "killed" not in err
+
+
 # Restarts.
 
 

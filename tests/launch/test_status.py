@@ -133,6 +133,14 @@ def test_the_text() -> None:
     ]
 
 
+def test_how_long_steps_take() -> None:
+    quick = {"last": 0.1, "median": 0.12, "slow_for": 0, "straggler": False}
+    times = {STATUS["member"]: quick, SECOND: {**quick, "median": 0.31, "slow_for": 14, "straggler": True}}
+    lines = shown({**STATUS, "ftlib": {**STATUS["ftlib"], "step_times": times}})
+    assert lines[4].endswith("99 calls, in call 100 for 12.5 s, 120 ms a step")
+    assert lines[5].endswith("unchanged for 9.0 s, 310 ms a step, a straggler for 14 steps")
+
+
 def test_who_waits_to_be_let_in() -> None:
     spares = [{"id": f"{index}" * 16, "meta": {"name": f"worker {index}"} if index else {}} for index in range(9)]
     lines = shown({**STATUS, "spares": spares[:2]})

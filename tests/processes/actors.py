@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from tests.processes import worker, zygote
+from tests.processes import learner, worker, zygote
 
+from . import leavers as _leavers  # noqa: F401 - its parts
 from .actor import Actor
 from .parts import PARTS
 
@@ -33,6 +34,7 @@ __all__ = ["main"]
 def prepare() -> None:
     """Import what every part needs, before any fork."""
     worker.prepare()
+    learner.prepare()
 
 
 def main(task: dict[str, Any]) -> int:

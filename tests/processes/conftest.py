@@ -16,7 +16,7 @@ from .stage import Stage
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """Where workers come from."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "tests.processes.learner", "tests.processes.stepper")
     yield nursery
     nursery.close()
 

@@ -11,10 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ftlib.drain import TWIN
+
 from .cluster import LIMIT, ROOT, Cluster, Worker
 from .worker import Task
 
-__all__ = ["LaunchedRun"]
+__all__ = ["IMPORTS", "LaunchedRun"]
+
+IMPORTS = 120.0
+"""Seconds until workers train that import torch themselves; three on an idle machine."""
 
 
 class LaunchedRun(Cluster):
@@ -51,8 +56,9 @@ class LaunchedRun(Cluster):
         """End the launcher, which ends its workers. Idempotent."""
         for _ in range(2):  # the second one kills
             if self._process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.send_signal(signal.SIGTERM)
+                self._process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(2 * TWIN)  # sooner it would be a twin of the first
         try:
             self._process.wait(LIMIT)
         except subprocess.TimeoutExpired:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 __all__ = ["ROOT", "End", "Nursery", "Stuck"]
 
 ROOT = Path(__file__).resolve().parents[2]
-_READY = 60.0
-"""Seconds until it has imported everything, on a busy machine."""
+_READY = 180.0
+"""Seconds until it has imported everything; three on an idle machine."""
 _LIMIT = 40.0
 """Seconds that anything else may take."""
 

@@ -32,7 +32,7 @@ def test_user_exception(stage: Stage, bare: bool) -> None:
     stage.going(*players)
     healthy(*players)
     longest = max(b["t"] - a["t"] for p in players for a, b in zip(p.calls, p.calls[1:], strict=False))
-    assert longest < 10.0  # nobody waited until it would have been silent for too long
+    assert longest < 30.0  # nobody waited until it would have been silent for too long
 
 
 @pytest.mark.parametrize("part", ["train", "absent"])

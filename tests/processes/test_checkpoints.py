@@ -20,7 +20,7 @@ from ftlib.checkpoints.names import complete, parts
 from tests.ftlib.test_checkpoints import write
 
 from .cluster import Cluster
-from .launched import LaunchedRun
+from .launched import IMPORTS, LaunchedRun
 from .nursery import Nursery
 from .worker import Lines, _digest
 
@@ -163,7 +163,7 @@ def test_ftlib_run_resumes_a_job_whose_program_loads_nothing(tmp_path: Path, pla
     place.mkdir()
     write(place, {"step": 70, "custom": {"params": [params]}}, step=70, epoch=9)
     with LaunchedRun(tmp_path / "run", 2, "--resume", str(place), sizes=[300], habit=habit(place, 5), pause=0.02) as run:
-        run.training(2, 30.0)
+        run.training(2, IMPORTS)
         for worker in run.workers:
             begins = event(worker, "begins")
             assert begins is not None

@@ -11,33 +11,23 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 from .stepper import PLACES
 from .verdict import Verdict
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 SIZES = [40_000, 300, 20_000]
-MOMENTS = ["operation:before@160", "operation:after@163", "finish:before@30", "finish:after@30"]
+MOMENTS = ["operation:before@60", "operation:after@63", "finish:before@12", "finish:after@12"]
 """Of the library: within a call of a step, and around its commit."""
 
 
-@pytest.fixture(scope="module")
-def school(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Where steppers come from."""
-    with Cluster(
-        tmp_path_factory.mktemp("steppers"),
-        program="tests.processes.stepper:step",
-        sizes=SIZES,
-        settings={"agent": "thread", "bucket_mb": 0.08},
-    ) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def cluster(school: Cluster, tmp_path: Path) -> Cluster:
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of steppers without workers yet."""
-    school.clear(tmp_path)
-    return school
+    settings = {"agent": "thread", "bucket_mb": 0.08}
+    with Cluster(tmp_path, nursery, program="tests.processes.stepper:step", sizes=SIZES, settings=settings) as cluster:
+        yield cluster
 
 
 def judge(cluster: Cluster) -> None:
@@ -113,4 +103,4 @@ def test_down_to_one_and_back(cluster: Cluster) -> None:
 
 def _later(cluster: Cluster) -> int:
     """A step that a joiner makes after its first ones."""
-    return max(worker.last["step"] for worker in cluster.alive()) + 60
+    return max(worker.last["step"] for worker in cluster.alive()) + 20

@@ -18,6 +18,7 @@ from ftlib import ConfigError
 from ftlib.config import resolve
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 from .verdict import Verdict
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -28,20 +29,13 @@ LARGE = [300_000] * 6
 """21.6 MB: more stripes than donors."""
 
 
-@pytest.fixture(scope="module")
-def school(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Where learners come from."""
-    settings = {"agent": "thread"}  # quicker to start
-    with Cluster(tmp_path_factory.mktemp("school"), program="tests.processes.learner:learn", settings=settings) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def cluster(school: Cluster, tmp_path: Path) -> Cluster:
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of learners without workers yet."""
-    school.clear(tmp_path)
-    slow(school, 0)
-    return school
+    settings = {"agent": "thread"}  # quicker to start
+    with Cluster(tmp_path, nursery, program="tests.processes.learner:learn", settings=settings) as cluster:
+        slow(cluster, 0)
+        yield cluster
 
 
 def slow(cluster: Cluster, rate: float) -> bool:

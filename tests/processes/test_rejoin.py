@@ -12,7 +12,7 @@ import pytest
 from ftlib import FTLib
 
 from .cluster import Cluster
-from .launched import LaunchedRun
+from .launched import IMPORTS, LaunchedRun
 from .nursery import Nursery
 from .verdict import Verdict
 from .worker import Lines
@@ -49,7 +49,7 @@ def test_under_the_launcher_it_stays_the_same_process(tmp_path: Path) -> None:
     settings = {"exclude_after": 2.0, "stall_timeout": 1.5, "rejoin": True}
     habit = ["tests.processes.test_rejoin:Pause", 5.0]
     with LaunchedRun(tmp_path, 2, sizes=[300], settings=settings, habit=habit) as run:
-        run.training(2, 30.0)
+        run.training(2, IMPORTS)
         worker = run.workers[1]
         worker.signal(signal.SIGUSR2)
         run.until("it has joined again", lambda: worker.last.get("lifetime") == 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 from .verdict import Verdict
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -16,19 +17,12 @@ SIZES = [300_000] * 2
 """7.2 MB of state under Adam."""
 
 
-@pytest.fixture(scope="module")
-def school(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Where learners come from."""
-    settings = {"agent": "thread", "max_size": 3, "log_level": "info"}
-    with Cluster(tmp_path_factory.mktemp("school"), program="tests.processes.learner:learn", settings=settings) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def cluster(school: Cluster, tmp_path: Path) -> Cluster:
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of learners without workers yet."""
-    school.clear(tmp_path)
-    return school
+    settings = {"agent": "thread", "max_size": 3, "log_level": "info"}
+    with Cluster(tmp_path, nursery, program="tests.processes.learner:learn", settings=settings) as cluster:
+        yield cluster
 
 
 def spare(cluster: Cluster, **task: object) -> Worker:

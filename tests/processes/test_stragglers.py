@@ -12,6 +12,7 @@ import pytest
 from ftlib.rhythm import WINDOW
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 
 pytestmark = pytest.mark.process
 
@@ -24,10 +25,11 @@ def late(worker: Worker) -> list[int]:
     return [after for before, after in pairwise(steps) if after > before + 1]
 
 
-def test_a_slow_worker_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_slow_worker_is_not_waited_for(nursery: Nursery, tmp_path: Path) -> None:
     """Through the kill of another one, and until it is told to leave."""
     with Cluster(
         tmp_path,
+        nursery,
         program="tests.processes.learner:learn",
         sizes=[5000, 300],
         given={"rest": REST},

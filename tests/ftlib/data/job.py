@@ -12,7 +12,7 @@ from typing import Any
 
 from ftlib.data.sampling import Share
 
-from .people import FILL, Person
+from .people import FILL, Hand, Person
 from .plot import Plot
 
 __all__ = ["Job", "play"]
@@ -118,13 +118,37 @@ class Job:
                 self.change()
             elif self.danger():
                 self.disturb()
-            elif all(person.waiting for person in self.people.values()):
+            elif all(person.waiting for person in self.people.values()) or self.impatient():
                 self.call()
             else:
                 self.jitter(2 * len(self.people))
 
+    def impatient(self) -> bool:
+        """Whether the call is carried out without one that is late: a deputy says that nothing of it counts."""
+        late = [person for person in self.people.values() if not person.waiting]
+        return len(late) == 1 < len(self.people) and late[0].joined and self.luck.random() < self.plot.deputies
+
+    def rejoin(self) -> None:
+        """A member that the others left behind comes again, as another, with all that its loader had drawn."""
+        holders = [person for person in self.people.values() if person.joined]
+        if len(holders) > 1:
+            person = self.luck.choice(holders)
+            del self.people[person.name]
+            self.names += 1
+            person.name = f"m{self.names}-again"
+            person.joined = person.founder = False
+            person.ends.clear()
+            if person.waiting:
+                person.sampler.unfinished()
+            person.sampler.thawed(None)
+            self.jitter(2)
+            person.sampler.bind(person.name)
+            self.people[person.name] = person
+
     def disturb(self) -> None:
         """A member dies or leaves, or one comes, or both."""
+        if self.luck.random() < 0.2:
+            self.rejoin()
         if len(self.people) > 1 and self.luck.random() < 0.6:
             self.kill()
         if len(self.people) < 6 and self.luck.random() < 0.5:
@@ -166,7 +190,7 @@ class Job:
         last = max(person.finished for person in members)
         for person in self._shuffled():
             if person.finished < last and person.joined:
-                assert person.finished == last - 1 and person.waiting
+                assert person.finished == last - 1
                 self._end(person, self.shares, True)
             self.jitter(2)
             if self.danger() and len(members) > 1:
@@ -193,10 +217,15 @@ class Job:
         assert self.calls < LIMIT, "stuck"
         people = list(self.people.values())
         self.shares: dict[str, Share] = {}
-        self.hands = {person.name: person.waiting for person in people}
+        self.hands = {person.name: person.waiting or Hand([]) for person in people}
         entering: list[Person] = []
-        alike = len({bool(person.waiting.batches) for person in people}) == 1  # a joiner comes in where its own call is made
+        alike = (
+            len({bool(person.waiting.batches) for person in people if person.waiting}) == 1
+        )  # a joiner comes in where its own call is made
         for person in self._shuffled():
+            if not person.waiting:
+                self.shares[person.name] = Share()
+                continue
             share = person.sampler.begin(len(person.waiting.batches))
             if not person.joined:
                 assert not share.samples
@@ -250,7 +279,7 @@ class Job:
             person.step += self.granted
             person.sampler.finished(shares, person.step)
             person.finished += 1
-            person.status = self.granted
+            person.status = self.granted if person.waiting else person.status
         else:
             person.sampler.unfinished()
             person.status = None
@@ -259,7 +288,7 @@ class Job:
     def _unfinished(self, people: list[Person]) -> None:
         """All of them have to ask anew: too few members, or an exception."""
         for person in people:
-            if person.joined:
+            if person.joined and person.waiting:
                 self._end(person, {}, False)
 
     # --- books ---------------------------------------------------------------------------------------------------------
@@ -279,9 +308,11 @@ class Job:
                 self.books[share.data_epoch - 1].append((self.step, name, self.granted, tuple(samples)))
 
     def _agree(self) -> None:
-        """All that have the state have the same."""
+        """All that have the state have the same. Who has begun the next epoch is ahead until a call tells the others."""
         states = [person.sampler.state_dict()["state"] for person in self.people.values() if person.joined]
-        assert all(state == states[0] for state in states)
+        told = any(share.data_epoch for share in self.shares.values())
+        for state in states:
+            assert state == states[0] or (not told and state["deal"]["epoch"] != states[0]["deal"]["epoch"])
 
     def verify(self, *, complete: bool) -> None:
         """Every sample once an epoch, and all left their loops together."""
@@ -293,7 +324,6 @@ class Job:
             assert not [index for index, count in counts.items() if count > 1], f"epoch {epoch}: committed twice"
             if complete and not self.plot.breaks:
                 assert sum(counts.values()) == total, f"epoch {epoch}: {sum(counts.values())} of {total} committed"
-
 
     def _ledgers(self) -> None:
         """What anybody's ledger tells is what happened. A member that has been there for an epoch only knows none before."""
@@ -307,7 +337,9 @@ class Job:
 
     def _together(self) -> None:
         # A joiner's first loop may be longer than the others', by what its loader had drawn before it had the state.
-        settled = {person.name: person.starts if person.founder else min(person.ends, default=LIMIT) for person in self.everybody}
+        settled = {
+            person.name: person.starts if person.founder else min(person.ends, default=LIMIT) for person in self.everybody
+        }
         for person in self.everybody:
             for end in person.ends:
                 for other in self.everybody:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -50,10 +51,8 @@ class Loader:
         return batch
 
     def _ask(self) -> None:
-        try:
+        with contextlib.suppress(StopIteration):
             self._waiting.append(next(self._source))
-        except StopIteration:
-            pass
 
 
 @dataclass

@@ -38,19 +38,21 @@ class Plot:
     """After how many calls the whole job dies and is started again; 0: never."""
     vetoes: float
     """Chance that a call finishes without a step."""
+    deputies: float
+    """Chance that a call is carried out without waiting for the last one, of whom nothing counts."""
     danger: float
     """Chance that the view changes, at each moment where it may."""
 
     @property
     def even(self) -> bool:
-        """Whether all loops end after the same call. A program that goes on after a call that failed takes its chance."""
-        return self.repeats or not self.fails
+        """Whether all loops end after the same call. Who goes on after a failed call, or is late, may differ."""
+        return (self.repeats or not self.fails) and not self.deputies
 
     @classmethod
     def of(cls, seed: int) -> Plot:
         luck = random.Random(seed)
         batch_size = luck.randint(1, 5)
-        counts = luck.random() < 0.5
+        counts, again = luck.random() < 0.5, luck.random() < 0.1
         # A joiner that counts epochs itself does not know which one it came into: it cannot leave one early.
         breaks = tuple(luck.sample(range(1, 30), 2)) if luck.random() < 0.3 and not counts else ()
         return cls(
@@ -63,7 +65,7 @@ class Plot:
             founders=luck.randint(1, 4),
             epochs=luck.randint(1, 3),
             accumulate=luck.choice((1, 1, 1, 2, 3)),
-            again=luck.random() < 0.1,
+            again=again,
             breaks=breaks,
             counts=counts,
             fails=luck.choice((0.0, 0.05)),
@@ -71,5 +73,6 @@ class Plot:
             shared=luck.random() < 0.5,
             resumes=luck.randint(1, 20) if luck.random() < 0.3 else 0,
             vetoes=luck.choice((0.0, 0.05)),
+            deputies=luck.choice((0.0, 0.0, 0.1)) if not breaks and not again else 0.0,
             danger=luck.choice((0.0, 0.02, 0.1, 0.3)),
         )

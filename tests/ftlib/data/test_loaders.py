@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_unregistered_it_is_a_plain_sampler(kind: str) -> None:
     loader = _loader(sampler, kind)
     first, second = ([batch.tolist() for (batch,) in loader] for _ in range(2))
     assert len(first) == len(loader) == 6
-    assert [sorted(sum(batches, [])) for batches in (first, second)] == [list(range(SIZE))] * 2
+    assert [sorted(itertools.chain(*batches)) for batches in (first, second)] == [list(range(SIZE))] * 2
     assert first != second
     sampler.set_epoch(0)
     assert [batch.tolist() for (batch,) in loader] == first
@@ -81,8 +81,8 @@ def test_a_joiner_with_its_loader_full_ends_with_the_others(kind: str) -> None:
     joiner.bind("b")
     ours, theirs = iter(_loader(senior, kind)), iter(_loader(joiner, kind))
     next(theirs)
-    step, seen = 0, []
-    for (batch,) in ours:
+    seen: list[int] = []
+    for step, (batch,) in enumerate(ours):
         if step == 2:  # it came in with this call, and gets the state
             joiner.begin(1)
             joiner.load_state_dict(senior.state_dict())
@@ -94,28 +94,23 @@ def test_a_joiner_with_its_loader_full_ends_with_the_others(kind: str) -> None:
         else:
             shares = {"a": senior.begin(1)}
         seen += batch.tolist()[: shares["a"].samples]
-        step += 1
-        for member in (senior, joiner) if step > 2 else (senior,):
-            member.finished(shares, step)
+        for member in (senior, joiner) if step >= 2 else (senior,):
+            member.finished(shares, step + 1)
     assert next(theirs, None) is None
     assert sorted(seen) == list(range(SIZE))
     assert senior.state_dict()["state"] == joiner.state_dict()["state"]
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # called by torchdata 0.11
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_stateful_loader_of_torchdata(workers: int, sampler: ElasticSampler) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it imports a name that torch has deprecated
-        loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
     loader = loaders.StatefulDataLoader(_dataset(), batch_sampler=sampler, num_workers=workers)
     seen = [batch for _, batch in zip(range(3), _train(sampler, loader, 1), strict=False)]
-    saved = loader.state_dict()
-
     again = ElasticSampler(_dataset(), batch_size=4, seed=3)
-    loader = loaders.StatefulDataLoader(_dataset(), batch_sampler=again, num_workers=workers)
+    again.load_state_dict(sampler.state_dict())
     again.bind("me")
     again.found(["me"])
-    loader.load_state_dict(saved)
-    seen += _train(again, loader, 1)
+    seen += _train(again, loaders.StatefulDataLoader(_dataset(), batch_sampler=again, num_workers=workers), 1)
     indices = sorted(index for _, batch in seen for index in batch)
     assert indices == list(range(SIZE))

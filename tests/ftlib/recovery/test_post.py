@@ -22,7 +22,7 @@ from ftlib.recovery import sending as sending_module
 from ftlib.recovery.blocks import BLOCK, digest_of
 from ftlib.recovery.fetch import FetchError, HttpSource, Later
 from ftlib.recovery.flat import Ground
-from ftlib.recovery.post import Post, Tainted
+from ftlib.recovery.post import WINDOW, Post, Tainted
 from ftlib.recovery.sending import FIRST_TAG
 from ftlib.recovery.stripes import Stripe
 from tests.ftlib.real import at_once, in_thread
@@ -124,6 +124,26 @@ def test_parts_of_a_stripe_in_several_runs(pair: Pair, monkeypatch: pytest.Monke
     pair.fetch()
     assert pair.whole
     assert asked == [FIRST_TAG, FIRST_TAG + 2], "each message has a tag of its own"
+
+
+def test_only_so_much_is_under_way_at_a_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages share the connection. Gloo sends nothing before it is received."""
+    works: list[Work] = []
+    most = 0
+    recv = pair.groups[1].recv
+
+    def noted(tensor: torch.Tensor, source: int, tag: int) -> Work:
+        nonlocal most
+        ended = {id(work) for work in works if work.done()}
+        most = max(most, 1 + len(works) - len(ended))
+        works.append(recv(tensor, source, tag))
+        return works[-1]
+
+    monkeypatch.setattr(pair.groups[1], "recv", noted)
+    pair.fetch()
+    assert pair.whole
+    assert len(works) == -(-pair.ground.nbytes // BLOCK) > WINDOW
+    assert most <= WINDOW
 
 
 def test_tags_are_not_those_of_donated_results() -> None:

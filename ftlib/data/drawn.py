@@ -1,0 +1,52 @@
+"""What one member has drawn and not used up."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+__all__ = ["Drawn"]
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Batches, oldest first."""
+
+    items: deque[int] = field(default_factory=deque)
+    """Samples of each; 0: a filler, or one that does not count any more."""
+    stale: int = 0
+    """How many of the oldest will never be used."""
+
+    def void(self) -> None:
+        """None of them counts any more."""
+        self.items = deque([0] * len(self.items))
+
+    def discard(self, batches: int) -> None:
+        """The next ``batches`` will never be used."""
+        self.stale = min(len(self.items), self.stale + batches)
+
+    def pop(self, batches: int) -> None:
+        """Those that will never be used, and the next ``batches``, are gone."""
+        for _ in range(min(len(self.items), self.stale + batches)):
+            self.items.popleft()
+        self.stale = 0
+
+    def next(self, batches: int) -> list[int]:
+        """The next ``batches``, or as many as there are."""
+        return list(itertools.islice(self.items, self.stale, self.stale + batches))
+
+    @property
+    def dropped(self) -> int:
+        """How many that count will never be used."""
+        return sum(1 for size in itertools.islice(self.items, self.stale) if size)
+
+    @property
+    def waiting(self) -> int:
+        """How many will be."""
+        return len(self.items) - self.stale
+
+    @property
+    def real(self) -> int:
+        """How many count."""
+        return sum(1 for size in self.items if size)
