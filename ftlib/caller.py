@@ -262,11 +262,9 @@ class Caller:
         if not (self.units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
         share = plane.data.share(call)
-        # Leaving: after a unit's function, as a signal may have come meanwhile.
         flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if self._turns.says_goodbye else Flag(0))
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
-        flags |= Flag.FOLLOWING if call.foreign else Flag(0)
-        flags |= Flag.LATE if call.stand_in else Flag(0)
+        flags |= (Flag.FOLLOWING if call.foreign else Flag(0)) | (Flag.LATE if call.stand_in else Flag(0))
         given = (share.ahead, share.dropped, share.data_epoch, share.deal)
         saying = Saying(call.weight, share.samples, flags, call.layout.check, *given, plane.tempo.busy)
         if session.group is None:

@@ -43,8 +43,7 @@ class Plane:
     ) -> None:
         """``identify``: this member's id (known once the consensus has started). ``tell``: takes where this member is
         (finished, current call) whenever that changes; it must be quick. ``threads``: also those of whoever meets here.
-        ``former``: that of the lifetime before; what was counted is counted on, and views of which the program was not told
-        yet are told.
+        ``former``: that of the lifetime before, whose counts pass on, and the views of which the program was not told yet.
         """
         self._identify = identify
         self._tell = tell
@@ -395,8 +394,7 @@ class Plane:
         self.data.finished(call, results)
 
     def _report(self) -> Report:
-        current = self.current
-        calls = (self.finished, current.number if current else 0, self.step)
-        signatures = (self._last_signature, current.layout.signature if current else b"")
+        calls = (self.finished, self.current.number if self.current else 0, self.step)
+        signatures = (self._last_signature, self.current.layout.signature if self.current else b"")
         is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
         return Report(*calls, *signatures, self.origin, is_founder, self.blank, self.has_state, late, drawn)

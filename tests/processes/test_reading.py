@@ -9,26 +9,18 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Worker
+from .nursery import Nursery
 from .reader import Orders
 from .readers import judge, reading
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Where readers come from."""
-    with Cluster(
-        tmp_path_factory.mktemp("library"), program="tests.processes.reader:read", settings={"rejoin": True}
-    ) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def cluster(library: Cluster, tmp_path: Path) -> Cluster:
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of readers without workers yet."""
-    library.clear(tmp_path)
-    return library
+    with Cluster(tmp_path, nursery, program="tests.processes.reader:read", settings={"rejoin": True}) as cluster:
+        yield cluster
 
 
 def further(cluster: Cluster, worker: Worker, steps: int) -> None:
@@ -45,7 +37,7 @@ def test_undisturbed(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("loaders", [0, 2])
 def test_kill_join_hang_and_preemption(cluster: Cluster, loaders: int) -> None:
-    orders = Orders(samples=1200, batch_size=4, epochs=3, loaders=loaders)
+    orders = Orders(samples=800, batch_size=4, epochs=3, loaders=loaders)
     first, second, third = reading(cluster, 3, orders)
     further(cluster, first, 10)
     third.kill()
