@@ -1,6 +1,6 @@
 """A learner whose whole step is a unit (``FTLib.execute``): averages begun early, a collective of its own, an optimizer's step.
 
-A ``program`` of ``worker.Task``; ``Task.given``: ``{"at": "between@30", "do": "kill"}``, what to do at a place of a step, once.
+A ``program`` of ``worker.Task``; ``Task.given``: ``{"at": "between@30", "do": "kill"}``, what to do once at a place.
 Lines as those of ``learner``.
 """
 
@@ -39,11 +39,11 @@ class Stepper(Learner):
         super().__init__(dataclasses.replace(task, given={}), lines)
         place, _, number = str(task.given.get("at", "@0")).partition("@")
         self._place, self._number, self._do = place, int(number), task.given.get("do", "kill")
-        self.attempts = 0
+        self.steps = 0
+        """That were committed since it joined."""
 
     def unit(self, ft: FTLib) -> int:
         """The step; bits of who took part."""
-        self.attempts += 1
         self._at("begin", ft)
         self.compute(self.task.slot)
         pending = [ft.allreduce_average(parameter, wait=False) for parameter in self.model.body.parameters()]
@@ -65,7 +65,7 @@ class Stepper(Learner):
         return int(mask)
 
     def _at(self, place: str, ft: FTLib) -> None:
-        if place != self._place or ft.step != self._number:
+        if place != self._place or ft.step < self._number or not self.steps:
             return
         self._place = ""
         if self._do == "kill":
@@ -97,6 +97,7 @@ def step(task: Task, lines: Lines) -> int:
                 lines.write(event="oops", rolled_back=stepper.digest() == before)
                 continue
             before = stepper.digest()
+            stepper.steps += 1
             told: dict[str, Any] = {"began": began, "end": time.monotonic(), "who": who, "hash": before}
             told |= {"step": ft.step, "epoch": ft.epoch, "size": ft.size, "rank": ft.rank, "call": ft._plane.finished}
             told |= {"adopted": ft._plane.counters.adopted, "lifetime": ft._plane.counters.rejoins}
