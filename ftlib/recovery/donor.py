@@ -21,9 +21,10 @@ from ..session import Session
 from ..transfer import POLL, Transfer
 from . import layouts
 from .blocks import blocks, digest_of
-from .fetch import ARMED, LATER, PATH
+from .fetch import LATER, OVER, PATH
 from .flat import Ground
-from .manifest import Manifest, inline_of, split, stepping
+from .hold import Hold
+from .manifest import Manifest, split, stepping
 from .pins import Digest, Pins
 from .sending import Sending
 from .stripes import Stripe, cut
@@ -54,6 +55,13 @@ class Donor:
         self._layout_of = layouts_of
         self._pins = Pins()
         self._sending = Sending(plane)
+        self._hold = Hold(plane)
+        self._looking = plane.threads.lock()
+        """Held while the state is looked at: several ask for the same at once, and one answer does for them."""
+        self._parts: tuple[Manifest, Ground] | None = None
+        """The state on entry to the call in progress, once somebody has looked at it. Guarded by the plane's lock."""
+        self._entries = 0
+        """Calls that were entered, or begun anew. Guarded likewise."""
         self.tutor = Tutor(plane, transfer, self._pins)
         """What it does for those who wait above ``max_size``."""
         self._asks: dict[str, Callable[[Query], Chunks]] = {
@@ -77,10 +85,17 @@ class Donor:
 
     def entering(self, call_number: int) -> None:
         """The training thread has entered a call, or begins it anew."""
+        with self._plane.changed:
+            self._entries += 1
+            self._parts = None
         registered, call = self._transfer.registered, self._plane.current
         if registered is not None and not (call is not None and call.changes_state):
             self._pins.watch(stepping(registered))
             self.tutor.entering(call_number)
+
+    def leaving(self, call_number: int) -> None:
+        """The operations of a call have ended, and the training thread is about to leave it."""
+        self._hold.leaving(call_number)
 
     def activated(self, session: Session) -> None:
         """Drop what is kept for members that are gone."""
@@ -91,6 +106,8 @@ class Donor:
     def forget(self) -> None:
         """Drop everything."""
         self.tutor.forget()
+        with self._plane.changed:
+            self._parts = None
         self._pins.forget()
         self._sending.forget()
 
@@ -102,10 +119,10 @@ class Donor:
         turn, wants_inline = _number(query, "turn"), _number(query, "inline")
         if own not in holders:
             raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
-        registered = self._inside(version, origin)
-        manifest, ground = _split(registered, self._plane.step)
-        stripes = cut(manifest.nbytes, holders, turn, version)
-        self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
+        with self._hold.asking(version):
+            manifest, ground = self._look(version, origin)
+            stripes = cut(manifest.nbytes, holders, turn, version)
+            self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
         found = {
             "nbytes": manifest.nbytes,
             "stripes": len(stripes),
@@ -132,27 +149,21 @@ class Donor:
     def _digest(self, query: Query) -> Chunks:
         version, origin = _number(query, "version"), _text(query, "origin")
         ranges = _ranges(query)
-        registered = self._inside(version, origin)
-        manifest, ground = _split(registered, self._plane.step)
-        if any(not start < stop <= manifest.nbytes for start, stop in ranges):
-            raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
-        if sum(stop - start for start, stop in ranges) > manifest.nbytes:  # an optimizer's step waits for it
-            raise LookupError(f"ranges=... asks for more than the {manifest.nbytes} bytes of the state")
-        with self._plane.changed:
-            self._still(version)
-            digest = self._pins.digest(ground, version, ranges)
+        with self._hold.asking(version):
+            manifest, ground = self._look(version, origin)
+            if any(not start < stop <= manifest.nbytes for start, stop in ranges):
+                raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
+            if sum(stop - start for start, stop in ranges) > manifest.nbytes:  # an optimizer's step waits for it
+                raise LookupError(f"ranges=... asks for more than the {manifest.nbytes} bytes of the state")
+            with self._plane.changed:
+                self._still(version)
+                digest = self._pins.digest(ground, version, ranges)
         return _digests(digest)
 
     def _inline(self, query: Query) -> Chunks:
         version, origin = _number(query, "version"), _text(query, "origin")
-        registered = self._inside(version, origin)
-        try:
-            packed = inline_of(registered, self._plane.step)
-        except ConfigError as error:
-            raise LookupError(str(error)) from error
-        with self._plane.changed:
-            self._still(version)  # nothing was changed while it was read
-        return _pieces(packed)
+        with self._hold.asking(version):
+            return _pieces(self._look(version, origin)[0].packed)
 
     def _begin(self, query: Query) -> Chunks:
         joiner, origin, holders = (_text(query, name) for name in ("joiner", "origin", "holders"))
@@ -176,6 +187,22 @@ class Donor:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
+    def _look(self, version: int, origin: str) -> tuple[Manifest, Ground]:
+        """The state on entry to call ``version``. Nothing has changed while it was read."""
+        plane = self._plane
+        self._inside(version, origin)
+        with self._looking:
+            with plane.changed:
+                registered, entry, found = self._held(origin), self._entries, self._parts
+            if found is None:
+                found = _split(registered, plane.step)
+            with plane.changed:
+                self._still(version)
+                if entry != self._entries:
+                    raise LookupError(f"{LATER}: call {version} began anew here")
+                self._parts = found
+        return found
+
     def _inside(self, version: int, origin: str) -> Registered:
         """What is registered, once the training thread is inside call ``version``: the state is what it was on entry."""
         plane = self._plane
@@ -192,7 +219,7 @@ class Donor:
         if plane.phase is Phase.STOPPED:
             raise LookupError("this member has left the job")
         if plane.finished >= version:
-            raise LookupError(f"call {version} is over here")
+            raise LookupError(f"call {version} {OVER}")
         if not plane.in_call(version):
             raise LookupError(f"{LATER}: not inside call {version} yet")
         if plane.current is not None and plane.current.changes_state:
@@ -252,7 +279,6 @@ def _blocks(data: torch.Tensor, spans: list[tuple[int, int]]) -> Chunks:
 
 
 def _digests(digest: Digest) -> Chunks:
-    yield ARMED
     found = digest.result(PATIENCE)
     if found is None:
         raise ConnectionAbortedError(f"no digests within {PATIENCE:g} s")

@@ -12,7 +12,7 @@ import http.client
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -32,15 +32,15 @@ from .pace import Pace
 from .stripes import Stripe
 
 __all__ = [
-    "ARMED",
     "LATER",
+    "OVER",
     "PATH",
     "SILENCE",
-    "Armed",
     "FetchError",
     "HttpSource",
     "Later",
     "Offer",
+    "Over",
     "Refused",
     "Source",
     "offered",
@@ -51,8 +51,8 @@ logger = logging.getLogger("ftlib")
 PATH = "/recovery"
 LATER = "ask again"
 """In a donor's refusal that is none."""
-ARMED = b"armed"
-"""What a donor says as soon as its optimizer step would wait for a digest."""
+OVER = "is over here"
+"""In a donor's refusal of a question that came after the call that it is about."""
 SILENCE = 15.0
 """Seconds without a byte after which a donor is given up."""
 _FAREWELL = 2.0
@@ -71,6 +71,10 @@ class FetchError(FTLibError):
 
 class Refused(FetchError):
     """This donor has no such thing, and will have none: a version that is over, a pin that was dropped."""
+
+
+class Over(Refused):
+    """The question came too late: the donor has finished the call that it is about."""
 
 
 class Later(FTLibError):
@@ -105,25 +109,6 @@ def offered(offer: Offer, stripes: Sequence[Stripe]) -> tuple[Stripe, ...]:
     return tuple(pinned)
 
 
-class Armed:
-    """Digests that a donor is about to compute; no change of the state comes in between."""
-
-    def __init__(self, result: Callable[[], list[bytes]], close: Callable[[], None]) -> None:
-        """``result`` blocks, and raises what a ``Source`` does."""
-        self._result, self._close = result, close
-
-    def result(self) -> list[bytes]:
-        """They, in the order of the ranges. To be called once."""
-        try:
-            return self._result()
-        finally:
-            self._close()
-
-    def close(self) -> None:
-        """Give up. Idempotent."""
-        self._close()
-
-
 class Source(ABC):
     """Who gives the state. Thread-safe: several stripes come at a time."""
 
@@ -140,8 +125,8 @@ class Source(ABC):
     ) -> Offer:
         """Have all ``holders`` pin their stripes, in parallel (see ``stripes.cut``); wait until they are in call ``version``.
 
-        ``inline_from``: id of the one that tells the manifest, "" for none. FetchError where that one, or all, failed, or
-        where they do not agree on what the state is.
+        ``inline_from``: id of the one that tells the manifest, "" for none. FetchError where that one, or all, failed (Over
+        where it was too late for that), or where they do not agree on what the state is.
         """
 
     @abstractmethod
@@ -154,8 +139,8 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> Armed:
-        """Have one compute the digests of ranges of the ground as they are at ``version``; returns once it is armed."""
+    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> list[bytes]:
+        """The digests of ranges of the ground as they are at ``version``, in their order."""
 
     @abstractmethod
     def inline(self, member: Member, version: int, origin: str, go_on: GoOn) -> bytes:
@@ -217,6 +202,8 @@ class HttpSource(Source):
             thread.start()
         for thread in threads:
             thread.join()
+        if not told and failed and all(isinstance(error, Over) for error in failed.values()):
+            raise next(iter(failed.values()))
         if not told:
             raise FetchError(f"nobody gives the state: {'; '.join(map(str, failed.values())) or 'nobody holds it'}")
         if len({found.ground for found in told.values()}) > 1:
@@ -246,23 +233,13 @@ class HttpSource(Source):
                 got(stop - start)
             answer.finish()
 
-    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> Armed:
+    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> list[bytes]:
         """See ``Source``."""
         text = ",".join(f"{start}:{stop}" for start, stop in ranges)
-        query = {"ask": "digest", "version": version, "origin": origin, "ranges": text}
-        with ExitStack() as stack:
-            answer = stack.enter_context(self.asked(member, query, go_on))
-            if _exactly(member, answer, len(ARMED)) != ARMED:
-                raise FetchError(f"{member} answers something else than digests: run one release everywhere")
-            held = stack.pop_all()
-
-        def result() -> list[bytes]:
-            with _translated(member):
-                found = [_exactly(member, answer, DIGEST) for _ in ranges]
-                answer.finish()
-                return found
-
-        return Armed(result, held.close)
+        with self.asked(member, {"ask": "digest", "version": version, "origin": origin, "ranges": text}, go_on) as answer:
+            found = [_exactly(member, answer, DIGEST) for _ in ranges]
+            answer.finish()
+            return found
 
     def inline(self, member: Member, version: int, origin: str, go_on: GoOn) -> bytes:
         """See ``Source``."""
@@ -298,7 +275,7 @@ class HttpSource(Source):
                 text = answer.read(1000).decode(errors="replace").strip()
                 if LATER in text:
                     raise Later(f"{member}: {text}")
-                raise Refused(f"{member}: {text or f'status {answer.status}'}")
+                raise (Over if OVER in text else Refused)(f"{member}: {text or f'status {answer.status}'}")
             yield answer
 
     # --- inside --------------------------------------------------------------------------------------------------------

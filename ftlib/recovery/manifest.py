@@ -27,7 +27,7 @@ from ..registry import Registered
 from ..state import DTYPES, decode, snapshot
 from .flat import Ground
 
-__all__ = ["Manifest", "Streamed", "inline_of", "prepare", "refresh", "split", "stepping"]
+__all__ = ["Manifest", "Streamed", "prepare", "refresh", "split", "stepping"]
 
 _SAME = "build the same everywhere"
 _ROOM = 1 << 20
@@ -95,11 +95,6 @@ def split(registered: Registered, step: int) -> tuple[Manifest, Ground]:
     ground = Ground(tensors, [hole.path for hole in first])
     streamed = tuple(Streamed(hole.path, hole.dtype, hole.shape) for hole in first)
     return Manifest(snapshot({"tree": tree, "holes": listed}), streamed, ground.nbytes, fingerprint), ground
-
-
-def inline_of(registered: Registered, step: int) -> bytes:
-    """What is not streamed of the state now: what ``refresh`` takes over."""
-    return split(registered, step)[0].packed
 
 
 def prepare(registered: Registered, packed: bytes) -> Ground:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import msgpack
 import pytest
@@ -10,11 +12,11 @@ import torch
 
 from ftlib.plane import Order
 from ftlib.recovery import donor as donor_module
-from ftlib.recovery import layouts
+from ftlib.recovery import hold, layouts
 from ftlib.recovery.blocks import BLOCK, digest_of
 from ftlib.recovery.sending import FIRST_TAG, RUN
 from ftlib.recovery.stripes import Stripe, cut
-from tests.ftlib.real import in_thread
+from tests.ftlib.real import eventually, in_thread
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
 
@@ -159,12 +161,11 @@ class TestStripes:
 
 
 class TestDigests:
-    def test_are_armed_before_they_are_told(self, holder: Holder) -> None:
+    def test_are_of_the_state_on_entry(self, holder: Holder) -> None:
         before = bytes(state_of(holder))
         chunks = holder.donor.source(
             {"ask": "digest", "version": str(VERSION), "origin": ORIGIN, "ranges": f"16:{NBYTES},8:24"}
         )
-        assert next(chunks) == b"armed"
         holder.leave()
         step(holder)
         assert list(chunks) == [digest_of(memoryview(before)[16:]), digest_of(memoryview(before)[8:24])]
@@ -179,15 +180,62 @@ class TestDigests:
 
 def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(holder, "inline", version=VERSION, origin=ORIGIN)
-    original = donor_module.inline_of
+    before = ask(holder, "inline", version=VERSION, origin=ORIGIN)
+    original = donor_module.split
 
-    def too_slow(*args: object) -> bytes:
+    def too_slow(*args: Any) -> Any:
         holder.leave()
-        return original(*args)  # type: ignore[arg-type]
+        return original(*args)
 
-    monkeypatch.setattr(donor_module, "inline_of", too_slow)
+    monkeypatch.setattr(donor_module, "split", too_slow)
+    assert ask(holder, "inline", version=VERSION, origin=ORIGIN) == before, "it was looked at once, and does for all"
+    holder.donor.entering(VERSION)  # anew, after a view change
     with pytest.raises(LookupError, match="is over here"):
         ask(holder, "inline", version=VERSION, origin=ORIGIN)
+
+
+class TestCalls:
+    """They do not end before questions about the state on entry to them are answered."""
+
+    def test_wait_for_an_answer(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(donor_module, "POLL", TIMEOUT)
+        monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
+        looking, go_on = threading.Event(), threading.Event()
+        original = donor_module.split
+
+        def slow(*args: Any) -> Any:
+            looking.set()
+            assert go_on.wait(TIMEOUT)
+            return original(*args)
+
+        monkeypatch.setattr(donor_module, "split", slow)
+        answers: list[bytes] = []
+        asking = in_thread(lambda: answers.append(ask(holder, "inline", version=VERSION + 1, origin=ORIGIN)))
+        eventually(lambda: VERSION + 1 in holder.donor._hold._open, "the question is there")
+        holder.donor.leaving(VERSION)  # which nobody asks about: this returns
+        holder.leave()
+        holder.enter()
+        assert looking.wait(TIMEOUT)
+        leaving = in_thread(lambda: holder.donor.leaving(VERSION + 1))
+        leaving.join(0.05)  # long enough for who does not wait
+        assert leaving.is_alive()
+        go_on.set()
+        leaving.join(TIMEOUT)
+        asking.join(TIMEOUT)
+        assert answers
+
+    def test_do_not_wait_for_ever(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hold, "PATIENCE", 0.01)
+        with holder.donor._hold.asking(VERSION):
+            holder.donor.leaving(VERSION)
+
+    def test_do_not_wait_once_they_are_frozen(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
+        with holder.donor._hold.asking(VERSION):
+            leaving = in_thread(lambda: holder.donor.leaving(VERSION))
+            holder.plane.freeze(Order(9, None))
+            leaving.join(TIMEOUT / 2)
+            assert not leaving.is_alive()
 
 
 def test_layouts_of_calls(holder: Holder) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ftlib import ConfigError
 from ftlib.recovery.flat import Ground
-from ftlib.recovery.manifest import inline_of, prepare, refresh, split, stepping
+from ftlib.recovery.manifest import prepare, refresh, split, stepping
 from ftlib.registry import Registered
 
 Roles = dict[str, Any]
@@ -182,7 +182,7 @@ def test_callables_are_inline() -> None:
     assert (ground.nbytes, manifest.nbytes, manifest.streamed) == (0, 0, ())
     assert len(manifest.packed) > 4000
     assert prepare(registered, manifest.packed).nbytes == 0
-    refresh(registered, inline_of(registered, 0))
+    refresh(registered, split(registered, 0)[0].packed)
     assert [tree["w"].sum() for tree in taken] == [1000, 1000]
 
 
@@ -199,7 +199,7 @@ def test_a_refresh_leaves_what_is_streamed_as_it_is() -> None:
     donor["optimizer"].param_groups[0]["lr"] = 0.3
     before = contents(ground)
     tensors = streamed(joiner)
-    refresh(Registered(joiner), inline_of(Registered(donor), 0))
+    refresh(Registered(joiner), split(Registered(donor), 0)[0].packed)
     assert torch.equal(contents(ground), before)
     assert [id(tensor) for tensor in streamed(joiner)] == [id(tensor) for tensor in tensors], "the very same"
     assert {id(tensor) for tensor in ground.tensors} == {id(tensor) for tensor in tensors}
@@ -217,7 +217,7 @@ def test_a_refresh_needs_the_state_that_the_job_has() -> None:
     donor, joiner = parts(), parts()
     train(donor)
     with pytest.raises(ConfigError, match=r"\['state'\]\[0\]\['exp_avg'\] of float32 \(4, 1, 3, 3\) does not exist here"):
-        refresh(Registered(joiner), inline_of(Registered(donor), 0))
+        refresh(Registered(joiner), split(Registered(donor), 0)[0].packed)
 
 
 def test_state_keeps_its_own_dtype() -> None:
