@@ -34,7 +34,8 @@ from .phase import Phase
 from .plane import Plane
 from .ranks import RankAssignScheme
 from .rebuild import Rebuilder, RebuildError
-from .recovery.catchup import Allowed, Catchup
+from .recovery.allowed import Allowed
+from .recovery.catchup import Catchup
 from .recovery.donor import Donor
 from .recovery.fetch import HttpSource, Source
 from .recovery.lessons import Lessons

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from consensus import Member
 
@@ -26,15 +26,17 @@ from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
 from ..units import size
+from .allowed import Allowed
 from .fetch import FetchError, Later, Offer, Over, Source, offered
+from .live import separable
 from .proof import Proof
 from .question import Question
 from .replay import why_not
 from .round import Round
-from .stripes import cut
+from .stripes import Wave, cut
 from .warmth import Warmth
 
-__all__ = ["Allowed", "Catchup"]
+__all__ = ["Catchup"]
 
 logger = logging.getLogger("ftlib")
 
@@ -45,18 +47,8 @@ _TRIES = 3
 """Times that what is asked of the donors may fail."""
 _AHEAD, _FURTHEST = 2, 256
 """Calls ahead that the state is asked about at first, and at most, where calls are over before a question has arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """What a joiner may use. Bytes."""
-
-    patience: float
-    """Seconds for which the others may have to wait for one thing."""
-    pending: int
-    """Of averages that wait to be replayed; beyond it the others wait."""
-    live: bool = True
-    """Whether to follow at all."""
+_LONG = 0.25
+"""Seconds from one call to the next from which on one call ahead is enough."""
 
 
 class Catchup:
@@ -87,7 +79,13 @@ class Catchup:
         """What the donors pin on entry to a call that is still to come, or that is under way."""
         self._proof: Proof | None = None
         """Of such a call."""
+        self._wave: Wave | None = None
+        """What that question is about; None for all of the state."""
         self._ahead = _AHEAD
+        self._entered = math.inf
+        """When a call was entered last."""
+        self._took = 0.0
+        """Seconds from that to the one before."""
         self._missed = 0
         """Proofs of calls that turned out to be of another kind than the program's."""
         self._asked: dict[str, Member] = {}
@@ -163,7 +161,7 @@ class Catchup:
     def kept(self, results: Results) -> Sequence[Slot] | None:
         """See ``Recovery``: keeps the averages that the program would have applied."""
         question = self._question
-        if question is not None and question.version <= results.number:
+        if question is not None and question.version == results.number:
             self._question = None
             self._begin(question)
         round_ = self._round
@@ -200,6 +198,8 @@ class Catchup:
 
     def _enter(self, session: Session, number: int) -> bool:
         plane = self._plane
+        now = plane.threads.now()
+        self._took, self._entered = now - self._entered, now
         if self._warmth is not None:
             self._warmth.await_call(number - 1, self._while_acting(session))
             if not plane.acting_in(session):
@@ -209,14 +209,14 @@ class Catchup:
             self._round = warmth.surrender(number)
         if self._round is not None and not self._goes_on(self._round, session, number):
             self._stop()
-            text = "getting the state begins anew, as of call %d"
-            logger.info(text, number, extra=about(plane, "recovery_restarts", version=number))
-        if self._question is not None and self._question.session is not session:
-            self._drop_question()
+            extra = about(plane, "recovery_restarts", version=number)
+            logger.info("getting the state begins anew, as of call %d", number, extra=extra)
+        if self._question is not None and (self._question.session is not session or self._question.version < number):
+            self._drop_question()  # it is asked anew
         round_ = self._round
+        if self._question is None:
+            self._ask(session, round_, number + self._distance)
         if round_ is None:
-            if self._question is None:
-                self._ask(session, number + self._ahead)
             return plane.acting_in(session)
         round_.bulletin.tell()
         round_.brake(session, number)
@@ -231,9 +231,16 @@ class Catchup:
         behind = self._plane.member_id in session.plan.healed  # then averages are missing
         return not behind and round_.origin == self._plane.authority and round_.move(session, number)
 
-    def _ask(self, session: Session, version: int) -> None:
-        """Have the state on entry to that call pinned."""
-        plane, plan, source = self._plane, session.plan, self._new_source()
+    def _ask(self, session: Session, round_: Round | None, version: int) -> None:
+        """Have the next portion of the state on entry to that call pinned, if it is time for that."""
+        plane, plan, source, registered = self._plane, session.plan, self._new_source(), self._registered()
+        assert registered is not None
+        if round_ is not None:
+            self._wave = round_.wave
+            if self._wave is None:
+                return
+        else:
+            self._wave = Wave(keep=version) if separable(registered) else None
         members = [session.view.member(holder) for holder in plan.holders]
         self._asked.update((member.id, member) for member in members)
         turn = self._turn(session)
@@ -244,19 +251,25 @@ class Catchup:
             origin=plane.authority,
             turn=turn,
             inline_from=plan.holders[(turn + self._failures) % len(plan.holders)],
+            wave=self._wave,
         )
         self._question = Question(session, version, lambda go_on: ask(go_on=go_on), self._while_acting(session))
 
     def _begin(self, question: Question[Offer]) -> None:
         """The call that it is about has ended: the donors have pinned the state as it was on entry, or have not."""
         plane, session, version, registered = self._plane, question.session, question.version, self._registered()
-        plan = session.plan
+        plan, wave = session.plan, self._wave or Wave()
         assert registered is not None
         try:
             offer = question.result()
-            stripes = offered(offer, cut(offer.nbytes, plan.holders, self._turn(session), version))
+            start, stop = offer.portions[wave.number]
+            turn, first = self._turn(session) + wave.number, wave.first
+            stripes = offered(offer, cut(stop - start, plan.holders, turn, version, start=start, first_index=first))
         except (FetchError, Later) as error:
             self._unanswered(session, error)
+            return
+        if self._round is not None:
+            self._round.add(offer, stripes, version)
             return
         text = "getting %s of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=version)
@@ -277,6 +290,11 @@ class Catchup:
         )
         self._round.begin()
 
+    @property
+    def _distance(self) -> int:
+        """Calls ahead that it is asked about."""
+        return 1 if self._took > _LONG and self._ahead == _AHEAD else self._ahead
+
     def _turn(self, session: Session) -> int:
         return session.view.index(self._plane.member_id) % len(session.plan.holders)
 
@@ -290,7 +308,7 @@ class Catchup:
             # A program may repeat calls of several kinds, of which one is its average: whatever the rhythm, that is met.
             further = random.randrange(self._missed + 1)
             go_on = self._while_acting(session)
-            self._proof = Proof(round_, session, number + self._ahead + further, go_on, self._failures)
+            self._proof = Proof(round_, session, number + self._distance + further, go_on, self._failures)
         elif proof.number == number:
             proof.begin()
 

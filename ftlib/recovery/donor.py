@@ -24,10 +24,11 @@ from .blocks import blocks, digest_of
 from .fetch import LATER, OVER, PATH
 from .flat import Ground
 from .hold import Hold
-from .manifest import Manifest, split, stepping
+from .live import stepping
+from .manifest import Manifest, split
 from .pins import Digest, Pins
 from .sending import Sending
-from .stripes import Stripe, cut
+from .stripes import Stripe, Wave, cut, portions
 from .tutor import Tutor, Wish
 
 __all__ = ["Donor"]
@@ -116,15 +117,21 @@ class Donor:
     def _offer(self, query: Query) -> Chunks:
         joiner, version, origin = _text(query, "joiner"), _number(query, "version"), _text(query, "origin")
         holders, own = _text(query, "holders").split(","), self._plane.member_id
-        turn, wants_inline = _number(query, "turn"), _number(query, "inline")
+        turn, wants_inline, apart = (_number(query, name) for name in ("turn", "inline", "apart"))
+        wave = Wave(*(_number(query, name) for name in ("portion", "first", "keep")))
         if own not in holders:
             raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
         with self._hold.asking(version):
             manifest, ground = self._look(version, origin)
-            stripes = cut(manifest.nbytes, holders, turn, version)
-            self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
+            parts = portions(manifest.borders if apart else (), manifest.nbytes)
+            if wave.number >= len(parts):
+                raise LookupError(f"portion={wave.number} is none of {len(parts)}")
+            start, stop = parts[wave.number]
+            stripes = cut(stop - start, holders, turn + wave.number, version, start=start, first_index=wave.first)
+            self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground, wave.keep)
         found = {
             "nbytes": manifest.nbytes,
+            "portions": parts,
             "stripes": len(stripes),
             "ground": manifest.fingerprint,
             "packed": manifest.packed if wants_inline else b"",
@@ -234,15 +241,15 @@ class Donor:
             raise LookupError(f"{later}this member does not hold that state")
         return registered
 
-    def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground) -> None:
-        """Pin what was looked at inside call ``version``, instead of what it had: it begins anew."""
+    def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground, keep: int) -> None:
+        """Pin what was looked at inside call ``version``, instead of what it had of versions before ``keep``."""
         plane = self._plane
         with plane.changed:
             self._still(version)
             if plane.session is None or joiner not in plane.session.view:
                 raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
             try:
-                self._pins.arm(joiner, stripes, ground, version)
+                self._pins.arm(joiner, stripes, ground, version, keep)
             except ValueError as error:
                 raise LookupError(str(error)) from None
 

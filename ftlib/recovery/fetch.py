@@ -29,7 +29,7 @@ from . import layouts
 from .blocks import BLOCK, DIGEST, blocks, digest_of
 from .flat import Ground
 from .pace import Pace
-from .stripes import Stripe
+from .stripes import Stripe, Wave
 
 __all__ = [
     "LATER",
@@ -88,8 +88,11 @@ class Offer:
     nbytes: int
     """Of the ground."""
     stripes: int
+    """Of the portion."""
     packed: bytes
     """The manifest; empty where nobody was asked for it."""
+    portions: tuple[tuple[int, int], ...]
+    """Where they begin and end; they make up the ground."""
     failed: Mapping[str, FetchError] = field(default_factory=dict)
     """Holders (ids) who pinned nothing, and why."""
 
@@ -122,11 +125,13 @@ class Source(ABC):
         turn: int,
         inline_from: str,
         go_on: GoOn,
+        wave: Wave | None = None,
     ) -> Offer:
         """Have all ``holders`` pin their stripes, in parallel (see ``stripes.cut``); wait until they are in call ``version``.
 
-        ``inline_from``: id of the one that tells the manifest, "" for none. FetchError where that one, or all, failed (Over
-        where it was too late for that), or where they do not agree on what the state is.
+        ``wave``: the portion to pin; None for all of the state. ``inline_from``: id of the one that tells the manifest, "" for
+        none. FetchError where that one, or all, failed (Over where it was too late for that), or where they do not agree on
+        what the state is.
         """
 
     @abstractmethod
@@ -175,6 +180,7 @@ class HttpSource(Source):
         turn: int,
         inline_from: str,
         go_on: GoOn,
+        wave: Wave | None = None,
     ) -> Offer:
         """See ``Source``: asks each on a thread of its own, until it no longer says "later"."""
         query = {
@@ -184,6 +190,10 @@ class HttpSource(Source):
             "origin": origin,
             "holders": ",".join(member.id for member in holders),
             "turn": turn,
+            "apart": int(wave is not None),
+            "portion": wave.number if wave is not None else 0,
+            "first": wave.first if wave is not None else 0,
+            "keep": wave.keep if wave is not None else version,
         }
         told: dict[str, _Told] = {}
         failed: dict[str, FetchError] = {}
@@ -212,7 +222,8 @@ class HttpSource(Source):
         if inline_from in failed:
             raise failed[inline_from]
         one = next(iter(told.values()))
-        return Offer(one.nbytes, one.stripes, told[inline_from].packed if inline_from else b"", failed)
+        packed = told[inline_from].packed if inline_from else b""
+        return Offer(one.nbytes, one.stripes, packed, one.portions, failed)
 
     def stripe(
         self, member: Member, stripe: Stripe, ground: Ground, offset: int, got: Callable[[int], None], go_on: GoOn
@@ -358,6 +369,7 @@ class _Told(NamedTuple):
     stripes: int
     ground: str
     packed: bytes
+    portions: tuple[tuple[int, int], ...]
 
 
 def _offered(member: Member, data: bytes) -> _Told:
@@ -366,6 +378,14 @@ def _offered(member: Member, data: bytes) -> _Told:
     except Exception as error:
         raise FetchError(f"{member}: its offer is not readable: {error}") from error
     match found:
-        case {"nbytes": int(nbytes), "stripes": int(stripes), "ground": str(ground), "packed": bytes(packed)}:
-            return _Told(nbytes, stripes, ground, packed)
+        case {
+            "nbytes": int(nbytes),
+            "stripes": int(stripes),
+            "ground": str(ground),
+            "packed": bytes(packed),
+            "portions": list(portions),
+        } if all(isinstance(each, list) and [*map(type, each)] == [int, int] for each in portions):
+            parts = tuple((start, stop) for start, stop in portions)
+            if [0, *(stop for _, stop in parts)] == [*(start for start, _ in parts), nbytes]:
+                return _Told(nbytes, stripes, ground, packed, parts)
     raise FetchError(f"{member}: its offer has the wrong shape: run one release everywhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from ftlib.plane import Order
 from ftlib.recovery import donor as donor_module
 from ftlib.recovery import hold, layouts
+from ftlib.recovery import stripes as stripes_module
 from ftlib.recovery.blocks import BLOCK, digest_of
 from ftlib.recovery.sending import FIRST_TAG, RUN
 from ftlib.recovery.stripes import Stripe, cut
@@ -53,6 +55,7 @@ def once(holder: Holder, kind: str, **query: object) -> bytes:
 def offer(holder: Holder, **changes: object) -> bytes:
     own = holder.member.id
     query = {"joiner": JOINER.id, "version": VERSION, "origin": ORIGIN, "holders": own, "turn": 0, "inline": 0}
+    query |= {"apart": 0, "portion": 0, "first": 0, "keep": VERSION}
     return ask(holder, "offer", **{**query, **changes})
 
 
@@ -108,6 +111,7 @@ class TestOffers:
             ({"turn": "-1"}, "expected turn=NUMBER"),
             ({"turn": "9" * 30}, "expected turn=NUMBER"),
             ({"inline": ""}, "expected inline=NUMBER"),
+            ({"portion": 1}, "portion=1 is none of 1"),
         ],
     )
     def test_are_refused_in_words(self, holder: Holder, changes: dict[str, object], text: str) -> None:
@@ -126,6 +130,30 @@ def step(holder: Holder) -> None:
     for row in holder.model.rows:
         row.grad = torch.ones_like(row)
     optimizer.step()
+
+
+class TestPortions:
+    """The whole state is three parameters, and an optimizer that keeps nothing of them yet."""
+
+    def test_are_pinned_one_after_the_other(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stripes_module, "LARGE", 4 * SIZES[1])
+        monkeypatch.setattr(stripes_module, "WAVES", NBYTES)
+        found = msgpack.unpackb(offer(holder, apart=1))
+        ends = [4 * sum(SIZES[:count]) for count in range(4)]
+        assert found["portions"] == [list(pair) for pair in itertools.pairwise(ends)]
+        before = bytes(state_of(holder))
+        query = {"joiner": JOINER.id, "offset": 0}
+        assert data_of(ask(holder, "stripe", index=0, version=VERSION, **query)) == before[: ends[1]]
+        holder.leave()
+        step(holder)
+        holder.enter()
+        offer(holder, apart=1, portion=1, first=1, keep=VERSION, version=VERSION + 1)
+        assert data_of(ask(holder, "stripe", index=0, version=VERSION, **query)) == before[: ends[1]], "it is kept"
+        after = bytes(state_of(holder))
+        assert data_of(ask(holder, "stripe", index=1, version=VERSION + 1, **query)) == after[ends[1] : ends[2]]
+        offer(holder, apart=1, portion=2, first=2, keep=VERSION + 1, version=VERSION + 1)
+        with pytest.raises(LookupError, match="is not pinned"):
+            ask(holder, "stripe", index=0, version=VERSION, **query)
 
 
 class TestPins:
