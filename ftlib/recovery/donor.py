@@ -13,6 +13,7 @@ import msgpack
 import torch
 
 from ..bucket import Layout
+from ..call import Call
 from ..errors import ConfigError
 from ..phase import Phase
 from ..plane import Plane
@@ -59,10 +60,8 @@ class Donor:
         self._hold = Hold(plane)
         self._looking = plane.threads.lock()
         """Held while the state is looked at: several ask for the same at once, and one answer does for them."""
-        self._parts: tuple[Manifest, Ground] | None = None
-        """The state on entry to the call in progress, once somebody has looked at it. Guarded by the plane's lock."""
-        self._entries = 0
-        """Calls that were entered, or begun anew. Guarded likewise."""
+        self._parts: tuple[Call, tuple[Manifest, Ground]] | None = None
+        """A call in progress, and the state on entry to it, where somebody has looked at that. Guarded by the plane's lock."""
         self.tutor = Tutor(plane, transfer, self._pins)
         """What it does for those who wait above ``max_size``."""
         self._asks: dict[str, Callable[[Query], Chunks]] = {
@@ -86,9 +85,6 @@ class Donor:
 
     def entering(self, call_number: int) -> None:
         """The training thread has entered a call, or begins it anew."""
-        with self._plane.changed:
-            self._entries += 1
-            self._parts = None
         registered, call = self._transfer.registered, self._plane.current
         if registered is not None and not (call is not None and call.changes_state):
             self._pins.watch(stepping(registered))
@@ -97,6 +93,9 @@ class Donor:
     def leaving(self, call_number: int) -> None:
         """The operations of a call have ended, and the training thread is about to leave it."""
         self._hold.leaving(call_number)
+        if self._parts is not None:
+            with self._plane.changed:
+                self._parts = None
 
     def activated(self, session: Session) -> None:
         """Drop what is kept for members that are gone."""
@@ -200,14 +199,13 @@ class Donor:
         self._inside(version, origin)
         with self._looking:
             with plane.changed:
-                registered, entry, found = self._held(origin), self._entries, self._parts
-            if found is None:
-                found = _split(registered, plane.step)
+                registered, call, known = self._held(origin), plane.current, self._parts
+            found = known[1] if known is not None and known[0] is call else _split(registered, plane.step)
             with plane.changed:
                 self._still(version)
-                if entry != self._entries:
-                    raise LookupError(f"{LATER}: call {version} began anew here")
-                self._parts = found
+                if call is None or plane.current is not call:  # one that was given up, and whose number another has now
+                    raise LookupError(f"{LATER}: call {version} was entered anew here")
+                self._parts = call, found
         return found
 
     def _inside(self, version: int, origin: str) -> Registered:

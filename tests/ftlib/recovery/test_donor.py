@@ -217,7 +217,9 @@ def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: p
 
     monkeypatch.setattr(donor_module, "split", too_slow)
     assert ask(holder, "inline", version=VERSION, origin=ORIGIN) == before, "it was looked at once, and does for all"
-    holder.donor.entering(VERSION)  # anew, after a view change
+    with holder.plane.changed:
+        holder.plane.current = None  # that call is given up, and another one has its number
+    holder.enter()
     with pytest.raises(LookupError, match="is over here"):
         ask(holder, "inline", version=VERSION, origin=ORIGIN)
 
