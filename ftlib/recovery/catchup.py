@@ -330,8 +330,8 @@ class Catchup:
 
     def _unanswered(self, session: Session, error: Exception) -> None:
         """What was asked did not come: it is asked anew, unless that has happened too often."""
-        if isinstance(error, Over):
-            self._ahead = min(_FURTHEST, 2 * self._ahead)
+        if isinstance(error, Over) and self._ahead < _FURTHEST:
+            self._ahead *= 2
             return
         self._plane.wait_end(session, 1.0)  # where a donor has just died, the next view will be without it
         if self._plane.acting_in(session):
