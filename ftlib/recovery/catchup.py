@@ -219,8 +219,8 @@ class Catchup:
         if round_ is None:
             return plane.acting_in(session)
         round_.bulletin.tell()
-        round_.brake(session, number)
-        if round_.level_with(number):
+        round_.brake(session, number, level=self._proof is not None and self._proof.number == number)
+        if round_.level_with(number, but=1):
             self._near_the_end(round_, session, number)
         return plane.acting_in(session)
 
@@ -299,7 +299,7 @@ class Catchup:
         return session.view.index(self._plane.member_id) % len(session.plan.holders)
 
     def _near_the_end(self, round_: Round, session: Session, number: int) -> None:
-        """All stripes are here, and all averages replayed: what is left is small, or is compared."""
+        """All stripes are here, and all averages replayed but for the last: what is left is small, or is compared."""
         proof = self._proof
         if proof is not None and (proof.session is not session or proof.number < number):
             proof.close()
@@ -309,7 +309,7 @@ class Catchup:
             further = random.randrange(self._missed + 1)
             go_on = self._while_acting(session)
             self._proof = Proof(round_, session, number + self._distance + further, go_on, self._failures)
-        elif proof.number == number:
+        elif proof.number == number and round_.level_with(number):
             proof.begin()
 
     def _proved(self, proof: Proof) -> bool:

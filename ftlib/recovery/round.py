@@ -157,20 +157,20 @@ class Round:
             self.stripes += tuple(stripes)
             self._changed.notify_all()
 
-    def brake(self, session: Session, number: int) -> None:
+    def brake(self, session: Session, number: int, *, level: bool) -> None:
         """Wait where this member cannot hold more averages, or cannot keep pace; the others wait for it meanwhile.
 
-        Also for the replay of the last average: the others apply theirs in the same time. Raises what went wrong.
+        ``level``: also for the replay of the last average; the others apply theirs in the same time. Raises what went wrong.
         """
         with self._changed:
             self._check()
             full = self._pending.held + self._own.layout.nbytes > self._limit and self._pending.held > 0
-            last = self._arrived() and self._pending.position >= number - 1
-            slow = self._arrived() and not last and self._falls_behind(number)
+            near = self._arrived() and self._pending.position >= number - 1
+            last = near and level
+            slow = self._arrived() and not near and self._falls_behind(number)
             if (full or slow) and not self._braking:
-                why = "cannot replay averages as quickly as they come"
-                if full:
-                    why = "cannot hold more averages (recovery_pending_mb)"
+                slowly = "cannot replay averages as quickly as they come"
+                why = "cannot hold more averages (recovery_pending_mb)" if full else slowly
                 text = "the others wait for this worker: it %s; %d wait to be replayed"
                 extra = about(self._plane, "recovery_brakes", pending=number - self._pending.position)
                 logger.warning(text, why, number - self._pending.position, extra=extra)
