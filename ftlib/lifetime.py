@@ -120,7 +120,7 @@ class Lifetime:
         self.caller.units.registered = lambda: self.transfer.registered
         self.donor = Donor(plane, self.transfer, self.caller.layouts.find)
         self.caller.entering = self.donor.entering
-        self.caller.leaving = self.donor.leaving
+        self.caller.ending = self.donor.ending
         self.caller.hand_on = self.donor.tutor.hand_on
         spares = settings.consensus.max_size is not None
         self.caller.recovery = Catchup(

@@ -90,9 +90,9 @@ class Donor:
             self._pins.watch(stepping(registered))
             self.tutor.entering(call_number)
 
-    def leaving(self, call_number: int) -> None:
-        """The operations of a call have ended, and the training thread is about to leave it."""
-        self._hold.leaving(call_number)
+    def ending(self, call_number: int) -> None:
+        """The operations of a call have ended, and whoever carries it out is about to leave it."""
+        self._hold.ending(call_number)
         if self._parts is not None:
             with self._plane.changed:
                 self._parts = None

@@ -43,9 +43,12 @@ class Hold:
                     del self._open[version]
                     changed.notify_all()
 
-    def leaving(self, number: int) -> None:
+    def ending(self, number: int) -> None:
         """The operations of call ``number`` have ended. On the training thread, before anything else sees that."""
         if not self._open:
             return
-        with self._plane.changed:
-            self._plane.changed.wait_for(lambda: number not in self._open or self._plane.phase is not Phase.ACTIVE, PATIENCE)
+        plane = self._plane
+        with plane.changed:  # a deputy's call tells nothing of the state, so that nobody is answered in it
+            plane.changed.wait_for(
+                lambda: number not in self._open or not plane.in_call(number) or plane.phase is not Phase.ACTIVE, PATIENCE
+            )

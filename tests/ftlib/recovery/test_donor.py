@@ -242,11 +242,11 @@ class TestCalls:
         answers: list[bytes] = []
         asking = in_thread(lambda: answers.append(ask(holder, "inline", version=VERSION + 1, origin=ORIGIN)))
         eventually(lambda: VERSION + 1 in holder.donor._hold._open, "the question is there")
-        holder.donor.leaving(VERSION)  # which nobody asks about: this returns
+        holder.donor.ending(VERSION)  # which nobody asks about: this returns
         holder.leave()
         holder.enter()
         assert looking.wait(TIMEOUT)
-        leaving = in_thread(lambda: holder.donor.leaving(VERSION + 1))
+        leaving = in_thread(lambda: holder.donor.ending(VERSION + 1))
         leaving.join(0.05)  # long enough for who does not wait
         assert leaving.is_alive()
         go_on.set()
@@ -257,12 +257,12 @@ class TestCalls:
     def test_do_not_wait_for_ever(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hold, "PATIENCE", 0.01)
         with holder.donor._hold.asking(VERSION):
-            holder.donor.leaving(VERSION)
+            holder.donor.ending(VERSION)
 
     def test_do_not_wait_once_they_are_frozen(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
         with holder.donor._hold.asking(VERSION):
-            leaving = in_thread(lambda: holder.donor.leaving(VERSION))
+            leaving = in_thread(lambda: holder.donor.ending(VERSION))
             holder.plane.freeze(Order(9, None))
             leaving.join(TIMEOUT / 2)
             assert not leaving.is_alive()
