@@ -39,7 +39,6 @@ from benchmarks.joins import (
     capped,
     counted,
     equal,
-    event,
     first_line,
     learners,
     ready,
@@ -68,6 +67,8 @@ EVERY = 0.02
 """Seconds between looks at memory and connections."""
 TURN = 5
 """Kills of one turn of ``spare``."""
+LEVEL = "this spare has the state"
+"""What a spare logs then."""
 EPISODE = 25
 """Kills of one episode of ``churn``."""
 
@@ -236,8 +237,7 @@ def promoted(cluster: Cluster, chance: random.Random, *, with_spare: bool) -> tu
     members = cluster.alive()
     extra = cluster.join() if with_spare else None
     if extra is not None:
-        cluster.until("the spare is there", lambda: event(extra, "calling"), LIMIT)
-        time.sleep(1.0)  # it gets the state meanwhile; that it is level by then is not waited for
+        cluster.until("the spare has the state", lambda: LEVEL in extra.output(), LIMIT)
         assert not extra.calls, "the spare is no spare"
     time.sleep(0.3 + chance.random() * 0.1)  # past the last view change, at whatever moment of a call
     cluster.read()

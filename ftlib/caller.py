@@ -68,6 +68,8 @@ class Caller:
         """Gets it beside the others' calls, where it can (set by ``Lifetime``)."""
         self.entering: Callable[[int], None] = lambda _number: None
         """Told of the call that begins, before anything of it is under way: the state is what it is on entry to it."""
+        self.ending: Callable[[int], None] = lambda _number: None
+        """Told when its operations have ended, before anything is made of that: the state is still as on entry."""
         self.hand_on: Callable[[Call, Results], Sequence[Slot] | None] = lambda _call, _results: None
         """Takes a finished call's results for others; the buffers to use instead of theirs, None to keep these."""
         self.deputy: Deputizing | None = None
@@ -288,6 +290,7 @@ class Caller:
             self._abandon()
             attempt.settle(SETTLE)
             raise
+        self.ending(call.number)
         return self._finish(call, session, trailer, results)
 
     def _attempt_at(self, call: Call, session: Session) -> Attempt:

@@ -34,7 +34,8 @@ from .phase import Phase
 from .plane import Plane
 from .ranks import RankAssignScheme
 from .rebuild import Rebuilder, RebuildError
-from .recovery.catchup import Allowed, Catchup
+from .recovery.allowed import Allowed
+from .recovery.catchup import Catchup
 from .recovery.donor import Donor
 from .recovery.fetch import HttpSource, Source
 from .recovery.lessons import Lessons
@@ -119,6 +120,7 @@ class Lifetime:
         self.caller.units.registered = lambda: self.transfer.registered
         self.donor = Donor(plane, self.transfer, self.caller.layouts.find)
         self.caller.entering = self.donor.entering
+        self.caller.ending = self.donor.ending
         self.caller.hand_on = self.donor.tutor.hand_on
         spares = settings.consensus.max_size is not None
         self.caller.recovery = Catchup(

@@ -1,15 +1,18 @@
-"""The joiner's side: what it asks of the donors at each call that it follows, until the state is its own.
+"""The joiner's side: what it asks of the donors while it follows their calls, until the state is its own.
 
-The training thread asks and waits where the others may have to wait too; the ``Round`` brings the stripes and replays the
-averages beside it. Whatever cannot be done ends in ``NoFollowing``: then the state is loaded while the others wait.
+It asks about a call that is still to come, so that nobody waits for its questions; the ``Round`` brings the stripes and replays
+the averages beside the training thread. Whatever cannot be done ends in ``NoFollowing``: then the state is loaded while the
+others wait.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
+import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from consensus import Member
 
@@ -23,14 +26,17 @@ from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
 from ..units import size
-from .fetch import FetchError, Later, Source, offered
+from .allowed import Allowed
+from .fetch import FetchError, Later, Offer, Over, Source, offered
+from .live import separable
 from .proof import Proof
+from .question import Question
 from .replay import why_not
 from .round import Round
-from .stripes import cut
+from .stripes import Wave, cut
 from .warmth import Warmth
 
-__all__ = ["Allowed", "Catchup"]
+__all__ = ["Catchup"]
 
 logger = logging.getLogger("ftlib")
 
@@ -38,19 +44,11 @@ _MEBI = 1 << 20
 _PAUSE = 0.05
 """Seconds between two questions that others wait for."""
 _TRIES = 3
-"""Calls on entry to which the rest of the state may fail to arrive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """What a joiner may use. Bytes."""
-
-    patience: float
-    """Seconds for which the others may have to wait for one thing."""
-    pending: int
-    """Of averages that wait to be replayed; beyond it the others wait."""
-    live: bool = True
-    """Whether to follow at all."""
+"""Times that what is asked of the donors may fail."""
+_AHEAD, _FURTHEST = 2, 256
+"""Calls ahead that the state is asked about at first, and at most, where calls are over before a question has arrived."""
+_LONG = 0.25
+"""Seconds from one call to the next from which on one call ahead is enough."""
 
 
 class Catchup:
@@ -77,9 +75,19 @@ class Catchup:
         self._own: Call | None = None
         """The call that is preceded by others'."""
         self._round: Round | None = None
+        self._question: Question[Offer] | None = None
+        """What the donors pin on entry to a call that is still to come, or that is under way."""
         self._proof: Proof | None = None
-        """Of the call that is about to be followed."""
-        self._proved = False
+        """Of such a call."""
+        self._wave: Wave | None = None
+        """What that question is about; None for all of the state."""
+        self._ahead = _AHEAD
+        self._entered = math.inf
+        """When a call was entered last."""
+        self._took = 0.0
+        """Seconds from that to the one before."""
+        self._missed = 0
+        """Proofs of calls that turned out to be of another kind than the program's."""
         self._asked: dict[str, Member] = {}
         """Who may have pinned something for this member."""
         self._failures = 0
@@ -135,32 +143,29 @@ class Catchup:
 
     def finished(self, results: Results) -> bool:
         """See ``Recovery``."""
-        proof, self._proof = self._proof, None
+        proof = self._proof
         alike = results.layout.signature == self._first.layout.signature
-        if proof is None or proof.number != results.number or not alike:
-            if proof is not None:
-                proof.close()
+        if proof is None or proof.number > results.number:
             self._same_kind(results, alike=alike)
             return False
-        round_ = self._current()
+        self._proof = None
         try:
-            if not self._proved:
-                self._proved = proof.holds()
-        except FetchError as error:
-            self._failed(str(error))
-            return False
-        if not self._proved:
-            self._refused = True
-            raise NoFollowing(
-                "what was replayed is not what the others have: they do more in a step than what was registered with apply= "
-                "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
-            )
-        return self._caught_up(round_, results.number)
+            if not (alike and proof.begun and proof.number == results.number):
+                self._missed += 1
+                self._same_kind(results, alike=alike)
+                return False
+            return self._proved(proof) and self._caught_up(self._current(), results.number)
+        finally:
+            proof.close()
 
     def kept(self, results: Results) -> Sequence[Slot] | None:
         """See ``Recovery``: keeps the averages that the program would have applied."""
-        round_ = self._current()
-        if self._plane.origin == round_.origin:
+        question = self._question
+        if question is not None and question.version == results.number:
+            self._question = None
+            self._begin(question)
+        round_ = self._round
+        if round_ is None or self._plane.origin == round_.origin:
             return None
         applied = results.layout.signature == self._first.layout.signature and not self._first.void(results)
         return round_.keep(results.number, results if applied else None)
@@ -193,6 +198,8 @@ class Catchup:
 
     def _enter(self, session: Session, number: int) -> bool:
         plane = self._plane
+        now = plane.threads.now()
+        self._took, self._entered = now - self._entered, now
         if self._warmth is not None:
             self._warmth.await_call(number - 1, self._while_acting(session))
             if not plane.acting_in(session):
@@ -202,15 +209,19 @@ class Catchup:
             self._round = warmth.surrender(number)
         if self._round is not None and not self._goes_on(self._round, session, number):
             self._stop()
-            text = "getting the state begins anew, as of call %d"
-            logger.info(text, number, extra=about(plane, "recovery_restarts", version=number))
-        if self._round is None and not self._begin(session, number):
-            return False
-        round_ = self._current()
+            extra = about(plane, "recovery_restarts", version=number)
+            logger.info("getting the state begins anew, as of call %d", number, extra=extra)
+        if self._question is not None and (self._question.session is not session or self._question.version < number):
+            self._drop_question()  # it is asked anew
+        round_ = self._round
+        if self._question is None:
+            self._ask(session, round_, number + self._distance)
+        if round_ is None:
+            return plane.acting_in(session)
         round_.bulletin.tell()
-        round_.brake(session, number)
-        if round_.level_with(number):
-            self._take_the_rest(round_, session, number)
+        round_.brake(session, number, level=self._proof is not None and self._proof.number == number)
+        if round_.level_with(number, but=1):
+            self._near_the_end(round_, session, number)
         return plane.acting_in(session)
 
     def _goes_on(self, round_: Round, session: Session, number: int) -> bool:
@@ -220,63 +231,111 @@ class Catchup:
         behind = self._plane.member_id in session.plan.healed  # then averages are missing
         return not behind and round_.origin == self._plane.authority and round_.move(session, number)
 
-    def _begin(self, session: Session, number: int) -> bool:
-        """Have the state on entry to this call pinned."""
-        plane, plan, registered = self._plane, session.plan, self._registered()
+    def _ask(self, session: Session, round_: Round | None, version: int) -> None:
+        """Have the next portion of the state on entry to that call pinned, if it is time for that."""
+        plane, plan, source, registered = self._plane, session.plan, self._new_source(), self._registered()
         assert registered is not None
-        source = self._new_source()
-        turn = session.view.index(plane.member_id) % len(plan.holders)
+        if round_ is not None:
+            self._wave = round_.wave
+            if self._wave is None:
+                return
+        else:
+            self._wave = Wave(keep=version) if separable(registered) else None
         members = [session.view.member(holder) for holder in plan.holders]
         self._asked.update((member.id, member) for member in members)
+        turn = self._turn(session)
+        ask = functools.partial(
+            source.offer,
+            members,
+            version=version,
+            origin=plane.authority,
+            turn=turn,
+            inline_from=plan.holders[(turn + self._failures) % len(plan.holders)],
+            wave=self._wave,
+        )
+        self._question = Question(session, version, lambda go_on: ask(go_on=go_on), self._while_acting(session))
+
+    def _begin(self, question: Question[Offer]) -> None:
+        """The call that it is about has ended: the donors have pinned the state as it was on entry, or have not."""
+        plane, session, version, registered = self._plane, question.session, question.version, self._registered()
+        plan, wave = session.plan, self._wave or Wave()
+        assert registered is not None
         try:
-            offer = source.offer(
-                members,
-                version=number,
-                origin=plane.authority,
-                turn=turn,
-                inline_from=plan.holders[(turn + self._failures) % len(plan.holders)],
-                go_on=self._while_acting(session),
-            )
-            stripes = offered(offer, cut(offer.nbytes, plan.holders, turn, number))
+            offer = question.result()
+            start, stop = offer.portions[wave.number]
+            turn, first = self._turn(session) + wave.number, wave.first
+            stripes = offered(offer, cut(stop - start, plan.holders, turn, version, start=start, first_index=first))
         except (FetchError, Later) as error:
-            plane.wait_end(session, 1.0)  # where a donor has just died, the next view will be without it
-            if plane.acting_in(session):
-                self._failed(str(error))
-            return False
+            self._unanswered(session, error)
+            return
+        if self._round is not None:
+            self._round.add(offer, stripes, version)
+            return
         text = "getting %s of state from %s beside the training, as of call %d"
-        extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=number)
-        logger.info(text, size(offer.nbytes), session.names(plan.holders), number, extra=extra)
+        extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=version)
+        logger.info(text, size(offer.nbytes), session.names(plan.holders), version, extra=extra)
         self._round = Round(
             plane,
             registered,
             self._first,
-            source,
+            self._new_source(),
             session,
             session.view.members,
             plane.authority,
-            number,
+            version,
             stripes,
             offer,
             self._allowed.pending,
             self._allowed.patience,
         )
         self._round.begin()
+
+    @property
+    def _distance(self) -> int:
+        """Calls ahead that it is asked about."""
+        return 1 if self._took > _LONG and self._ahead == _AHEAD else self._ahead
+
+    def _turn(self, session: Session) -> int:
+        return session.view.index(self._plane.member_id) % len(session.plan.holders)
+
+    def _near_the_end(self, round_: Round, session: Session, number: int) -> None:
+        """All stripes are here, and all averages replayed but for the last: what is left is small, or is compared."""
+        proof = self._proof
+        if proof is not None and (proof.session is not session or proof.number < number):
+            proof.close()
+            proof = self._proof = None
+        if proof is None:
+            # A program may repeat calls of several kinds, of which one is its average: whatever the rhythm, that is met.
+            further = random.randrange(self._missed + 1)
+            go_on = self._while_acting(session)
+            self._proof = Proof(round_, session, number + self._distance + further, go_on, self._failures)
+        elif proof.number == number and round_.level_with(number):
+            proof.begin()
+
+    def _proved(self, proof: Proof) -> bool:
+        """Whether the state is here now as it was on entry to the call that has just been followed. Raises NoFollowing."""
+        try:
+            equal = proof.holds()
+        except (FetchError, Later) as error:
+            self._unanswered(proof.session, error)
+            return False
+        if not equal:
+            self._refused = True
+            raise NoFollowing(
+                "what was replayed is not what the others have: they do more in a step than what was registered with apply= "
+                "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
+            )
+        proof.load()
         return True
 
-    def _take_the_rest(self, round_: Round, session: Session, number: int) -> None:
-        """All stripes are here, and all averages replayed: what is left is small, or compared while the call is under way."""
-        if self._proof is not None:
-            self._proof.close()
-        go_on = self._while_acting(session)
-        proof = Proof(round_, session, number, go_on, compare=not self._proved)
-        try:
-            proof.arm()
-        except (FetchError, Later) as error:
-            proof.close()
-            if self._plane.acting_in(session):
-                self._failed(str(error))
+    def _unanswered(self, session: Session, error: Exception) -> None:
+        """What was asked did not come: it is asked anew, unless that has happened too often."""
+        if isinstance(error, Over) and self._ahead < _FURTHEST:
+            self._ahead *= 2
             return
-        self._proof = proof
+        self._plane.wait_end(session, 1.0)  # where a donor has just died, the next view will be without it
+        if self._plane.acting_in(session):
+            self._failed(str(error))
 
     def _failed(self, why: str) -> None:
         self._failures += 1
@@ -302,11 +361,17 @@ class Catchup:
     def _stop(self) -> None:
         round_, self._round = self._round, None
         proof, self._proof = self._proof, None
-        self._proved, self._failures = False, 0
+        self._failures = 0
         if proof is not None:
             proof.close()
+        self._drop_question()
         if round_ is not None:
             round_.end()
+
+    def _drop_question(self) -> None:
+        question, self._question = self._question, None
+        if question is not None:
+            question.close()
 
     def _while_acting(self, session: Session) -> Callable[[], bool]:
         """True as long as ``session`` is the active one, for the time that the others may have to wait."""

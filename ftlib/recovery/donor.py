@@ -13,6 +13,7 @@ import msgpack
 import torch
 
 from ..bucket import Layout
+from ..call import Call
 from ..errors import ConfigError
 from ..phase import Phase
 from ..plane import Plane
@@ -21,12 +22,14 @@ from ..session import Session
 from ..transfer import POLL, Transfer
 from . import layouts
 from .blocks import blocks, digest_of
-from .fetch import ARMED, LATER, PATH
+from .fetch import LATER, OVER, PATH
 from .flat import Ground
-from .manifest import Manifest, inline_of, split, stepping
+from .hold import Hold
+from .live import stepping
+from .manifest import Manifest, split
 from .pins import Digest, Pins
 from .sending import Sending
-from .stripes import Stripe, cut
+from .stripes import Stripe, Wave, cut, portions
 from .tutor import Tutor, Wish
 
 __all__ = ["Donor"]
@@ -54,6 +57,11 @@ class Donor:
         self._layout_of = layouts_of
         self._pins = Pins()
         self._sending = Sending(plane)
+        self._hold = Hold(plane)
+        self._looking = plane.threads.lock()
+        """Held while the state is looked at: several ask for the same at once, and one answer does for them."""
+        self._parts: tuple[Call, tuple[Manifest, Ground]] | None = None
+        """A call in progress, and the state on entry to it, where somebody has looked at that. Guarded by the plane's lock."""
         self.tutor = Tutor(plane, transfer, self._pins)
         """What it does for those who wait above ``max_size``."""
         self._asks: dict[str, Callable[[Query], Chunks]] = {
@@ -82,6 +90,13 @@ class Donor:
             self._pins.watch(stepping(registered))
             self.tutor.entering(call_number)
 
+    def ending(self, call_number: int) -> None:
+        """The operations of a call have ended, and whoever carries it out is about to leave it."""
+        self._hold.ending(call_number)
+        if self._parts is not None:
+            with self._plane.changed:
+                self._parts = None
+
     def activated(self, session: Session) -> None:
         """Drop what is kept for members that are gone."""
         lacking = [member_id for member_id in session.view.ids if member_id not in session.plan.holders]
@@ -91,6 +106,8 @@ class Donor:
     def forget(self) -> None:
         """Drop everything."""
         self.tutor.forget()
+        with self._plane.changed:
+            self._parts = None
         self._pins.forget()
         self._sending.forget()
 
@@ -99,15 +116,21 @@ class Donor:
     def _offer(self, query: Query) -> Chunks:
         joiner, version, origin = _text(query, "joiner"), _number(query, "version"), _text(query, "origin")
         holders, own = _text(query, "holders").split(","), self._plane.member_id
-        turn, wants_inline = _number(query, "turn"), _number(query, "inline")
+        turn, wants_inline, apart = (_number(query, name) for name in ("turn", "inline", "apart"))
+        wave = Wave(*(_number(query, name) for name in ("portion", "first", "keep")))
         if own not in holders:
             raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
-        registered = self._inside(version, origin)
-        manifest, ground = _split(registered, self._plane.step)
-        stripes = cut(manifest.nbytes, holders, turn, version)
-        self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground)
+        with self._hold.asking(version):
+            manifest, ground = self._look(version, origin)
+            parts = portions(manifest.borders if apart else (), manifest.nbytes)
+            if wave.number >= len(parts):
+                raise LookupError(f"portion={wave.number} is none of {len(parts)}")
+            start, stop = parts[wave.number]
+            stripes = cut(stop - start, holders, turn + wave.number, version, start=start, first_index=wave.first)
+            self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground, wave.keep)
         found = {
             "nbytes": manifest.nbytes,
+            "portions": parts,
             "stripes": len(stripes),
             "ground": manifest.fingerprint,
             "packed": manifest.packed if wants_inline else b"",
@@ -132,27 +155,21 @@ class Donor:
     def _digest(self, query: Query) -> Chunks:
         version, origin = _number(query, "version"), _text(query, "origin")
         ranges = _ranges(query)
-        registered = self._inside(version, origin)
-        manifest, ground = _split(registered, self._plane.step)
-        if any(not start < stop <= manifest.nbytes for start, stop in ranges):
-            raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
-        if sum(stop - start for start, stop in ranges) > manifest.nbytes:  # an optimizer's step waits for it
-            raise LookupError(f"ranges=... asks for more than the {manifest.nbytes} bytes of the state")
-        with self._plane.changed:
-            self._still(version)
-            digest = self._pins.digest(ground, version, ranges)
+        with self._hold.asking(version):
+            manifest, ground = self._look(version, origin)
+            if any(not start < stop <= manifest.nbytes for start, stop in ranges):
+                raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
+            if sum(stop - start for start, stop in ranges) > manifest.nbytes:  # an optimizer's step waits for it
+                raise LookupError(f"ranges=... asks for more than the {manifest.nbytes} bytes of the state")
+            with self._plane.changed:
+                self._still(version)
+                digest = self._pins.digest(ground, version, ranges)
         return _digests(digest)
 
     def _inline(self, query: Query) -> Chunks:
         version, origin = _number(query, "version"), _text(query, "origin")
-        registered = self._inside(version, origin)
-        try:
-            packed = inline_of(registered, self._plane.step)
-        except ConfigError as error:
-            raise LookupError(str(error)) from error
-        with self._plane.changed:
-            self._still(version)  # nothing was changed while it was read
-        return _pieces(packed)
+        with self._hold.asking(version):
+            return _pieces(self._look(version, origin)[0].packed)
 
     def _begin(self, query: Query) -> Chunks:
         joiner, origin, holders = (_text(query, name) for name in ("joiner", "origin", "holders"))
@@ -176,6 +193,21 @@ class Donor:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
+    def _look(self, version: int, origin: str) -> tuple[Manifest, Ground]:
+        """The state on entry to call ``version``. Nothing has changed while it was read."""
+        plane = self._plane
+        self._inside(version, origin)
+        with self._looking:
+            with plane.changed:
+                registered, call, known = self._held(origin), plane.current, self._parts
+            found = known[1] if known is not None and known[0] is call else _split(registered, plane.step)
+            with plane.changed:
+                self._still(version)
+                if call is None or plane.current is not call:  # one that was given up, and whose number another has now
+                    raise LookupError(f"{LATER}: call {version} was entered anew here")
+                self._parts = call, found
+        return found
+
     def _inside(self, version: int, origin: str) -> Registered:
         """What is registered, once the training thread is inside call ``version``: the state is what it was on entry."""
         plane = self._plane
@@ -192,7 +224,7 @@ class Donor:
         if plane.phase is Phase.STOPPED:
             raise LookupError("this member has left the job")
         if plane.finished >= version:
-            raise LookupError(f"call {version} is over here")
+            raise LookupError(f"call {version} {OVER}")
         if not plane.in_call(version):
             raise LookupError(f"{LATER}: not inside call {version} yet")
         if plane.current is not None and plane.current.changes_state:
@@ -207,15 +239,15 @@ class Donor:
             raise LookupError(f"{later}this member does not hold that state")
         return registered
 
-    def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground) -> None:
-        """Pin what was looked at inside call ``version``, instead of what it had: it begins anew."""
+    def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground, keep: int) -> None:
+        """Pin what was looked at inside call ``version``, instead of what it had of versions before ``keep``."""
         plane = self._plane
         with plane.changed:
             self._still(version)
             if plane.session is None or joiner not in plane.session.view:
                 raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
             try:
-                self._pins.arm(joiner, stripes, ground, version)
+                self._pins.arm(joiner, stripes, ground, version, keep)
             except ValueError as error:
                 raise LookupError(str(error)) from None
 
@@ -252,7 +284,6 @@ def _blocks(data: torch.Tensor, spans: list[tuple[int, int]]) -> Chunks:
 
 
 def _digests(digest: Digest) -> Chunks:
-    yield ARMED
     found = digest.result(PATIENCE)
     if found is None:
         raise ConnectionAbortedError(f"no digests within {PATIENCE:g} s")

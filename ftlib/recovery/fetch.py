@@ -12,7 +12,7 @@ import http.client
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -29,18 +29,18 @@ from . import layouts
 from .blocks import BLOCK, DIGEST, blocks, digest_of
 from .flat import Ground
 from .pace import Pace
-from .stripes import Stripe
+from .stripes import Stripe, Wave
 
 __all__ = [
-    "ARMED",
     "LATER",
+    "OVER",
     "PATH",
     "SILENCE",
-    "Armed",
     "FetchError",
     "HttpSource",
     "Later",
     "Offer",
+    "Over",
     "Refused",
     "Source",
     "offered",
@@ -51,8 +51,8 @@ logger = logging.getLogger("ftlib")
 PATH = "/recovery"
 LATER = "ask again"
 """In a donor's refusal that is none."""
-ARMED = b"armed"
-"""What a donor says as soon as its optimizer step would wait for a digest."""
+OVER = "is over here"
+"""In a donor's refusal of a question that came after the call that it is about."""
 SILENCE = 15.0
 """Seconds without a byte after which a donor is given up."""
 _FAREWELL = 2.0
@@ -73,6 +73,10 @@ class Refused(FetchError):
     """This donor has no such thing, and will have none: a version that is over, a pin that was dropped."""
 
 
+class Over(Refused):
+    """The question came too late: the donor has finished the call that it is about."""
+
+
 class Later(FTLibError):
     """The donor is not there yet: ask again. It has kept the question waiting for a while, unless it is too busy."""
 
@@ -84,8 +88,11 @@ class Offer:
     nbytes: int
     """Of the ground."""
     stripes: int
+    """Of the portion."""
     packed: bytes
     """The manifest; empty where nobody was asked for it."""
+    portions: tuple[tuple[int, int], ...]
+    """Where they begin and end; they make up the ground."""
     failed: Mapping[str, FetchError] = field(default_factory=dict)
     """Holders (ids) who pinned nothing, and why."""
 
@@ -105,25 +112,6 @@ def offered(offer: Offer, stripes: Sequence[Stripe]) -> tuple[Stripe, ...]:
     return tuple(pinned)
 
 
-class Armed:
-    """Digests that a donor is about to compute; no change of the state comes in between."""
-
-    def __init__(self, result: Callable[[], list[bytes]], close: Callable[[], None]) -> None:
-        """``result`` blocks, and raises what a ``Source`` does."""
-        self._result, self._close = result, close
-
-    def result(self) -> list[bytes]:
-        """They, in the order of the ranges. To be called once."""
-        try:
-            return self._result()
-        finally:
-            self._close()
-
-    def close(self) -> None:
-        """Give up. Idempotent."""
-        self._close()
-
-
 class Source(ABC):
     """Who gives the state. Thread-safe: several stripes come at a time."""
 
@@ -137,11 +125,13 @@ class Source(ABC):
         turn: int,
         inline_from: str,
         go_on: GoOn,
+        wave: Wave | None = None,
     ) -> Offer:
         """Have all ``holders`` pin their stripes, in parallel (see ``stripes.cut``); wait until they are in call ``version``.
 
-        ``inline_from``: id of the one that tells the manifest, "" for none. FetchError where that one, or all, failed, or
-        where they do not agree on what the state is.
+        ``wave``: the portion to pin; None for all of the state. ``inline_from``: id of the one that tells the manifest, "" for
+        none. FetchError where that one, or all, failed (Over where it was too late for that), or where they do not agree on
+        what the state is.
         """
 
     @abstractmethod
@@ -154,8 +144,8 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> Armed:
-        """Have one compute the digests of ranges of the ground as they are at ``version``; returns once it is armed."""
+    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> list[bytes]:
+        """The digests of ranges of the ground as they are at ``version``, in their order."""
 
     @abstractmethod
     def inline(self, member: Member, version: int, origin: str, go_on: GoOn) -> bytes:
@@ -190,6 +180,7 @@ class HttpSource(Source):
         turn: int,
         inline_from: str,
         go_on: GoOn,
+        wave: Wave | None = None,
     ) -> Offer:
         """See ``Source``: asks each on a thread of its own, until it no longer says "later"."""
         query = {
@@ -199,6 +190,10 @@ class HttpSource(Source):
             "origin": origin,
             "holders": ",".join(member.id for member in holders),
             "turn": turn,
+            "apart": int(wave is not None),
+            "portion": wave.number if wave is not None else 0,
+            "first": wave.first if wave is not None else 0,
+            "keep": wave.keep if wave is not None else version,
         }
         told: dict[str, _Told] = {}
         failed: dict[str, FetchError] = {}
@@ -217,6 +212,8 @@ class HttpSource(Source):
             thread.start()
         for thread in threads:
             thread.join()
+        if not told and failed and all(isinstance(error, Over) for error in failed.values()):
+            raise next(iter(failed.values()))
         if not told:
             raise FetchError(f"nobody gives the state: {'; '.join(map(str, failed.values())) or 'nobody holds it'}")
         if len({found.ground for found in told.values()}) > 1:
@@ -225,7 +222,8 @@ class HttpSource(Source):
         if inline_from in failed:
             raise failed[inline_from]
         one = next(iter(told.values()))
-        return Offer(one.nbytes, one.stripes, told[inline_from].packed if inline_from else b"", failed)
+        packed = told[inline_from].packed if inline_from else b""
+        return Offer(one.nbytes, one.stripes, packed, one.portions, failed)
 
     def stripe(
         self, member: Member, stripe: Stripe, ground: Ground, offset: int, got: Callable[[int], None], go_on: GoOn
@@ -246,23 +244,13 @@ class HttpSource(Source):
                 got(stop - start)
             answer.finish()
 
-    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> Armed:
+    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> list[bytes]:
         """See ``Source``."""
         text = ",".join(f"{start}:{stop}" for start, stop in ranges)
-        query = {"ask": "digest", "version": version, "origin": origin, "ranges": text}
-        with ExitStack() as stack:
-            answer = stack.enter_context(self.asked(member, query, go_on))
-            if _exactly(member, answer, len(ARMED)) != ARMED:
-                raise FetchError(f"{member} answers something else than digests: run one release everywhere")
-            held = stack.pop_all()
-
-        def result() -> list[bytes]:
-            with _translated(member):
-                found = [_exactly(member, answer, DIGEST) for _ in ranges]
-                answer.finish()
-                return found
-
-        return Armed(result, held.close)
+        with self.asked(member, {"ask": "digest", "version": version, "origin": origin, "ranges": text}, go_on) as answer:
+            found = [_exactly(member, answer, DIGEST) for _ in ranges]
+            answer.finish()
+            return found
 
     def inline(self, member: Member, version: int, origin: str, go_on: GoOn) -> bytes:
         """See ``Source``."""
@@ -298,7 +286,7 @@ class HttpSource(Source):
                 text = answer.read(1000).decode(errors="replace").strip()
                 if LATER in text:
                     raise Later(f"{member}: {text}")
-                raise Refused(f"{member}: {text or f'status {answer.status}'}")
+                raise (Over if OVER in text else Refused)(f"{member}: {text or f'status {answer.status}'}")
             yield answer
 
     # --- inside --------------------------------------------------------------------------------------------------------
@@ -381,6 +369,7 @@ class _Told(NamedTuple):
     stripes: int
     ground: str
     packed: bytes
+    portions: tuple[tuple[int, int], ...]
 
 
 def _offered(member: Member, data: bytes) -> _Told:
@@ -389,6 +378,14 @@ def _offered(member: Member, data: bytes) -> _Told:
     except Exception as error:
         raise FetchError(f"{member}: its offer is not readable: {error}") from error
     match found:
-        case {"nbytes": int(nbytes), "stripes": int(stripes), "ground": str(ground), "packed": bytes(packed)}:
-            return _Told(nbytes, stripes, ground, packed)
+        case {
+            "nbytes": int(nbytes),
+            "stripes": int(stripes),
+            "ground": str(ground),
+            "packed": bytes(packed),
+            "portions": list(portions),
+        } if all(isinstance(each, list) and [*map(type, each)] == [int, int] for each in portions):
+            parts = tuple((start, stop) for start, stop in portions)
+            if [0, *(stop for _, stop in parts)] == [*(start for start, _ in parts), nbytes]:
+                return _Told(nbytes, stripes, ground, packed, parts)
     raise FetchError(f"{member}: its offer has the wrong shape: run one release everywhere")

@@ -38,17 +38,18 @@ class Ground:
         self.tensors = tuple(tensors)
         self.paths = tuple(paths)
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-        self._ends = list(accumulate(sizes))
-        self.nbytes = self._ends[-1] if self._ends else 0
+        self.ends = list(accumulate(sizes))
+        """Where each tensor ends."""
+        self.nbytes = self.ends[-1] if self.ends else 0
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """Where the bytes ``start`` to ``stop`` lie, in order. ValueError where there are no such bytes."""
         if not 0 <= start <= stop <= self.nbytes:
             raise ValueError(f"bytes {start} to {stop} of {self.nbytes}")
-        index = bisect_right(self._ends, start)
+        index = bisect_right(self.ends, start)
         while start < stop:
-            first = self._ends[index - 1] if index else 0
-            end = min(stop, self._ends[index])
+            first = self.ends[index - 1] if index else 0
+            end = min(stop, self.ends[index])
             if start < end:  # not an empty tensor
                 yield Piece(index, start - first, end - first)
             start, index = end, index + 1

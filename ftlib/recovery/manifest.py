@@ -11,7 +11,8 @@ that it is the same at all members.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -26,16 +27,15 @@ from ..pages import huge
 from ..registry import Registered
 from ..state import DTYPES, decode, snapshot
 from .flat import Ground
+from .live import Place, by_memory, mapping, memory, optimizers_of, parameters_of, plain, separable, stepping
 
-__all__ = ["Manifest", "Streamed", "inline_of", "prepare", "refresh", "split", "stepping"]
+__all__ = ["Manifest", "Streamed", "portioned", "prepare", "refresh", "split", "take_over"]
 
 _SAME = "build the same everywhere"
 _ROOM = 1 << 20
 """Bytes from which on a new tensor gets huge pages."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-Place = tuple[str, int]
-"""A registered object: its role, and its index in that role."""
 Keys = tuple[str | int, ...]
 """The way in that object's state: a module's is (name,), an optimizer's ("state", the parameter's number, name)."""
 
@@ -60,6 +60,8 @@ class Manifest:
     """Of all that is streamed."""
     fingerprint: str
     """Of the list of holes. Grounds of the same fingerprint have the same tensors at the same places."""
+    borders: tuple[int, ...]
+    """Where a parameter begins in the ground, with all that belongs to it; none where a step reads several together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,12 @@ def split(registered: Registered, step: int) -> tuple[Manifest, Ground]:
     holes: list[_Hole] = []
     tensors: list[torch.Tensor] = []
     known: dict[Hashable, int] = {}
-    for place, keys, tensor in sorted(_streamed(registered, tree), key=_order):
-        index = known.setdefault(_memory(tensor), len(tensors))
+    owners: list[Hashable] = []
+    for owner, (place, keys, tensor) in _by_owner(registered, _streamed(registered, tree)):
+        index = known.setdefault(memory(tensor), len(tensors))
         if index == len(tensors):
             tensors.append(tensor)
+            owners.append(owner)
         holes.append(_Hole(place, keys, tensor.dtype, tuple(tensor.shape), index))
         _put(tree, holes[-1], None)
     listed = [[*hole.place, list(hole.keys), _NAMES[hole.dtype], list(hole.shape), hole.index] for hole in holes]
@@ -94,12 +98,8 @@ def split(registered: Registered, step: int) -> tuple[Manifest, Ground]:
     first = _first(holes)
     ground = Ground(tensors, [hole.path for hole in first])
     streamed = tuple(Streamed(hole.path, hole.dtype, hole.shape) for hole in first)
-    return Manifest(snapshot({"tree": tree, "holes": listed}), streamed, ground.nbytes, fingerprint), ground
-
-
-def inline_of(registered: Registered, step: int) -> bytes:
-    """What is not streamed of the state now: what ``refresh`` takes over."""
-    return split(registered, step)[0].packed
+    borders = _borders(ground, owners) if separable(registered) else ()
+    return Manifest(snapshot({"tree": tree, "holes": listed}), streamed, ground.nbytes, fingerprint, borders), ground
 
 
 def prepare(registered: Registered, packed: bytes) -> Ground:
@@ -119,9 +119,40 @@ def refresh(registered: Registered, packed: bytes) -> Ground:
     return _take(registered, packed, create=False)
 
 
-def stepping(registered: Registered) -> list[Optimizer]:
-    """The registered optimizers of torch that tell of their steps (``register_step_pre_hook``)."""
-    return list(_optimizers(registered).values())
+def take_over(registered: Registered, packed: bytes, parameters: Collection[int]) -> None:
+    """Take over what optimizers keep inline (counters of steps) of ``parameters`` (their ``id``), and nothing else."""
+    tree, holes = _unpacked(packed)
+    streamed = {(hole.place, hole.keys) for hole in holes}
+    for place, optimizer in optimizers_of(registered).items():
+        owned = parameters_of(optimizer)
+        for number, values in mapping(mapping(tree[place[0]][place[1]]).get("state")).items():
+            if id(owned[number]) not in parameters:
+                continue
+            state = optimizer.state[owned[number]]
+            for name, value in mapping(values).items():
+                if (place, ("state", number, name)) in streamed:
+                    continue
+                mine = state.get(name)
+                if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor):
+                    mine.copy_(value)
+                else:
+                    state[name] = value
+
+
+def portioned(registered: Registered, ground: Ground, portions: Sequence[tuple[int, int]]) -> list[list[torch.Tensor]]:
+    """The parameters that optimizers step, by the portion of ``ground`` that they lie in. ConfigError where one is in none."""
+    if len(portions) == 1:
+        return [[p for optimizer in stepping(registered) for p in parameters_of(optimizer)]]
+    starts = [0, *ground.ends]
+    where = {memory(tensor): start for tensor, start in zip(ground.tensors, starts, strict=False)}
+    found: list[list[torch.Tensor]] = [[] for _ in portions]
+    for optimizer in stepping(registered):
+        for parameter in parameters_of(optimizer):
+            start = where.get(memory(parameter))
+            if start is None:
+                raise ConfigError(f"an optimizer here steps a parameter that the job's state lacks: {_SAME}")
+            found[bisect_right([stop for _, stop in portions], start)].append(parameter)
+    return found
 
 
 # --- at who has the state ----------------------------------------------------------------------------------------------
@@ -133,7 +164,7 @@ def _opened(registered: Registered, step: int) -> dict[str, Any]:
     for role, index in registered.of(nn.Module):
         if isinstance(tree[role][index], Mapping):
             tree[role][index] = dict(tree[role][index])
-    for role, index in _optimizers(registered):
+    for role, index in optimizers_of(registered):
         state = tree[role][index]
         if isinstance(state, Mapping) and isinstance(state.get("state"), Mapping):
             inner = {key: dict(value) if isinstance(value, Mapping) else value for key, value in state["state"].items()}
@@ -143,31 +174,41 @@ def _opened(registered: Registered, step: int) -> dict[str, Any]:
 
 def _streamed(registered: Registered, tree: Mapping[str, Any]) -> Iterator[tuple[Place, Keys, torch.Tensor]]:
     """Every place of a live tensor that is streamed."""
-    optimizers = _optimizers(registered)
-    stepped = {id(p) for optimizer in optimizers.values() for p in _parameters(optimizer)}
-    found = _by_memory(registered)
-    parameters = {key: p for key, p in found.items() if _plain(p) and (id(p) in stepped or not p.requires_grad)}
+    optimizers = optimizers_of(registered)
+    stepped = {id(p) for optimizer in optimizers.values() for p in parameters_of(optimizer)}
+    found = by_memory(registered)
+    parameters = {key: p for key, p in found.items() if plain(p) and (id(p) in stepped or not p.requires_grad)}
     for role, index in registered.of(nn.Module):
-        for name, value in _mapping(tree[role][index]).items():
-            if isinstance(value, torch.Tensor) and (p := parameters.get(_memory(value))) is not None:
+        for name, value in mapping(tree[role][index]).items():
+            if isinstance(value, torch.Tensor) and (p := parameters.get(memory(value))) is not None:
                 yield (role, index), (name,), p
     for (role, index), optimizer in optimizers.items():
-        live = {id(value) for p in _parameters(optimizer) for value in _mapping(optimizer.state.get(p)).values()}
-        for number, values in _mapping(_mapping(tree[role][index]).get("state")).items():
-            for name, value in _mapping(values).items():
-                if id(value) in live and isinstance(value, torch.Tensor) and value.numel() > 1 and _plain(value):
+        live = {id(value) for p in parameters_of(optimizer) for value in mapping(optimizer.state.get(p)).values()}
+        for number, values in mapping(mapping(tree[role][index]).get("state")).items():
+            for name, value in mapping(values).items():
+                if id(value) in live and isinstance(value, torch.Tensor) and value.numel() > 1 and plain(value):
                     yield (role, index), ("state", number, name), value
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are all there is to it, and its changes are counted."""
-    return (
-        type(tensor) in (torch.Tensor, nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.dtype in _NAMES
-        and tensor.numel() > 0
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference() or tensor.is_meta)
-    )
+def _by_owner(
+    registered: Registered, entries: Iterable[tuple[Place, Keys, torch.Tensor]]
+) -> list[tuple[Hashable, tuple[Place, Keys, torch.Tensor]]]:
+    """The entries in an order that is the same everywhere, each with whose it is: behind a parameter what belongs to it."""
+    optimizers, ranks = optimizers_of(registered), dict[Hashable, int]()
+    entries = sorted(entries, key=_order)
+    owners: list[Hashable] = []
+    for place, keys, tensor in entries:
+        if place in optimizers:
+            owners.append(memory(parameters_of(optimizers[place])[int(keys[1])]))
+        else:
+            owners.append(memory(tensor))
+            ranks.setdefault(owners[-1], len(ranks))
+    whose = list(zip(owners, entries, strict=True))
+    return sorted(whose, key=lambda each: (ranks.get(each[0], len(ranks)), each[1][0] in optimizers))
+
+
+def _borders(ground: Ground, owners: Sequence[Hashable]) -> tuple[int, ...]:
+    return tuple(start for start, one, other in zip(ground.ends, owners, owners[1:], strict=False) if one != other)
 
 
 # --- at who gets it ----------------------------------------------------------------------------------------------------
@@ -183,11 +224,11 @@ def _take(registered: Registered, packed: bytes, *, create: bool) -> Ground:
     for hole in holes:
         _put(tree, hole, ground.tensors[hole.index])  # a parameter that is loaded from itself is not even copied
     registered.load(tree)
-    optimizers = _optimizers(registered)
+    optimizers = optimizers_of(registered)
     for hole in holes:
         if hole.place in optimizers:  # torch has taken the tensors themselves, but for those that it casts
             optimizer, (_, number, name) = optimizers[hole.place], hole.keys
-            optimizer.state[_parameters(optimizer)[int(number)]][name] = ground.tensors[hole.index]
+            optimizer.state[parameters_of(optimizer)[int(number)]][name] = ground.tensors[hole.index]
     return ground
 
 
@@ -216,9 +257,9 @@ def _hole(entry: object) -> _Hole:
 def _compare(registered: Registered, own: Mapping[str, Any], tree: Mapping[str, Any], holes: Iterable[_Hole]) -> None:
     """ConfigError naming the first difference between the registered objects here (``own``) and at the job (``tree``)."""
     streamed = {(hole.place, hole.keys): hole for hole in holes}
-    modules, optimizers = registered.of(nn.Module), _optimizers(registered)
+    modules, optimizers = registered.of(nn.Module), optimizers_of(registered)
     for place in modules:
-        here, there = _mapping(own[place[0]][place[1]]), _mapping(tree[place[0]][place[1]])
+        here, there = mapping(own[place[0]][place[1]]), mapping(tree[place[0]][place[1]])
         for name in [*there, *(name for name in here if name not in there)]:
             path = _path(place, name)
             if name not in here or name not in there:
@@ -226,13 +267,13 @@ def _compare(registered: Registered, own: Mapping[str, Any], tree: Mapping[str, 
             _compare_tensors(path, here[name], streamed.get((place, (name,)), there[name]))
     for place, optimizer in optimizers.items():
         ours = [len(group["params"]) for group in optimizer.param_groups]
-        groups = _mapping(tree[place[0]][place[1]]).get("param_groups", ())
-        theirs = [len(_mapping(group).get("params", ())) for group in groups]
+        groups = mapping(tree[place[0]][place[1]]).get("param_groups", ())
+        theirs = [len(mapping(group).get("params", ())) for group in groups]
         if ours != theirs:
             raise ConfigError(f"{_path(place)} has parameter groups of {ours} here and of {theirs} at the job: {_SAME}")
     for hole in streamed.values():
         fits = hole.place in (modules if len(hole.keys) == 1 else optimizers)
-        if not fits or (len(hole.keys) == 3 and hole.keys[1] not in range(len(_parameters(optimizers[hole.place])))):
+        if not fits or (len(hole.keys) == 3 and hole.keys[1] not in range(len(parameters_of(optimizers[hole.place])))):
             raise ConfigError(f"{hole.path} is of another kind here than at the job: {_SAME}")
 
 
@@ -247,7 +288,7 @@ def _compare_tensors(path: str, here: object, there: object) -> None:
 
 def _live(registered: Registered, own: Mapping[str, Any], holes: Iterable[_Hole], *, create: bool) -> list[torch.Tensor]:
     """The tensors here that belong into the holes, by index."""
-    parameters, optimizers = _by_memory(registered), _optimizers(registered)
+    parameters, optimizers = by_memory(registered), optimizers_of(registered)
     live: dict[int, torch.Tensor] = {}
     for hole in holes:
         if hole.place in optimizers:
@@ -255,8 +296,8 @@ def _live(registered: Registered, own: Mapping[str, Any], holes: Iterable[_Hole]
                 live[hole.index] = _state_tensor(optimizers[hole.place], hole, create=create)
             continue
         mine = own[hole.place[0]][hole.place[1]][hole.keys[0]]
-        mine = parameters.get(_memory(mine), mine)
-        if _memory(live.setdefault(hole.index, mine)) != _memory(mine):
+        mine = parameters.get(memory(mine), mine)
+        if memory(live.setdefault(hole.index, mine)) != memory(mine):
             raise ConfigError(f"{hole.path} is tied to another tensor at the job, but not here: {_SAME}")
     return [live[index] for index in range(len(live))]
 
@@ -264,8 +305,8 @@ def _live(registered: Registered, own: Mapping[str, Any], holes: Iterable[_Hole]
 def _state_tensor(optimizer: Optimizer, hole: _Hole, *, create: bool) -> torch.Tensor:
     """The one that exists, or a new one of zeros."""
     _, number, name = hole.keys
-    parameter = _parameters(optimizer)[int(number)]
-    found = _mapping(optimizer.state.get(parameter)).get(name)
+    parameter = parameters_of(optimizer)[int(number)]
+    found = mapping(optimizer.state.get(parameter)).get(name)
     if isinstance(found, torch.Tensor) and (found.dtype, tuple(found.shape)) == (hole.dtype, hole.shape):
         return found
     if not create:
@@ -281,41 +322,12 @@ def _state_tensor(optimizer: Optimizer, hole: _Hole, *, create: bool) -> torch.T
 def _check_ties(ground: Ground) -> None:
     paths: dict[Hashable, str] = {}
     for tensor, path in zip(ground.tensors, ground.paths, strict=True):
-        other = paths.setdefault(_memory(tensor), path)
+        other = paths.setdefault(memory(tensor), path)
         if other is not path:
             raise ConfigError(f"{path} is tied to {other} here, but not at the job: {_SAME}")
 
 
 # --- both --------------------------------------------------------------------------------------------------------------
-
-
-def _optimizers(registered: Registered) -> dict[Place, Optimizer]:
-    # torch's constructor marks the method; a class that does not call it runs no hooks
-    return {place: item for place, item in registered.of(Optimizer).items() if getattr(type(item).step, "hooked", False)}
-
-
-def _by_memory(registered: Registered) -> dict[Hashable, nn.Parameter]:
-    """The registered modules' parameters. ``state_dict`` gives other tensors that share their memory."""
-    return {_memory(p): p for module in registered.of(nn.Module).values() for p in module.parameters() if _dense(p)}
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided and tensor.numel() > 0
-
-
-def _memory(tensor: torch.Tensor) -> Hashable:
-    if not _dense(tensor) or tensor.is_meta:
-        return id(tensor)
-    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    """In the order in which ``state_dict`` numbers them."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _mapping(value: object) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _first(holes: Sequence[_Hole]) -> list[_Hole]:

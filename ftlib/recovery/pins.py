@@ -90,8 +90,8 @@ class Pins:
 
     # --- who serves others ---------------------------------------------------------------------------------------------
 
-    def arm(self, joiner: str, stripes: Sequence[Stripe], ground: Ground, inside: int) -> None:
-        """Pin ``stripes`` of ``ground`` for ``joiner``, instead of what it has.
+    def arm(self, joiner: str, stripes: Sequence[Stripe], ground: Ground, inside: int, keep: int | None = None) -> None:
+        """Pin ``stripes`` of ``ground`` for ``joiner``, instead of what it has, but for versions from ``keep`` on.
 
         ``inside``: the call that the training thread is in, and does not leave meanwhile: the state is that on entry to it.
         ValueError where a stripe is of another version, or no part of the ground.
@@ -101,7 +101,8 @@ class Pins:
             raise ValueError(f"the state is that on entry to call {inside}, and no other version can be pinned")
         made = [Copying(ground, stripe.start, stripe.stop, inside) for stripe in stripes]  # takes no memory yet
         with self._changed:
-            former, mine = self._of.get(joiner, {}), {}
+            former = self._of.get(joiner, {})
+            mine = {} if keep is None else {key: pin for key, pin in former.items() if key[1] >= keep}
             for stripe, new in zip(stripes, made, strict=True):
                 key = (layout, stripe.start, stripe.stop, inside)
                 pin = self._pins.get(key)

@@ -25,10 +25,10 @@ from ..plane import Plane
 from ..session import Session
 from ..threads import SYSTEM, Threads
 from .blocks import BLOCK, DIGEST, blocks, digest_of
-from .fetch import Armed, FetchError, GoOn, HttpSource, Later, Offer, Source
+from .fetch import FetchError, GoOn, HttpSource, Later, Offer, Source
 from .flat import Ground
 from .sending import FIRST_TAG, RUN
-from .stripes import Stripe
+from .stripes import Stripe, Wave
 
 __all__ = ["WINDOW", "Post", "Tainted"]
 
@@ -170,11 +170,13 @@ class Post(Source):
         turn: int,
         inline_from: str,
         go_on: GoOn,
+        wave: Wave | None = None,
     ) -> Offer:
         """See ``Source``."""
-        return self._http.offer(holders, version=version, origin=origin, turn=turn, inline_from=inline_from, go_on=go_on)
+        ask = self._http.offer
+        return ask(holders, version=version, origin=origin, turn=turn, inline_from=inline_from, go_on=go_on, wave=wave)
 
-    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> Armed:
+    def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> list[bytes]:
         """See ``Source``."""
         return self._http.digest(member, version, ranges, origin, go_on)
 

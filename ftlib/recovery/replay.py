@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ..registry import Registered
-from .manifest import stepping
+from .live import stepping
 
 __all__ = ["replay", "why_not"]
 
 
-def replay(registered: Registered) -> None:
-    """Apply the gradients that lie in the parameters."""
+def replay(registered: Registered, without: Iterable[torch.Tensor] = ()) -> None:
+    """Apply the gradients that lie in the parameters. Those ``without`` lose theirs: no optimizer steps them then."""
+    for parameter in without:
+        parameter.grad = None
     if registered.apply is not None:
         registered.apply()
         return

@@ -1,8 +1,8 @@
 """One recovery under way: the stripes come from the donors, and the averages since then are replayed, beside the training.
 
-``position`` says how far the replay is: once all stripes are here, the state is that on entry to call ``position``. All
-stripes are of one version, and nothing is replayed before the last has arrived: an optimizer's step reads what belongs to a
-parameter (its moments, say) wherever in the row of bytes that lies.
+``position`` says how far the replay is: what is here of the state is that on entry to call ``position``. The stripes of a
+portion are of one version. An average is replayed once all stripes of its version or an older one have arrived, and is applied
+to the portions that they make up: the others come later, of a version in which it is applied already.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from .fetch import FetchError, Later, Offer, Source
 from .flat import Ground
 from .manifest import prepare
 from .meter import Meter
+from .pending import Pending
+from .portions import Portions
 from .post import Tainted
 from .progress import Progress
 from .replay import replay
-from .stripes import LARGE, Stripe, surviving
+from .stripes import LARGE, Stripe, Wave, surviving
 
 __all__ = ["Round"]
 
@@ -99,18 +101,14 @@ class Round:
         self._failures: Counter[tuple[int, str]] = Counter()
         """How often a donor failed to give a stripe."""
         self._donors = {member.id: member for member in members}
-        self._position = number
-        self._averages: dict[int, Results | None] = {}
-        self._held = 0
-        self._spare: list[Slot] = []
+        self._pending = Pending(number)
+        self._portions = Portions(offer, number)
         self._fewest = math.inf
         self._since = 0
         self._braking = False
         self._error: Exception | None = None
         self._over = False
         self._meter = Meter(offer.nbytes, plane.threads.now)
-        self._replayed = 0
-        # Guarded by its own lock:
         self.bulletin = Bulletin(plane, self.progress)
         self._threads: list[threading.Thread] = []
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
@@ -143,43 +141,53 @@ class Round:
     def keep(self, number: int, results: Results | None) -> Sequence[Slot] | None:
         """What call ``number`` led to, None for nothing to replay. Returns buffers to use instead of those of ``results``."""
         with self._changed:
-            self._averages[number] = results
-            self._held += 0 if results is None else results.layout.nbytes
             self._changed.notify_all()
-            if results is None:
-                return None
-            spare, self._spare = self._spare, []
-            return spare
+            return self._pending.keep(number, results)
 
-    def brake(self, session: Session, number: int) -> None:
+    @property
+    def wave(self) -> Wave | None:
+        """The portion that is to be asked for now; None where there is none."""
+        with self._changed:
+            return self._portions.next(self.stripes, self._have)
+
+    def add(self, offer: Offer, stripes: Sequence[Stripe], version: int) -> None:
+        """The next portion was pinned on entry to call ``version``, of which the average has not been kept yet."""
+        with self._changed:
+            self._portions.add(offer, version)
+            self.stripes += tuple(stripes)
+            self._changed.notify_all()
+
+    def brake(self, session: Session, number: int, *, level: bool) -> None:
         """Wait where this member cannot hold more averages, or cannot keep pace; the others wait for it meanwhile.
 
-        Also for the replay of the last average: the others apply theirs in the same time. Raises what went wrong.
+        ``level``: also for the replay of the last average; the others apply theirs in the same time. Raises what went wrong.
         """
         with self._changed:
             self._check()
-            full = self._held + self._own.layout.nbytes > self._limit and self._held > 0
-            last = self._arrived() and self._position >= number - 1
-            slow = self._arrived() and not last and self._falls_behind(number)
+            full = self._pending.held + self._own.layout.nbytes > self._limit and self._pending.held > 0
+            near = self._arrived() and self._pending.position >= number - 1
+            last = near and level
+            slow = self._arrived() and not near and self._falls_behind(number)
             if (full or slow) and not self._braking:
-                why = "cannot replay averages as quickly as they come"
-                if full:
-                    why = "cannot hold more averages (recovery_pending_mb)"
+                slowly = "cannot replay averages as quickly as they come"
+                why = "cannot hold more averages (recovery_pending_mb)" if full else slowly
                 text = "the others wait for this worker: it %s; %d wait to be replayed"
-                extra = about(self._plane, "recovery_brakes", pending=number - self._position)
-                logger.warning(text, why, number - self._position, extra=extra)
+                extra = about(self._plane, "recovery_brakes", pending=number - self._pending.position)
+                logger.warning(text, why, number - self._pending.position, extra=extra)
             self._braking = full or slow
 
             def ready() -> bool:
-                if self._error is not None or self._position == number:
+                if self._error is not None or self._pending.position == number:
                     return True
-                return not last and not slow and self._held + self._own.layout.nbytes <= self._limit
+                return not last and not slow and self._pending.held + self._own.layout.nbytes <= self._limit
 
             if full or slow or last:
                 deadline = self._plane.threads.now() + self._patience
                 while not ready() and self._plane.acting_in(session) and not self._plane.leaving():
                     if self._plane.threads.now() > deadline:
-                        raise NoFollowing(f"{number - self._position} averages were not replayed within {self._patience:g} s")
+                        raise NoFollowing(
+                            f"{number - self._pending.position} averages were not replayed within {self._patience:g} s"
+                        )
                     self._changed.wait(LOOK)
             self._braking = False
             self._check()
@@ -187,7 +195,7 @@ class Round:
     def level_with(self, number: int, *, but: int = 0) -> bool:
         """Whether everything has arrived, and every average before call ``number`` was replayed, ``but`` for so many."""
         with self._changed:
-            return self._arrived() and self._position >= number - but
+            return self._arrived() and self._pending.position >= number - but
 
     @property
     def error(self) -> Exception | None:
@@ -198,8 +206,7 @@ class Round:
     def wait_room(self, seconds: float) -> bool:
         """Whether another average may be held; waits so long for room."""
         with self._changed:
-            fits = self._limit - self._own.layout.nbytes
-            return self._changed.wait_for(lambda: self._held <= max(0, fits), seconds)
+            return self._changed.wait_for(lambda: self._pending.held <= max(0, self._limit - self._own.layout.nbytes), seconds)
 
     def check_fit(self) -> None:
         """Wait until the job's state was compared with this program's. ConfigError where it does not fit."""
@@ -215,7 +222,7 @@ class Round:
         """
         with self._changed:
             self._check()
-            if self._position + len(self._averages) != number:
+            if self._pending.position + len(self._pending) != number:
                 return False
             left = tuple(surviving(stripe, session.plan.holders) for stripe in self.stripes)
             if any(not stripe.donors and stripe.index not in self._have for stripe in left):
@@ -230,7 +237,7 @@ class Round:
     def progress(self) -> Progress:
         """How far it is. Any thread."""
         with self._changed:
-            return self._meter.progress(len(self._averages), braking=self._braking, replayed=self._replayed)
+            return self._meter.progress(len(self._pending), braking=self._braking, replayed=self._pending.replayed)
 
     # --- within the lock -----------------------------------------------------------------------------------------------
 
@@ -239,10 +246,13 @@ class Round:
             raise self._error
 
     def _arrived(self) -> bool:
-        return self.ground is not None and len(self._have) == len(self.stripes)
+        return self.ground is not None and self._complete()
+
+    def _complete(self) -> bool:
+        return self._portions.all_pinned and len(self._have) == len(self.stripes)
 
     def _falls_behind(self, number: int) -> bool:
-        waiting = number - self._position
+        waiting = number - self._pending.position
         if waiting < self._fewest:
             self._fewest, self._since = waiting, number
         return number - self._since >= PATIENCE
@@ -267,6 +277,7 @@ class Round:
             raise ConfigError(
                 f"the job's state has {self._offer.nbytes} bytes, this worker's {ground.nbytes}: build the same everywhere"
             )
+        self._portions.settle(self.registered, ground)
         with self._changed:
             self.ground = ground
             self._changed.notify_all()
@@ -284,34 +295,37 @@ class Round:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
+        known = isinstance(error, (ConfigError, NoFollowing, Tainted))
         with self._changed:
-            known = isinstance(error, (ConfigError, NoFollowing, Tainted))
             self._error = self._error or (error if known else NoFollowing(f"{type(error).__name__}: {error}"))
             self._changed.notify_all()
 
     def _replay_all(self) -> None:
+        portions = self._portions
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over or self._error is not None or self._can_replay())
+                self._changed.wait_for(lambda: self._over or self._error is not None or portions.fresh or self._can_replay())
                 if self._over or self._error is not None:
                     return
-                results = self._averages[self._position]
+                fresh, due = portions.pop_fresh(), self._can_replay()
+                results = self._pending.next if due else None
+                without = portions.without(self._pending.position)
+            portions.take_over(self.registered, fresh)
+            if not due:
+                continue
             if results is not None:
                 self._own.reattach()
                 self._own.deliver(results)
-                replay(self.registered)
+                replay(self.registered, without)
             with self._changed:
-                del self._averages[self._position]
-                self._position += 1
-                if results is not None:
-                    self._held -= results.layout.nbytes
-                    self._spare += results.slots
-                    self._replayed += 1
+                self._pending.done()
                 self._changed.notify_all()
             self.bulletin.tell()
 
     def _can_replay(self) -> bool:
-        return self._arrived() and self._position in self._averages
+        if self.ground is None or not self._pending.there:
+            return False
+        return all(stripe.index in self._have for stripe in self.stripes if stripe.version <= self._pending.position)
 
     def _fetch_all(self) -> None:
         while True:
@@ -335,7 +349,7 @@ class Round:
                     self._changed.notify_all()
 
     def _finished_fetching(self) -> bool:
-        return self._over or self._error is not None or len(self._have) == len(self.stripes)
+        return self._over or self._error is not None or self._complete()
 
     def _fetch(self, stripe: Stripe, donor: Member) -> bool:
         """Whether all of it is here; else it is tried again, from where it was and from whoever else has it."""

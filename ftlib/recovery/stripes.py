@@ -1,8 +1,8 @@
 """Who gives which part of the state, of which version: pure functions, computed alike by the joiner and by every donor.
 
 The state is one row of bytes, cut in stripes. Each is pinned at two donors (one, where there is but one). *Version* v is the
-state on entry to call v. All stripes are of one version: an optimizer's step reads a parameter together with its moments, which
-lie elsewhere in the row.
+state on entry to call v. All stripes of a *portion* are of one version: an optimizer's step reads a parameter together with its
+moments. A portion holds both, so that portions may be of different versions, and the donors copy one at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["EACH", "LARGE", "MOST", "SMALLEST", "Stripe", "cut", "surviving"]
+__all__ = ["EACH", "LARGE", "MOST", "SMALLEST", "Stripe", "Wave", "cut", "portions", "surviving"]
 
 SMALLEST = 8 << 20
 """Bytes of a stripe, but for the last."""
@@ -20,7 +20,9 @@ LARGE = 64 << 20
 EACH = 12
 """Stripes for each donor: enough to spread, and few, as each is asked for. Beyond so many they grow, in whole multiples."""
 MOST = 256
-"""Stripes of all donors."""
+"""Stripes of all donors, in one portion."""
+WAVES = 16
+"""Portions, where they are larger than ``LARGE``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,40 @@ class Stripe:
     donors: tuple[str, ...]
 
 
-def cut(nbytes: int, holders: Sequence[str], turn: int, version: int) -> tuple[Stripe, ...]:
-    """All stripes of a state of ``nbytes``, held by ``holders`` (member ids), for the joiner whose turn it is.
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """The portion that a joiner asks for next."""
 
-    ``turn``: its place among the joiners, so that the donors' loads are spread. ``version``: of all stripes. ValueError where
-    there is no holder, or a number is negative.
+    number: int = 0
+    first: int = 0
+    """Stripes of the portions before."""
+    keep: int = 0
+    """What was pinned before of this version, or a later one, is still wanted."""
+
+
+def portions(borders: Sequence[int], nbytes: int) -> tuple[tuple[int, int], ...]:
+    """Where the portions of a state of ``nbytes`` begin and end: at ``borders``, and about as large as ``LARGE``.
+
+    ``borders``: where, in the row, a parameter begins with all that belongs to it. With none the state is one portion.
+    """
+    most = max(LARGE, nbytes // WAVES)
+    found: list[tuple[int, int]] = []
+    start = last = 0
+    for border in (*borders, nbytes):
+        if border - start > most and last > start:
+            found.append((start, last))
+            start = last
+        last = border
+    return (*found, (start, nbytes))
+
+
+def cut(
+    nbytes: int, holders: Sequence[str], turn: int, version: int, *, start: int = 0, first_index: int = 0
+) -> tuple[Stripe, ...]:
+    """All stripes of a portion of ``nbytes``, held by ``holders`` (member ids), for the joiner whose turn it is.
+
+    ``turn``: its place among the joiners, so that the donors' loads are spread. ``version``: of all stripes. ``start``: where
+    the portion begins. ValueError where there is no holder, or a number is negative.
     """
     if not holders:
         raise ValueError("nobody holds the state, so it cannot be cut: ask for holders before")
@@ -51,8 +82,9 @@ def cut(nbytes: int, holders: Sequence[str], turn: int, version: int) -> tuple[S
     donors = _Donors([*holders[first:], *holders[:first]], apart=count)
     stripes: list[Stripe] = []
     for index in range(count):
-        start, stop = index * length, min((index + 1) * length, nbytes)
-        stripes.append(Stripe(index, start, stop, version, donors.choose(stop - start)))
+        begin, stop = index * length, min((index + 1) * length, nbytes)
+        chosen = donors.choose(stop - begin)
+        stripes.append(Stripe(first_index + index, start + begin, start + stop, version, chosen))
     return tuple(stripes)
 
 

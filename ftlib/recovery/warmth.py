@@ -237,7 +237,7 @@ class Warmth:
             raise FetchError(f"the donors disagree on what the state is: {sizes} bytes")
         first = next(begun for begun, holder in zip(told, holders, strict=True) if holder.id == tutor.id)
         stripes = given(first.nbytes, [holder.id for holder in holders], turn, version)
-        offer = Offer(first.nbytes, len(stripes), first.packed)
+        offer = Offer(first.nbytes, len(stripes), first.packed, ((0, first.nbytes),))
         text = "getting %s of state while this spare waits, as of call %d; averages come from %s"
         extra = about(plane, "spare_begins", state_bytes=first.nbytes, version=version, donor=tutor.id)
         logger.info(text, size(first.nbytes), version, tutor, extra=extra)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import msgpack
 import pytest
@@ -10,11 +13,12 @@ import torch
 
 from ftlib.plane import Order
 from ftlib.recovery import donor as donor_module
-from ftlib.recovery import layouts
+from ftlib.recovery import hold, layouts
+from ftlib.recovery import stripes as stripes_module
 from ftlib.recovery.blocks import BLOCK, digest_of
 from ftlib.recovery.sending import FIRST_TAG, RUN
 from ftlib.recovery.stripes import Stripe, cut
-from tests.ftlib.real import in_thread
+from tests.ftlib.real import eventually, in_thread
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
 
@@ -51,6 +55,7 @@ def once(holder: Holder, kind: str, **query: object) -> bytes:
 def offer(holder: Holder, **changes: object) -> bytes:
     own = holder.member.id
     query = {"joiner": JOINER.id, "version": VERSION, "origin": ORIGIN, "holders": own, "turn": 0, "inline": 0}
+    query |= {"apart": 0, "portion": 0, "first": 0, "keep": VERSION}
     return ask(holder, "offer", **{**query, **changes})
 
 
@@ -106,6 +111,7 @@ class TestOffers:
             ({"turn": "-1"}, "expected turn=NUMBER"),
             ({"turn": "9" * 30}, "expected turn=NUMBER"),
             ({"inline": ""}, "expected inline=NUMBER"),
+            ({"portion": 1}, "portion=1 is none of 1"),
         ],
     )
     def test_are_refused_in_words(self, holder: Holder, changes: dict[str, object], text: str) -> None:
@@ -124,6 +130,30 @@ def step(holder: Holder) -> None:
     for row in holder.model.rows:
         row.grad = torch.ones_like(row)
     optimizer.step()
+
+
+class TestPortions:
+    """The whole state is three parameters, and an optimizer that keeps nothing of them yet."""
+
+    def test_are_pinned_one_after_the_other(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stripes_module, "LARGE", 4 * SIZES[1])
+        monkeypatch.setattr(stripes_module, "WAVES", NBYTES)
+        found = msgpack.unpackb(offer(holder, apart=1))
+        ends = [4 * sum(SIZES[:count]) for count in range(4)]
+        assert found["portions"] == [list(pair) for pair in itertools.pairwise(ends)]
+        before = bytes(state_of(holder))
+        query = {"joiner": JOINER.id, "offset": 0}
+        assert data_of(ask(holder, "stripe", index=0, version=VERSION, **query)) == before[: ends[1]]
+        holder.leave()
+        step(holder)
+        holder.enter()
+        offer(holder, apart=1, portion=1, first=1, keep=VERSION, version=VERSION + 1)
+        assert data_of(ask(holder, "stripe", index=0, version=VERSION, **query)) == before[: ends[1]], "it is kept"
+        after = bytes(state_of(holder))
+        assert data_of(ask(holder, "stripe", index=1, version=VERSION + 1, **query)) == after[ends[1] : ends[2]]
+        offer(holder, apart=1, portion=2, first=2, keep=VERSION + 1, version=VERSION + 1)
+        with pytest.raises(LookupError, match="is not pinned"):
+            ask(holder, "stripe", index=0, version=VERSION, **query)
 
 
 class TestPins:
@@ -159,12 +189,11 @@ class TestStripes:
 
 
 class TestDigests:
-    def test_are_armed_before_they_are_told(self, holder: Holder) -> None:
+    def test_are_of_the_state_on_entry(self, holder: Holder) -> None:
         before = bytes(state_of(holder))
         chunks = holder.donor.source(
             {"ask": "digest", "version": str(VERSION), "origin": ORIGIN, "ranges": f"16:{NBYTES},8:24"}
         )
-        assert next(chunks) == b"armed"
         holder.leave()
         step(holder)
         assert list(chunks) == [digest_of(memoryview(before)[16:]), digest_of(memoryview(before)[8:24])]
@@ -179,15 +208,64 @@ class TestDigests:
 
 def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(holder, "inline", version=VERSION, origin=ORIGIN)
-    original = donor_module.inline_of
+    before = ask(holder, "inline", version=VERSION, origin=ORIGIN)
+    original = donor_module.split
 
-    def too_slow(*args: object) -> bytes:
+    def too_slow(*args: Any) -> Any:
         holder.leave()
-        return original(*args)  # type: ignore[arg-type]
+        return original(*args)
 
-    monkeypatch.setattr(donor_module, "inline_of", too_slow)
+    monkeypatch.setattr(donor_module, "split", too_slow)
+    assert ask(holder, "inline", version=VERSION, origin=ORIGIN) == before, "it was looked at once, and does for all"
+    with holder.plane.changed:
+        holder.plane.current = None  # that call is given up, and another one has its number
+    holder.enter()
     with pytest.raises(LookupError, match="is over here"):
         ask(holder, "inline", version=VERSION, origin=ORIGIN)
+
+
+class TestCalls:
+    """They do not end before questions about the state on entry to them are answered."""
+
+    def test_wait_for_an_answer(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(donor_module, "POLL", TIMEOUT)
+        monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
+        looking, go_on = threading.Event(), threading.Event()
+        original = donor_module.split
+
+        def slow(*args: Any) -> Any:
+            looking.set()
+            assert go_on.wait(TIMEOUT)
+            return original(*args)
+
+        monkeypatch.setattr(donor_module, "split", slow)
+        answers: list[bytes] = []
+        asking = in_thread(lambda: answers.append(ask(holder, "inline", version=VERSION + 1, origin=ORIGIN)))
+        eventually(lambda: VERSION + 1 in holder.donor._hold._open, "the question is there")
+        holder.donor.ending(VERSION)  # which nobody asks about: this returns
+        holder.leave()
+        holder.enter()
+        assert looking.wait(TIMEOUT)
+        leaving = in_thread(lambda: holder.donor.ending(VERSION + 1))
+        leaving.join(0.05)  # long enough for who does not wait
+        assert leaving.is_alive()
+        go_on.set()
+        leaving.join(TIMEOUT)
+        asking.join(TIMEOUT)
+        assert answers
+
+    def test_do_not_wait_for_ever(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hold, "PATIENCE", 0.01)
+        with holder.donor._hold.asking(VERSION):
+            holder.donor.ending(VERSION)
+
+    def test_do_not_wait_once_they_are_frozen(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
+        with holder.donor._hold.asking(VERSION):
+            leaving = in_thread(lambda: holder.donor.ending(VERSION))
+            holder.plane.freeze(Order(9, None))
+            leaving.join(TIMEOUT / 2)
+            assert not leaving.is_alive()
 
 
 def test_layouts_of_calls(holder: Holder) -> None:

@@ -16,9 +16,9 @@ from consensus import KeyRing, Member
 from ftlib.recovery import donor as donor_module
 from ftlib.recovery import fetch
 from ftlib.recovery.blocks import BLOCK, digest_of
-from ftlib.recovery.fetch import FetchError, HttpSource, Later, Refused
+from ftlib.recovery.fetch import FetchError, HttpSource, Later, Over, Refused
 from ftlib.recovery.flat import Ground
-from ftlib.recovery.manifest import inline_of
+from ftlib.recovery.manifest import split
 from ftlib.recovery.pace import Pace
 from ftlib.recovery.stripes import Stripe, cut
 from ftlib.threads import Threads
@@ -234,7 +234,7 @@ class TestOffers:
             with pytest.raises(Refused, match=rf"{other.member}: call {VERSION} is over"):
                 joiner.offer(members, inline_from=other.member.id)
             one.leave()
-            with pytest.raises(FetchError, match="nobody gives the state"):
+            with pytest.raises(Over, match="is over here"):
                 joiner.offer(members)
 
     def test_of_other_states_are_refused(self, joiner: Joiner) -> None:
@@ -253,15 +253,14 @@ class TestOffers:
 class TestTheRest:
     def test_digests_are_of_the_state_now(self, joiner: Joiner, holder: Holder) -> None:
         ranges = [(0, 100), (101, joiner.ground.nbytes)]
-        armed = joiner.source.digest(holder.member, VERSION, ranges, ORIGIN, always)
+        found = joiner.source.digest(holder.member, VERSION, ranges, ORIGIN, always)
         data = torch.cat([row.detach() for row in holder.model.rows]).view(torch.uint8).numpy().data
-        assert armed.result() == [digest_of(data[start:stop]) for start, stop in ranges]
-        armed.close()
+        assert found == [digest_of(data[start:stop]) for start, stop in ranges]
 
     def test_inline_parts(self, joiner: Joiner, holder: Holder) -> None:
         registered = holder.transfer.registered
         assert registered is not None
-        assert joiner.source.inline(holder.member, VERSION, ORIGIN, always) == inline_of(registered, holder.plane.step)
+        assert joiner.source.inline(holder.member, VERSION, ORIGIN, always) == split(registered, holder.plane.step)[0].packed
 
     def test_layouts_of_calls(self, joiner: Joiner, holder: Holder) -> None:
         [(signature, layout)] = holder.layouts.items()

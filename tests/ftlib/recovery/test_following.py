@@ -107,6 +107,30 @@ def test_a_joiner_ends_up_with_what_the_others_have(settings: dict[str, Any], ca
     assert joiner.statuses[0], "its first call is finished like everybody's"
 
 
+@pytest.mark.parametrize("settings", [{}, SLOW, {"recovery_transport": "group"}], ids=["http", "slow", "group"])
+def test_a_large_state_comes_in_portions(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of a later version than the one before: the donors copy one at a time."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(stripes, "LARGE", 1)
+    rounds: list[Round] = []
+    begin = Round.begin
+    monkeypatch.setattr(Round, "begin", lambda self: (rounds.append(self), begin(self))[1])
+    with school(3, **settings) as made:
+        founders = list(made.pupils)
+        joiner = made.enrol()
+        steps(joiner, 5)
+        made.end()
+    assert followed(caplog)
+    assert assert_equal(*founders, joiner) >= 4
+    [round_] = rounds
+    versions = [stripe.version for stripe in round_.stripes]
+    assert len(versions) > 3 and versions == sorted(set(versions))
+    assert joiner.ft.metrics()["state_bytes"] == round_.progress().total
+    assert round_.progress().replayed >= versions[-1] - versions[0], "between them"
+
+
 class Clipping(Pupil):
     """It does more with an average than its optimizer."""
 

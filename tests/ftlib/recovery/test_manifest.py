@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -10,7 +10,8 @@ from torch import nn
 
 from ftlib import ConfigError
 from ftlib.recovery.flat import Ground
-from ftlib.recovery.manifest import inline_of, prepare, refresh, split, stepping
+from ftlib.recovery.live import stepping
+from ftlib.recovery.manifest import Manifest, prepare, refresh, split
 from ftlib.registry import Registered
 
 Roles = dict[str, Any]
@@ -98,6 +99,35 @@ def test_what_is_streamed() -> None:
     assert len(manifest.packed) < 6000
 
 
+def test_a_parameter_is_followed_by_what_belongs_to_it() -> None:
+    roles = parts()
+    train(roles)
+    manifest, ground = split(Registered(roles), 0)
+    state, parameters = roles["optimizer"].state, list(roles["model"].parameters())
+    owners = {id(value): id(p) for p in parameters for value in state[p].values()} | {id(p): id(p) for p in parameters}
+    whose = [owners[id(tensor)] for tensor in ground.tensors]
+    assert len(list(itertools.groupby(whose))) == len(set(whose)) == len(parameters)
+    assert all(len({whose[piece.tensor] for piece in ground.pieces(*span)}) == 1 for span in spans(manifest, ground))
+    assert len(manifest.borders) == len(parameters) - 1
+
+
+def spans(manifest: Manifest, ground: Ground) -> Iterable[tuple[int, int]]:
+    return itertools.pairwise([0, *manifest.borders, ground.nbytes])
+
+
+class Own(torch.optim.SGD):
+    """Whatever it does."""
+
+
+def test_not_every_step_can_be_taken_apart() -> None:
+    assert not split(Registered(parts(optimizer=Own)), 0)[0].borders
+    assert not split(Registered(parts(), apply=lambda: None), 0)[0].borders
+    alone = parts()
+    alone["optimizer"].add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    assert not split(Registered(alone), 0)[0].borders, "this parameter is in no model"
+    assert split(Registered(parts()), 0)[0].borders
+
+
 def test_the_order_is_the_same_everywhere() -> None:
     roles = parts()
     train(roles)
@@ -182,7 +212,7 @@ def test_callables_are_inline() -> None:
     assert (ground.nbytes, manifest.nbytes, manifest.streamed) == (0, 0, ())
     assert len(manifest.packed) > 4000
     assert prepare(registered, manifest.packed).nbytes == 0
-    refresh(registered, inline_of(registered, 0))
+    refresh(registered, split(registered, 0)[0].packed)
     assert [tree["w"].sum() for tree in taken] == [1000, 1000]
 
 
@@ -199,7 +229,7 @@ def test_a_refresh_leaves_what_is_streamed_as_it_is() -> None:
     donor["optimizer"].param_groups[0]["lr"] = 0.3
     before = contents(ground)
     tensors = streamed(joiner)
-    refresh(Registered(joiner), inline_of(Registered(donor), 0))
+    refresh(Registered(joiner), split(Registered(donor), 0)[0].packed)
     assert torch.equal(contents(ground), before)
     assert [id(tensor) for tensor in streamed(joiner)] == [id(tensor) for tensor in tensors], "the very same"
     assert {id(tensor) for tensor in ground.tensors} == {id(tensor) for tensor in tensors}
@@ -216,8 +246,8 @@ def test_a_refresh_leaves_what_is_streamed_as_it_is() -> None:
 def test_a_refresh_needs_the_state_that_the_job_has() -> None:
     donor, joiner = parts(), parts()
     train(donor)
-    with pytest.raises(ConfigError, match=r"\['state'\]\[0\]\['exp_avg'\] of float32 \(4, 1, 3, 3\) does not exist here"):
-        refresh(Registered(joiner), inline_of(Registered(donor), 0))
+    with pytest.raises(ConfigError, match=r"\['state'\]\[1\]\['exp_avg'\] of float32 \(4,\) does not exist here"):
+        refresh(Registered(joiner), split(Registered(donor), 0)[0].packed)
 
 
 def test_state_keeps_its_own_dtype() -> None:

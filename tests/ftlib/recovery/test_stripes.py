@@ -3,13 +3,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlib.recovery.stripes import EACH, MOST, SMALLEST, Stripe, cut, surviving
+from ftlib.recovery.stripes import EACH, LARGE, MOST, SMALLEST, WAVES, Stripe, cut, portions, surviving
 
 MIB = 1 << 20
 
@@ -123,3 +123,25 @@ def test_the_second_gives_what_the_first_cannot() -> None:
     assert surviving(stripe, ["c", "b", "a"]) is stripe
     assert surviving(stripe, ["c", "b"]).donors == ("b",)
     assert surviving(stripe, ["c"]).donors == ()
+
+
+@given(sizes, holder_lists, turns, st.integers(0, 2**40), st.integers(0, 1000))
+def test_a_portion_is_cut_like_a_state(nbytes: int, holders: list[str], turn: int, start: int, first: int) -> None:
+    moved = cut(nbytes, holders, turn, 7, start=start, first_index=first)
+    for stripe, there in zip(cut(nbytes, holders, turn, 7), moved, strict=True):
+        assert there == replace(stripe, index=first + stripe.index, start=start + stripe.start, stop=start + stripe.stop)
+
+
+@given(st.lists(st.integers(1, 200 * MIB), max_size=60))
+def test_portions_are_the_whole_state_once_and_end_at_borders(lengths: list[int]) -> None:
+    ends = list(accumulate(lengths))
+    nbytes = ends[-1] if ends else 0
+    found = portions(ends[:-1], nbytes)
+    assert [start for start, _ in found] == [0, *(stop for _, stop in found)][:-1]
+    assert found[-1][1] == nbytes
+    assert all(stop in ends for _, stop in found[:-1])
+    most = max(LARGE, nbytes // WAVES)
+    sizes_found = [stop - start for start, stop in found]
+    assert all(size <= most or size in lengths for size in sizes_found), "larger ones cannot be cut"
+    assert all(one + other > most for one, other in pairwise(sizes_found)), "and none is smaller than it has to be"
+    assert portions((), nbytes) == ((0, nbytes),)
