@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
-from ftlib import FTLib, FTLibError
+from ftlib import FTLib, FTLibError, Status
 from ftlib.rhythm import WINDOW
 from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil
@@ -131,3 +132,22 @@ def steps(pupil: Latecomer, count: int) -> None:
     before = len(pupil.hashes)
     eventually(lambda: len(pupil.hashes) >= before + count or pupil.error is not None, f"{count} more steps")
     assert pupil.error is None
+
+
+def punctual(ft: FTLib) -> None:
+    """However long the test takes, nobody stands in for this one."""
+    deputy = ft._lives.life.deputy
+    assert deputy is not None
+    deputy._ready = lambda: False  # type: ignore[method-assign]
+
+
+def arrive(ft: FTLib, call: Callable[[], Status]) -> tuple[threading.Thread, list[Status]]:
+    """It calls while its deputy is in a call that the others have yet to enter: that will be its own."""
+    told: list[Status] = []
+    thread = in_thread(lambda: told.append(call()))
+    eventually(lambda: ft._turns.awaited, "it waits for its deputy")
+    return thread, told
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [getattr(record, "ftlib_event", "") for record in caplog.records]

@@ -11,6 +11,7 @@ from torch import nn
 
 from ftlib import FTLib
 from ftlib.frameworks.base import Group, Work
+from tests.ftlib.workers import Worker
 
 WAIT = 40.0
 """Seconds that a collective of the program's may take."""
@@ -142,3 +143,44 @@ def reference(steps: int) -> dict[int, str]:
 
     learner = Learner(Alone())  # type: ignore[arg-type]
     return learner.train(steps)
+
+
+STEPS = 12
+
+
+EXPECTED = reference(STEPS)
+
+
+OPERATIONS = 5
+
+
+def once(action: Callable[[], Any], when: Callable[[], bool]) -> Callable[[], None]:
+    done: list[int] = []
+
+    def act() -> None:
+        if when() and not done:
+            done.append(1)
+            action()
+
+    return act
+
+
+def learn(learners: dict[str, Learner], setup: Callable[[Worker, Learner], Any] = lambda *_: None) -> Callable[[Worker], Any]:
+    """A worker's program."""
+
+    def body(worker: Worker) -> dict[int, str]:
+        learner = learners[worker.name] = Learner(worker.ft, seed=int(worker.name[1:]))
+        setup(worker, learner)
+        return learner.train(STEPS)
+
+    return body
+
+
+def the_same(history: dict[int, str]) -> None:
+    """Nothing was lost, done twice, or done by halves."""
+    assert history == {step: EXPECTED[step] for step in history}
+    assert max(history) == STEPS
+
+
+class Whim(Exception):
+    """The program's own."""

@@ -1,0 +1,210 @@
+"""What a deputy does not do, and what becomes of its worker where it cannot go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from ftlib import ConfigError, FTLib, Status, StepMismatch
+from ftlib.deputy import Deputy
+from ftlib.errors import Excluded
+from ftlib.missed import Missed
+from ftlib.rhythm import WINDOW
+from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, events, late, punctual, steps
+from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
+from tests.ftlib.recovery.pupils import Pupil, assert_equal
+
+
+def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
+    with late(recovery_pending_mb=0.1) as made:
+        first, _, last = made.pupils
+        last.gate.clear()
+        eventually(lambda: "deputy_retires" in events(caplog), "it stops")
+        missed, nbytes = last.missed, sum(p.numel() * 4 for p in last.model.parameters())
+        assert nbytes * missed <= 0.1 * 2**20 < nbytes * (missed + 1)
+        eventually(lambda: first.ft._plane.current is not None, "the others wait")
+        assert first.ft._plane.finished == last.ft._plane.finished
+        assert "recovery_pending_mb" in caplog.text
+        last.come()
+        made.end()
+    assert assert_equal(*made.pupils) > WINDOW
+
+
+def test_a_program_that_hangs_is_not_covered_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    with late(stall_timeout=1.5) as made:
+        first, second, last = made.pupils
+        last.gate.clear()
+        eventually(lambda: "deputy_retires" in events(caplog), "the deputy stops")
+        assert "in compute" in caplog.text, "where it hangs"
+        eventually(lambda: first.ft.size == 2, "it is given up")
+        steps(first, 5)
+        last.gate.set()
+        eventually(lambda: isinstance(last.error, Excluded), "it is told")
+        made.end()
+    assert assert_equal(first, second) > WINDOW
+
+
+def test_a_deputy_that_fails_is_waited_for_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with late() as made:
+        first, _, last = made.pupils
+        with monkeypatch.context() as patch:
+            patch.setattr(Deputy, "_session", lambda *_: 1 / 0)
+            last.gate.clear()
+            eventually(lambda: "deputy_failed" in events(caplog), "it fails")
+        eventually(lambda: first.ft._plane.current is not None, "the others wait")
+        last.come()
+        last.stay_away()
+        last.come()
+        made.end()
+    assert assert_equal(*made.pupils) > WINDOW
+
+
+def test_what_cannot_be_kept_costs_the_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that all have finished, and this worker has lost the result of: it must not go on."""
+    with late() as made:
+        first, second, last = made.pupils
+        keep = Missed.keep
+
+        def broken(self: Missed, *given: Any, **named: Any) -> None:
+            if self is last.ft._lives.life.deputy._missed:  # type: ignore[union-attr]
+                raise MemoryError
+            keep(self, *given, **named)
+
+        monkeypatch.setattr(Missed, "keep", broken)
+        last.gate.clear()
+        eventually(lambda: first.ft.size == 2, "the others go on without it")
+        last.gate.set()
+        eventually(lambda: isinstance(last.error, Excluded), "it is told")
+        assert "could not be delivered" in str(last.error)
+        made.end()
+    assert assert_equal(first, second) > WINDOW
+
+
+class Moody(Latecomer):
+    """Its ``apply`` fails when it is told to."""
+
+    def __init__(self, ft: FTLib, seed: int) -> None:
+        super().__init__(ft, seed, apply=self.apply)
+        self.broken = False
+
+    def apply(self) -> None:
+        if self.broken:
+            raise RuntimeError("no mood")
+        super().apply()
+
+
+def test_an_apply_that_raises_costs_the_membership() -> None:
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Moody(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        for _ in range(3):
+            assert first.step()
+        last.broken = True
+        over = threading.Event()
+        training = in_thread(lambda: first.train(over))
+        with pytest.raises(RuntimeError, match="no mood"):
+            last.step()
+        with pytest.raises(Excluded, match="could not be delivered"):
+            last.step()
+        eventually(lambda: first.ft.size == 1, "the other one goes on without it")
+        over.set()
+        training.join(TIMEOUT)
+
+
+def test_a_last_call_that_came_to_nothing() -> None:
+    """FAIL, as everywhere; the averages before it are applied, and the gradients are what they were."""
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        for _ in range(3):
+            assert first.step()
+        eventually(lambda: last.ft._plane.running is not None, "the deputy is in the next call")
+        last.compute()
+        own = [parameter.grad.clone() for parameter in last.model.parameters()]
+        first.compute()
+        next(first.model.parameters()).grad[0] = float("nan")  # type: ignore[index]
+        thread, told = arrive(last.ft, lambda: last.ft.allreduce_average(last.model))
+        assert first.ft.allreduce_average(first.model) is Status.FAIL
+        thread.join(TIMEOUT)
+        assert told == [Status.FAIL]
+        assert last.ft.step == first.ft.step == WINDOW + 3
+        assert last.digest() == first.digest()
+        assert all(torch.equal(parameter.grad, was) for parameter, was in zip(last.model.parameters(), own, strict=True))
+        at_once(first.step, last.step)
+        assert last.digest() == first.digest()
+
+
+def test_a_program_that_does_something_else_than_the_others_is_told() -> None:
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        for _ in range(3):
+            assert first.step()
+
+        over = threading.Event()
+        training = in_thread(lambda: first.train(over))
+        with pytest.raises(StepMismatch, match="while this worker was late"):
+            last.ft.barrier()
+        with pytest.raises(Excluded):
+            last.ft.barrier()
+        eventually(lambda: first.ft.size == 1, "the other one goes on without it")
+        over.set()
+        training.join(TIMEOUT)
+
+
+def test_nobody_stands_in_within_a_unit() -> None:
+    """It is a call, and the program is inside."""
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        gate = threading.Event()
+        units = [
+            in_thread(lambda: first.ft.execute(first.step)),
+            in_thread(lambda: last.ft.execute(lambda: gate.wait(TIMEOUT) and last.step())),
+        ]
+        eventually(lambda: first.ft._plane.current is not None and last.ft._plane.current is not None, "they are inside")
+        time.sleep(3 * DEADLINE)  # nothing happens
+        assert not last.ft._plane.lag.calls
+        gate.set()
+        for unit in units:
+            unit.join(TIMEOUT)
+        assert first.ft.step == last.ft.step == WINDOW + 1
+        assert first.digest() == last.digest()
+
+
+def test_a_unit_of_the_others_waits_for_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+        punctual(first.ft)
+        for _ in range(WINDOW):
+            at_once(first.step, last.step)
+        assert first.step()
+        unit = in_thread(lambda: first.ft.execute(first.step))
+        eventually(lambda: "deputy_retires" in events(caplog), "the deputy finds out, and stops")
+        assert "execute" in caplog.text
+        assert last.step()  # what it missed
+        last.ft.execute(last.step)
+        unit.join(TIMEOUT)
+        assert first.ft.step == last.ft.step == WINDOW + 2
+        assert first.digest() == last.digest()
+
+
+def test_what_is_needed_for_it() -> None:
+    with company(1, straggler_deadline=1.0) as crew, pytest.raises(ConfigError, match=r"straggler_deadline is set.*apply="):
+        crew.members[0].register_state(state_dict=dict, load_state_dict=lambda _: None)
+    with pytest.raises(ConfigError, match="straggler_deadline=2 is not below stall_timeout=1"):
+        FTLib.init(config={}, straggler_deadline=2, stall_timeout=1)
