@@ -158,8 +158,7 @@ class Caller:
         staging.turn()
         patience = self._patience(call)
         while True:
-            session = self._await_session(call, patience)
-            if session is None:
+            if (session := self._await_session(call, patience)) is None:
                 return Status.FAIL
             if self._adopts(call, session):
                 results = self._adopt(call, session)
@@ -191,8 +190,7 @@ class Caller:
         self.layouts.note(own.layout)
         try:
             while True:
-                followed = Followed(self._threads.now(), veto=own.veto)
-                plane.turn_to(followed)
+                plane.turn_to(followed := Followed(self._threads.now(), veto=own.veto))
                 results = self._followed(followed, recovery)
                 own.number = followed.number
                 if self.said_goodbye:
@@ -205,8 +203,8 @@ class Caller:
                     own.began = followed.began
                     return results
         except NoFollowing as reason:
-            text = "%s: %s; the others wait while this worker loads the state"
-            logger.warning(text, name, reason, extra=about(plane, "no_following", why=str(reason)))
+            extra = about(plane, "no_following", why=str(reason))
+            logger.warning("%s: %s; the others wait while this worker loads the state", name, reason, extra=extra)
             recovery.end()
             plane.counters.recovery_fallbacks += 1
         finally:
@@ -222,8 +220,7 @@ class Caller:
         """One call of the others, finished."""
         patience = self._patience(followed)
         while True:
-            session = self._await_session(followed, patience)
-            if session is None:
+            if (session := self._await_session(followed, patience)) is None:
                 raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
             if self._adopts(followed, session):
                 results = self._adopt(followed, session) if self._learnt(followed, session) else None
