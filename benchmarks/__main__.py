@@ -32,6 +32,8 @@ FULL = (
     ("tight",),
     ("busy",),
     ("churn",),
+    ("epochs",),
+    ("curves",),
     ("joining",),
     ("leaving",),
     ("holds",),
