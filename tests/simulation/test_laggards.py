@@ -23,8 +23,14 @@ def lag(job: Job, victim: Host, calls: int) -> None:
     promises, process = job.trainers.promises, job.trainers.processes[victim.id]
     promises.lagging.add(victim.id)
 
+    def alone() -> bool:
+        """What nobody else has finished would be gone with it, and is redone otherwise by the others: that breaks a promise."""
+        others = [job.trainers.processes[host.id] for host in living(job.world) if host is not victim]
+        return all(other.plane.finished < process.plane.finished for other in others)
+
     def happens(host: Host, moment: str) -> None:
-        if host is not victim or moment != "frozen" or process.plane.finished <= calls:
+        between = process.plane.current is None and process.turns._holder is not None  # a call has ended, and not returned
+        if host is not victim or moment != "frozen" or process.plane.finished <= calls or between or alone():
             return
         job.trainers.on_moment = None
         process.plane.finished -= calls
