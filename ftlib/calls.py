@@ -18,6 +18,7 @@ from .caller import Caller
 from .errors import ConfigError, FTLibError
 from .execution import Execution
 from .inner import Pending
+from .listeners import Listeners
 from .logs import about
 from .phase import Phase
 from .plane import Plane
@@ -45,13 +46,13 @@ MOST_BATCHES = 65535
 class Calls(ABC):
     """What a program calls in its training loop. Thread-safe: calls of several threads are carried out one by one."""
 
-    def __init__(self, lives: Succession, turns: Turns, layouts: Layouts, *, veto: bool) -> None:
-        """``veto``: whether an average with inf or nan is applied by nobody."""
+    def __init__(self, lives: Succession, turns: Turns, layouts: Layouts, listeners: Listeners, *, veto: bool) -> None:
+        """``listeners``: who is told of views. ``veto``: whether an average with inf or nan is applied by nobody."""
         self._lives = lives
         self._turns = turns
         self._layouts = layouts
         self._veto = veto
-        self._callbacks: list[Callable[[View], None]] = []
+        self._listeners = listeners
         self._on_straggler: list[Callable[[Straggler], None]] = []
         self._untold: list[Callable[[], None]] = []
         """Callbacks with their views that are still to be run."""
@@ -201,7 +202,7 @@ class Calls(ABC):
         that is set here counts from this very step on, everywhere. Compute it from ``view`` alone, as ``size`` and ``rank`` may
         already be those of a later view. It may not average. What it raises passes through the call, which has finished.
         """
-        self._callbacks.append(callback)
+        self._listeners.callbacks.append(callback)
 
     def on_straggler(self, callback: Callable[[Straggler], None]) -> None:
         """Call ``callback(straggler)`` where a member has become one: see ``docs/stragglers.md``.
@@ -268,7 +269,7 @@ class Calls(ABC):
             elif plane.due:
                 with plane.changed:
                     view = plane.due.pop(0)
-                self._untold = [functools.partial(callback, view) for callback in self._callbacks]
+                self._untold = [functools.partial(callback, view) for callback in self._listeners.callbacks]
             else:
                 straggler = plane.tempo.fallen.pop(0)
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from consensus import LeftError
+from consensus import LeftError, View
 
 from .call import Call, Results
 from .caller import Caller
@@ -77,9 +77,15 @@ class Deputy:
     """Of one worker in one lifetime: ``start``, then ``end``. Its thread acts in its turn only (``Turns.lend``)."""
 
     def __init__(
-        self, plane: Plane, caller: Caller, turns: Turns, registered: Callable[[], Registered | None], terms: Terms
+        self,
+        plane: Plane,
+        caller: Caller,
+        turns: Turns,
+        registered: Callable[[], Registered | None],
+        terms: Terms,
+        tell: Callable[[View], None],
     ) -> None:
-        """``registered``: what the program registered by now."""
+        """``registered``: what the program registered by now. ``tell``: runs its callbacks of a view."""
         self._plane = plane
         self._caller = caller
         self._turns = turns
@@ -94,7 +100,7 @@ class Deputy:
         """When the program left its last call; None while it is in one, and before the first."""
         # Used in turn:
         self._rhythm = Rhythm()
-        self._missed = Missed(plane, registered, terms.pending)
+        self._missed = Missed(plane, registered, terms.pending, tell)
         self._retired = ""
         """Why it does not act before the program's next call."""
         self._told: set[str] = set()

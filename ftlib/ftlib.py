@@ -62,7 +62,8 @@ class FTLib(Calls):
         turns = Turns(settings.step_timeout)
         means = Means(settings, framework, rank_assign, _ring_of(settings), turns)
         lives = Succession(Lifetime(means, consensus), turns, rejoin=settings.rejoin)
-        super().__init__(lives, turns, Layouts(framework, int(settings.bucket_mb * 2**20)), veto=settings.nonfinite == VETO)
+        layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
+        super().__init__(lives, turns, layouts, means.listeners, veto=settings.nonfinite == VETO)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
         self._drain = Drain(turns, lambda: lives.over, lives.wake)
         self._watch: Watch | None = None

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
@@ -29,6 +29,7 @@ from .errors import ConfigError, GroupError, JoinError
 from .facts import facts
 from .frameworks.base import Framework, Group, GroupSpec
 from .launch.announce import announce
+from .listeners import Listeners
 from .logs import about
 from .phase import Phase
 from .plane import Plane
@@ -73,6 +74,7 @@ class Means:
     rank_assign: RankAssignScheme
     ring: KeyRing | None
     turns: Turns
+    listeners: Listeners = field(default_factory=Listeners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Lifetime:
         self.caller.recovery = Catchup(
             plane, lambda: self.transfer.registered, self._source, _allowed(settings), self._warmth if spares else None
         )
-        self.deputy = self._deputy(settings, means.turns)
+        self.deputy = self._deputy(settings, means)
         self.caller.deputy = self.deputy
         self.known: View | None = None
         """The job as it was met."""
@@ -263,7 +265,7 @@ class Lifetime:
             raise ConfigError(f"straggler_deadline is set, but a late worker could not take over what it missed: {reason}")
         self.transfer.register(registered)
 
-    def _deputy(self, settings: Settings, turns: Turns) -> Deputy | None:
+    def _deputy(self, settings: Settings, means: Means) -> Deputy | None:
         """Who stands in while the program is late, where that is wanted."""
         if settings.straggler_deadline is None:
             return None
@@ -274,7 +276,7 @@ class Lifetime:
             _allowed(settings).pending,
             settings.nonfinite == VETO,
         )
-        return Deputy(self.plane, self.caller, turns, lambda: self.transfer.registered, terms)
+        return Deputy(self.plane, self.caller, means.turns, lambda: self.transfer.registered, terms, means.listeners.tell)
 
     # --- in a call -----------------------------------------------------------------------------------------------------
 

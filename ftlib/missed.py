@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from consensus import View
+
 from .bucket import Layout
 from .call import Call, Results
 from .errors import StepMismatch
@@ -31,16 +33,21 @@ class _Entry:
     results: Results
     granted: int
     """Steps that it granted."""
+    views: tuple[View, ...]
+    """Of which it was the first call: the program is told of them before it is applied."""
 
 
 class Missed:
     """Of one program, in one lifetime. Used in its turn only."""
 
-    def __init__(self, plane: Plane, registered: Callable[[], Registered | None], limit: int) -> None:
-        """``limit``: bytes of results that may be kept."""
+    def __init__(
+        self, plane: Plane, registered: Callable[[], Registered | None], limit: int, tell: Callable[[View], None]
+    ) -> None:
+        """``limit``: bytes of results that may be kept. ``tell``: runs the program's callbacks of a view."""
         self._plane = plane
         self._registered = registered
         self._limit = limit
+        self._tell = tell
         self._entries: list[_Entry] = []
         self._step: tuple[Layout, ...] = ()
         """The calls of a step."""
@@ -75,11 +82,16 @@ class Missed:
             self._regular += 1
             if index % len(self._step) == 0:
                 self._forget(index)
-        self._entries.append(_Entry(results, granted))
+        with self._plane.changed:
+            views = tuple(self._plane.due)
+            self._plane.due.clear()
+        self._entries.append(_Entry(results, granted, views))
         self._nbytes += results.layout.nbytes
 
     def clear(self) -> None:
         """Nobody will take over what is here."""
+        with self._plane.changed:
+            self._plane.due[:0] = [view for entry in self._entries for view in entry.views]
         self._entries.clear()
         self._step, self._nbytes = (), 0
 
@@ -114,7 +126,9 @@ class Missed:
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _apply(self, entry: _Entry, call: Call) -> None:
-        """What the program would have done with that call."""
+        """What the program would have done with that call, and at its end."""
+        for view in entry.views:
+            self._tell(view)
         with self._plane.changed:
             self._plane.lag.shrink(entry.granted)
         if not entry.granted:
@@ -129,8 +143,10 @@ class Missed:
 
     def _drop(self, count: int) -> None:
         """So many were taken over, the last of them by the program itself."""
+        taken = self._entries[count - 1]
         with self._plane.changed:
-            self._plane.lag.shrink(self._entries[count - 1].granted)
+            self._plane.lag.shrink(taken.granted)
+            self._plane.due[:0] = taken.views
         del self._entries[:count]
         if self._entries:
             self._nbytes = sum(entry.results.layout.nbytes for entry in self._entries)

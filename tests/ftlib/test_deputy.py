@@ -183,6 +183,24 @@ def test_somebody_dies_in_a_call_with_a_deputy() -> None:
     assert assert_equal(first, second, last) > WINDOW
 
 
+def test_a_rate_that_depends_on_the_view_is_set_for_what_was_missed_as_well() -> None:
+    """The view changes while it is late: what it applies later is at the rate of the view in which it was averaged."""
+    with late(4) as made:
+        victim, first, second, last = made.pupils
+        for pupil in made.pupils:
+            optimizer = pupil.optimizer
+            pupil.ft.on_view_change(lambda view, optimizer=optimizer: optimizer.param_groups[0].update(lr=0.001 * len(view)))
+        last.stay_away()
+        victim.crash()
+        made.pupils.remove(victim)
+        steps(first, 5)
+        assert last.optimizer.param_groups[0]["lr"] != 0.003
+        last.come()
+        assert last.optimizer.param_groups[0]["lr"] == 0.003
+        made.end()
+    assert assert_equal(first, second, last) > WINDOW
+
+
 def test_two_that_are_late_and_one_of_them_dies() -> None:
     with late(4) as made:
         first, second, victim, last = made.pupils
