@@ -55,8 +55,8 @@ class Membership(Consensus):
     usual_mode = Mode.ACTIVE
     """Where ``mode`` was not configured."""
 
-    def __init__(self, config: Config | None = None, *, met: Sequence[Address] | None = None) -> None:
-        """Nothing is bound or sent before ``start``. ``met``: see ``anew``, which gives it."""
+    def __init__(self, config: Config | None = None, *, met: Sequence[Address] | None = None, elsewhere: bool = False) -> None:
+        """Nothing is bound or sent before ``start``. ``met``, ``elsewhere``: see ``anew``, which gives them."""
         self._config = self.settled(config or Config())
         self._met = None if met is None else tuple(met)
         self._changed = threading.Condition()
@@ -74,6 +74,8 @@ class Membership(Consensus):
         self._stopping = False
         self._introducers = Introducers()
         self._pair: SocketPair | None = None
+        self._elsewhere = elsewhere
+        """Whether the port of ``bind`` was a launcher's choice, so that another will do."""
 
     @classmethod
     def settled(cls, config: Config) -> Config:
@@ -100,7 +102,7 @@ class Membership(Consensus):
             try:
                 host.begin(self._id)
                 self._introducers = replace(lookup(self._config.introducers), met=self._met)
-                pair = open_pair(self._config, self._introducers.addresses)
+                pair = open_pair(self._config, self._introducers.addresses, elsewhere=self._elsewhere)
                 require_secret(self._config, pair)
             except BaseException:
                 self._begun = None
@@ -147,12 +149,16 @@ class Membership(Consensus):
             self._changed.notify_all()
 
     def anew(self) -> Self:
-        """A member for this process's next lifetime, at the same port where ``bind`` names one."""
+        """A member for this process's next lifetime, at the same port where ``bind`` names one.
+
+        A launcher's choice of a port may have become some connection's meanwhile: then it is another one.
+        """
         # Those who went on without this one, where it learned who they are: of its own view some may have lost their way, too.
         view: View | None = getattr(self._snapshot.stopped, "view", None) or self._latest_view
         members = () if view is None else view.members[:_MET]
         met = tuple(member.address for member in members if member.id != self.member.id)
-        return type(self)(replace(self._config, socket_fds=()), met=met or self._met or ())
+        elsewhere = self._elsewhere or bool(self._config.socket_fds)
+        return type(self)(replace(self._config, socket_fds=()), met=met or self._met or (), elsewhere=elsewhere)
 
     def leave(self) -> None:
         """Say goodbye after the last call that ``average_success`` reported; no call may be entered after it."""

@@ -62,8 +62,10 @@ class SocketPair:
         self.udp.close()
 
 
-def open_pair(config: Config, introducers: Sequence[Address] = ()) -> SocketPair:
+def open_pair(config: Config, introducers: Sequence[Address] = (), *, elsewhere: bool = False) -> SocketPair:
     """Adopt the inherited sockets of ``config``, or bind ``config.bind``; ConfigError says what stands in the way.
+
+    ``elsewhere``: another port will do where that of ``config.bind`` is taken.
 
     ``introducers`` (resolved) tell where ``bind`` is empty or a wildcard: own addresses among them, else the interface
     that leads to the others.
@@ -74,7 +76,7 @@ def open_pair(config: Config, introducers: Sequence[Address] = ()) -> SocketPair
     elif config.bind.startswith(":"):
         udp, tcp = _bind(format_address((_towards(introducers), int(config.bind[1:]))))
     elif config.bind:
-        udp, tcp = _bind(config.bind)
+        udp, tcp = _bind(config.bind, elsewhere=elsewhere)
     else:
         udp, tcp = _bind_first(config, advertise, introducers)
     try:
@@ -134,7 +136,7 @@ def _mismatch(udp: socket.socket, tcp: socket.socket) -> str | None:
     return None
 
 
-def _bind(text: str) -> _Sockets:
+def _bind(text: str, *, elsewhere: bool = False) -> _Sockets:
     """Both sockets at ``text``; of a name's addresses the first that is this host's."""
     host, port = parse_address(text)
     refuse_link_local("bind", (host, port))
@@ -148,6 +150,8 @@ def _bind(text: str) -> _Sockets:
         try:
             return _open((each, port))
         except OSError as error:
+            if elsewhere and error.errno == errno.EADDRINUSE:
+                return _open((each, 0))
             refused = error
             if error.errno != errno.EADDRNOTAVAIL:
                 break

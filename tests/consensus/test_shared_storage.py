@@ -12,6 +12,7 @@ import pytest
 
 from consensus import Config, ConfigError, Gossip, Home, JoinError, Liveness, Membership, Mode, Policy, SharedStorage
 from consensus.runtime.process_host import ProcessHost
+from consensus.runtime.sockets import open_pair
 
 from .group import TIMEOUT, eventually
 from .test_addresses import free_ports
@@ -55,6 +56,25 @@ def test_the_next_lifetime_is_of_the_same_kind(tmp_path: Path) -> None:
         assert type(again) is SharedStorage and again.config.storage == f"file://{tmp_path}"
     finally:
         member.stop()
+
+
+def test_the_next_lifetime_takes_another_port_where_a_launchers_choice_is_taken(tmp_path: Path) -> None:
+    """A connection of anybody's may have it by then; a port that the user has named stays."""
+    given = open_pair(Config())
+    fds = (os.dup(given.udp.fileno()), os.dup(given.tcp.fileno()))
+    place = f"127.0.0.1:{given.tcp.getsockname()[1]}"
+    member = SharedStorage(Config(storage=f"file://{tmp_path}", agent=Home.THREAD, bind=place, socket_fds=fds))
+    member.start()
+    member.stop()
+    again = member.anew()  # the other pair still has the port
+    try:
+        again.start()
+        assert again.member.host == "127.0.0.1" and again.member.port != given.tcp.getsockname()[1]
+        with pytest.raises(ConfigError, match="the port is in use"):
+            SharedStorage(Config(storage=f"file://{tmp_path}", agent=Home.THREAD, bind=place)).bind()
+    finally:
+        again.stop()
+        given.close()
 
 
 @pytest.mark.parametrize("home", [Home.THREAD, pytest.param(Home.PROCESS, marks=pytest.mark.process)])
