@@ -91,6 +91,7 @@ class Caller:
             self._plane.enter(call)
             return self._run(call)
         except LeftError:
+            self.units.leave(call)
             return Status.ABORT
         except (Excluded, StateLost):
             if not self._turns.leaving:

@@ -262,13 +262,13 @@ class Calls(ABC):
     def _call_back(self) -> None:
         """Tell the program's callbacks of the views in which calls were finished, and of stragglers."""
         plane = self._plane
-        while self._untold or plane.due or plane.tempo.fallen:
+        while self._untold or plane.news.due or plane.tempo.fallen:
             if self._untold:
                 with torch.enable_grad():
                     self._untold.pop(0)()  # where it raises, the next call goes on with the others
-            elif plane.due:
+            elif plane.news.due:
                 with plane.changed:
-                    view = plane.due.pop(0)
+                    view = plane.news.due.pop(0)
                 self._untold = [functools.partial(callback, view) for callback in self._listeners.callbacks]
             else:
                 straggler = plane.tempo.fallen.pop(0)

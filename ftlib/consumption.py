@@ -114,12 +114,20 @@ class Consumption:
             if not call.foreign and not call.changes_state:  # a unit's function may draw, and makes the calls that use up
                 self._sampler.begin(call.batches)
 
-    def weigh(self, call: Call, before: int = 0) -> None:
-        """Set the weight of an average that counts samples. ``before``: batches of calls of the same unit before it."""
+    def weigh(self, call: Call, before: int = 0, former: float | None = None) -> float | None:
+        """Set the weight of an average that counts samples, and return how many it counts.
+
+        ``before``: batches of calls of the same unit before it. ``former``: what the average before it in that unit counts.
+        """
         sampler = self._sampler
-        if sampler is not None and call.kind is Kind.AVERAGE:
-            taken = sampler.weight(before) if before and call.batches else 0.0
-            call.weigh(sampler.weight(before + call.batches if call.batches else 0) - taken)
+        if sampler is None or call.kind is not Kind.AVERAGE:
+            return former
+        if call.batches:
+            samples = sampler.weight(before + call.batches) - (sampler.weight(before) if before else 0.0)
+        else:
+            samples = sampler.weight(0) if former is None else former
+        call.weigh(samples)
+        return samples
 
     def share(self, call: Call) -> Share:
         """What this member's slot says in the attempt that begins. Sets the weight of an average that counts samples."""
@@ -213,7 +221,9 @@ class Consumption:
         self._here = False
         if self._sampler is None:
             return
-        if self.rejoins and isinstance(error, Excluded):
+        plane = self._plane
+        late = plane.lag.calls > 0 and plane.leaving()  # its deputy said goodbye: the program's next call ends it
+        if late or (self.rejoins and isinstance(error, Excluded)):
             self._sampler.thawed(None)
         else:
             self._sampler.thawed(

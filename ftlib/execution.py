@@ -58,6 +58,8 @@ class Execution:
         self.layouts: list[Layout] = []
         """Of the calls that were begun."""
         self._pending: list[Pending] = []
+        self._samples: float | None = None
+        """What the last average counted."""
         self._begun: list[Inner] = []
         """Those that may have operations under way."""
         group = session.group
@@ -77,8 +79,11 @@ class Execution:
         session = self.session
         call.number, call.began = self.unit.number, self._plane.threads.now()
         call.address(session)
-        self._plane.data.weigh(call, self.unit.batches)
+        plane = self._plane
+        self._samples = plane.data.weigh(call, self.unit.batches, self._samples)
         self.unit.batches += call.batches
+        if plane.has_state and plane.authority and plane.origin != plane.authority:
+            call.reloaded()  # this worker leaves before it got the state: what it computes counts nothing
         inner = None
         if session.group is not None:
             staging, now = self._buffers.take(call.layout), self._plane.threads.now

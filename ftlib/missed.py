@@ -83,15 +83,15 @@ class Missed:
             if index % len(self._step) == 0:
                 self._forget(index)
         with self._plane.changed:
-            views = tuple(self._plane.due)
-            self._plane.due.clear()
+            views = tuple(self._plane.news.due)
+            self._plane.news.due.clear()
         self._entries.append(_Entry(results, granted, views))
         self._nbytes += results.layout.nbytes
 
     def clear(self) -> None:
         """Nobody will take over what is here."""
         with self._plane.changed:
-            self._plane.due[:0] = [view for entry in self._entries for view in entry.views]
+            self._plane.news.due[:0] = [view for entry in self._entries for view in entry.views]
         self._entries.clear()
         self._step, self._nbytes = (), 0
 
@@ -146,7 +146,7 @@ class Missed:
         taken = self._entries[count - 1]
         with self._plane.changed:
             self._plane.lag.shrink(taken.granted)
-            self._plane.due[:0] = taken.views
+            self._plane.news.due[:0] = taken.views
         del self._entries[:count]
         if self._entries:
             self._nbytes = sum(entry.results.layout.nbytes for entry in self._entries)

@@ -17,6 +17,7 @@ from .consumption import Consumption, shares_in
 from .counters import Counters
 from .frameworks.base import Group
 from .lag import Lag
+from .news import News
 from .orders import Finish, Order
 from .peers import Peers
 from .phase import PLANE, Phase, Switch
@@ -85,10 +86,8 @@ class Plane:
         """What calls use up of the data."""
         self.job = ""
         """For log records."""
-        self.changes: list[View] = [] if former is None else list(former.changes)
-        """Views activated since the last call that was finished here."""
-        self.due: list[View] = [] if former is None else list(former.due)
-        """Views in which a call was finished, and of which the program was not told yet."""
+        self.news: News = News() if former is None else former.news
+        """What the program is to be told of views."""
         self._last_signature = b""
         self._order: Order | None = None
         self._reported: tuple[int, bytes] | None = None
@@ -186,8 +185,7 @@ class Plane:
             results.shares = shares_in(session.by_rank, trailer)
             self._finished(call, results)
             self.trailer = trailer
-            self.due += self.changes
-            self.changes.clear()
+            self.news.finished()
             if trailer.freeze or order is not None:
                 self._freeze()
             return Finish(trailer.freeze, order)
@@ -200,6 +198,7 @@ class Plane:
                 self._told()
                 return False
             self._finished(call, results)
+            self.news.adopted()
             self.counters.adopted += 1
             return True
 
@@ -333,7 +332,7 @@ class Plane:
             self._frozen_at = 0.0
             self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
             self.peers.keep(session.view)
-            self.changes.append(session.view)
+            self.news.activated(session.view, adopts=plan.donor_of(self.member_id) is not None)
             self.changed.notify_all()
             return True
 

@@ -87,15 +87,18 @@ class Keeper:
                 outdated = plane.origin != plane.authority  # the next call brings the state
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
-            if plane.lag.calls and registered.count("sampler"):
+            name = Name(step, session.view.epoch)
+            if not self._free(plane, path / str(name), wait=wait):
+                return
+            tree = registered.tree(step)
+            with plane.changed:
+                late = plane.lag.calls > 0
+            if late and registered.count("sampler"):  # perhaps only since this began to wait
                 plane.counters.checkpoints_skipped += 1
                 text = "no checkpoint of step %d: this worker is late, and its sampler is further than its model"
                 logger.info(text, step, extra=about(plane, "checkpoint_skipped", stage="LATE"))
                 return
-            name = Name(step, session.view.epoch)
-            if not self._free(plane, path / str(name), wait=wait):
-                return
-            taken = Taken.of(registered.tree(step), name, session.size)
+            taken = Taken.of(tree, name, session.size)
             self._writing = _Writing(plane, session, number, path, taken, self._keep)
             self._writing.start()
 

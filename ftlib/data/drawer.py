@@ -166,7 +166,9 @@ class Drawer:
         """See ``Sampling.begin``."""
         self._settle()
         if self._call is None:
-            self._call, self._halted = _Call(batches), None
+            self._call = _Call(batches)
+            if batches:  # else it neither repeats the call that came to nothing, nor ends it
+                self._halted = None
         if self._call.share is None:
             self._call.share = self._share(self._call.batches)
             if batches and (used := self._queue.next(batches)):
@@ -206,7 +208,8 @@ class Drawer:
     def unfinished(self) -> None:
         """See ``Sampling.unfinished``."""
         if self._call is not None:
-            self._halted = (self._call.batches, self.attempts)
+            if self._call.batches or self._halted is None:
+                self._halted = (self._call.batches, self.attempts)
             self._call = None
 
     # --- membership ----------------------------------------------------------------------------------------------------
@@ -269,6 +272,7 @@ class Drawer:
             now = now.dealt(self._founding)
         same = self._now is not None and self._now.same(now)
         self._proposed = False
+        self._report = None  # of a freeze that was over before this state was here
         self._base, self._now, self._loaded = now, now, True
         self._loop = None
         if self._call is not None:

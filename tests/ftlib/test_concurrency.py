@@ -125,7 +125,7 @@ def test_a_thread_that_waits_too_long_for_another_says_for_which() -> None:
 def test_callbacks_and_state_functions_cannot_call(pair: Crew) -> None:
     def body(ft: FTLib, _: int) -> None:
         ft.on_view_change(lambda _: ft.barrier())
-        ft._plane.changes.append(ft.view)  # type: ignore[arg-type]
+        ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"^barrier\(\): a callback of on_view_change cannot average"):
             ft.barrier()
         assert ft.barrier(), "and the next call is as good as ever"
@@ -146,7 +146,7 @@ def test_a_callback_of_one_thread_keeps_others_out(pair: Crew) -> None:
             order.append("callback")
 
         ft.on_view_change(callback)
-        ft._plane.changes.append(ft.view)  # type: ignore[arg-type]
+        ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
         thread = in_thread(ft.barrier)
         assert inside.wait(TIMEOUT)
         assert ft.barrier()
@@ -264,7 +264,7 @@ def test_callbacks_after_one_that_raises_are_told_by_the_next_call() -> None:
 
         ft.on_view_change(fails)
         ft.on_view_change(lambda view: told.append(f"epoch {view.epoch}"))
-        ft._plane.changes += [ft.view, ft.view]  # type: ignore[list-item]
+        ft._plane.news.changes += [ft.view, ft.view]  # type: ignore[list-item]
         with pytest.raises(ValueError, match="rescaling"):
             ft.barrier()
         with pytest.raises(ValueError, match="rescaling"):

@@ -79,7 +79,7 @@ def test_misuse_is_refused() -> None:
                 refused.append(str(error))
 
         ft.on_view_change(callback)
-        ft._plane.due.append(ft.view)
+        ft._plane.news.due.append(ft.view)
         ft.execute(int)
         assert "callback" in refused[0]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import cast
 
 import torch
 
 from consensus import View
 from ftlib import FTLib
+from ftlib.news import News
 from tests.ftlib.real import company, eventually, in_thread
 from tests.ftlib.trainees import exclude
 
@@ -45,9 +47,26 @@ def test_a_rate_that_is_set_there_counts_from_that_step_on() -> None:
         def rescale(view: object) -> None:
             optimizer.param_groups[0]["lr"] = 1.0
 
-        ft._plane.changes.append(ft.view)  # type: ignore[arg-type]
+        ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
         ft.on_view_change(rescale)
         weight.grad = torch.ones(1)
         assert ft.allreduce_average(weight)
         optimizer.step()
         assert weight.item() == -1.0
+
+
+def test_an_adopter_is_told_of_the_views_before_with_the_call_that_it_adopts() -> None:
+    """The others were told of them with that call, and of the view in which it adopts with the next."""
+    first, second, third = (cast("View", object()) for _ in range(3))
+    news = News()
+    news.activated(first, adopts=False)
+    news.activated(second, adopts=True)
+    news.activated(third, adopts=True)  # the second failed before it had adopted
+    news.adopted()
+    assert news.due == [first]
+    news.finished()
+    assert news.due == [first, second, third]
+    news.activated(first, adopts=True)
+    news.activated(second, adopts=True)
+    news.adopted()
+    assert news.changes == [first, second], "the call before was finished in a view of which it had been told"

@@ -275,7 +275,7 @@ def callback_fails(actor: Actor) -> None:
 
         ft.on_view_change(callback)
         assert ft.view is not None
-        ft._plane.changes.append(ft.view)  # as if the view had changed
+        ft._plane.news.changes.append(ft.view)  # as if the view had changed
         actor.together(ft, 1)
 
 

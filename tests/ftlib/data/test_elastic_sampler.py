@@ -297,3 +297,42 @@ def test_a_ledger_that_is_gone_is_not_made_up() -> None:
     assert list(sampler.ledger()) == []
     with pytest.raises(ConfigError, match="no ledger of epoch 3"):
         sampler.ledger(3)
+
+
+def test_a_call_that_uses_up_nothing_does_not_bring_a_dropped_batch_back() -> None:
+    """An average comes to nothing, and a barrier follows: the next average is of the next batch, not of the one before."""
+    sampler = _member()
+    loader = iter(sampler)
+    assert next(loader) == [0, 1, 2, 3]
+    sampler.begin(1)
+    sampler.unfinished()
+    _call(("a", sampler), step=0, batches=0)
+    after = next(loader)
+    share = sampler.begin(1)
+    assert share.dropped == 1
+    sampler.finished({"a": share}, 1)
+    [row] = list(sampler.ledger())
+    assert list(row.indices) == after != [0, 1, 2, 3]
+
+
+def test_a_state_that_is_loaded_after_a_freeze_is_dealt_on_at_once() -> None:
+    """What was told at that freeze, by a member that was then healed, limits nothing any more."""
+    senior, healed = _member("a", ("a", "b")), _member("b", ("a", "b"))
+    next(iter(senior)), next(iter(healed))
+    _call(("a", senior), ("b", healed), step=1)
+    reports = {"a": senior.report()}
+    healed.report()
+    senior.activated(("a", "b"), reports)
+    healed.load_state_dict(senior.state_dict())
+    loop, used = iter(healed), 0
+    next(loop)
+    shares = {"a": senior.begin(0), "b": healed.follow()}
+    for each in (senior, healed):
+        each.finished(shares, 2)
+    for step in (3, 4):
+        shares = {"a": senior.begin(0), "b": healed.begin(1)}
+        for each in (senior, healed):
+            each.finished(shares, step)
+        used += shares["b"].samples
+        next(loop)
+    assert used == 4, "a batch of its own, not only fillers"
