@@ -186,7 +186,6 @@ class Deputy:
         return False
 
     def _take_part(self) -> bool:
-        self._plane.tempo.entered(self._threads.now())
         call = StandIn(
             self._threads.now(), veto=self._terms.veto, awaited=lambda: self._turns.awaited, present=self._plane.present
         )
