@@ -336,8 +336,7 @@ class Caller:
         """Take the result of this call from a survivor that had finished it."""
         plane = self._plane
         donor = session.plan.donor_of(plane.member_id)
-        assert donor is not None
-        assert session.group is not None
+        assert donor is not None and session.group is not None
         if not plane.begin(session):
             return None
         staging = self._pool.staging(call.layout)
