@@ -157,15 +157,15 @@ class Caller:
             if self.recovery is not None and self._limits.may_be_spare:
                 self.recovery.wait(call)
         staging.turn()
-        patience = self._patience(call)
+        follows, patience = True, self._patience(call)
         while True:
             if (session := self._await_session(call, patience)) is None:
                 return Status.FAIL
             if self._adopts(call, session):
                 results = self._adopt(call, session)
-            elif self.recovery is not None and self.recovery.wanted(call, session):
-                results = self._follow(call, self.recovery)
-                patience, session = self._patience(call), self._plane.session or session
+            elif follows and self.recovery is not None and self.recovery.wanted(call, session):
+                results = self._follow(call, self.recovery)  # None: this call does not follow any more
+                follows, patience, session = results is not None, self._patience(call), self._plane.session or session
                 if self.said_goodbye:
                     return Status.FAIL
             else:
@@ -336,8 +336,7 @@ class Caller:
         """Take the result of this call from a survivor that had finished it."""
         plane = self._plane
         donor = session.plan.donor_of(plane.member_id)
-        assert donor is not None
-        assert session.group is not None
+        assert donor is not None and session.group is not None
         if not plane.begin(session):
             return None
         staging = self._pool.staging(call.layout)

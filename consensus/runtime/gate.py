@@ -29,6 +29,13 @@ _LEAST = 300
 """Bytes of a request that is answered by a challenge, which with aiohttp's headers takes about 220."""
 _IDLE = 75.0
 _CONNECTIONS = 4096
+_LINE = 1 << 17
+"""Bytes of a request line: a question may name thousands of ranges or members."""
+_HEADERS = 32
+"""Fields of a request, of aiohttp's 8190 bytes at most.
+
+A stranger's whole head thus takes less than 400 KB, and less than aiohttp's own limits allow for.
+"""
 BEARERS = {"/metrics": "metrics"}
 """Paths that also take a bearer token, for clients that cannot sign; the answer is then plain."""
 
@@ -121,7 +128,8 @@ class QuietServer(web.Server):
     def __call__(self) -> RequestHandler:
         """One connection's handler."""
         options: dict[str, Any] = {"access_log": None, "keepalive_timeout": _IDLE, "lingering_time": 1.0}
-        return _Connection(self, loop=self._loop, auto_decompress=False, **options)
+        limits = {"max_line_size": _LINE, "max_headers": _HEADERS}
+        return _Connection(self, loop=self._loop, auto_decompress=False, **options, **limits)
 
     def connection_made(self, handler: RequestHandler, transport: Any) -> None:
         """Hang up at once where there are too many."""

@@ -38,7 +38,8 @@ _LOG = logging.getLogger("ftlib.consensus")
 _ROOT = str(Path(__file__).resolve().parents[2])
 _COMMAND = "import gc; gc.disable(); from consensus.runtime.child import main; main()"
 """What is imported stays: looking through it for garbage, again and again, would take a tenth of that time."""
-_REQUEST_LIMIT = 64 * 1024
+_REQUEST_LIMIT = 256 * 1024
+"""Bytes of a request that the agent hands over: what it takes of a request line (see ``gate``), and more."""
 
 
 class ProcessHost:

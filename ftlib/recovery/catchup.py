@@ -253,7 +253,7 @@ class Catchup:
             inline_from=plan.holders[(turn + self._failures) % len(plan.holders)],
             wave=self._wave,
         )
-        self._question = Question(session, version, lambda go_on: ask(go_on=go_on), self._while_acting(session))
+        self._question = Question(session, version, lambda go_on: ask(go_on=go_on), self._while_acting(session, version))
 
     def _begin(self, question: Question[Offer]) -> None:
         """The call that it is about has ended: the donors have pinned the state as it was on entry, or have not."""
@@ -274,20 +274,9 @@ class Catchup:
         text = "getting %s of state from %s beside the training, as of call %d"
         extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=version)
         logger.info(text, size(offer.nbytes), session.names(plan.holders), version, extra=extra)
-        self._round = Round(
-            plane,
-            registered,
-            self._first,
-            self._new_source(),
-            session,
-            session.view.members,
-            plane.authority,
-            version,
-            stripes,
-            offer,
-            self._allowed.pending,
-            self._allowed.patience,
-        )
+        limits = self._allowed.pending, self._allowed.patience
+        moment = session, session.view.members, plane.authority, version
+        self._round = Round(plane, registered, self._first, self._new_source(), *moment, stripes, offer, *limits)
         self._round.begin()
 
     @property
@@ -307,8 +296,9 @@ class Catchup:
         if proof is None:
             # A program may repeat calls of several kinds, of which one is its average: whatever the rhythm, that is met.
             further = random.randrange(self._missed + 1)
-            go_on = self._while_acting(session)
-            self._proof = Proof(round_, session, number + self._distance + further, go_on, self._failures)
+            about_call = number + self._distance + further
+            go_on = self._while_acting(session, about_call)
+            self._proof = Proof(round_, session, about_call, go_on, self._failures)
         elif proof.number == number and round_.level_with(number):
             proof.begin()
 
@@ -373,10 +363,22 @@ class Catchup:
         if question is not None:
             question.close()
 
-    def _while_acting(self, session: Session) -> Callable[[], bool]:
-        """True as long as ``session`` is the active one, for the time that the others may have to wait."""
-        plane, deadline = self._plane, self._plane.threads.now() + self._allowed.patience
-        return lambda: plane.acting_in(session) and plane.threads.now() < deadline and not plane.leaving()
+    def _while_acting(self, session: Session, version: int = 0) -> Callable[[], bool]:
+        """True as long as ``session`` is the active one, for the time that the others may have to wait.
+
+        That begins when call ``version`` has ended: until then nobody waits for what is asked about it.
+        """
+        plane, patience = self._plane, self._allowed.patience
+        now = plane.threads.now
+        deadline = now() + patience
+
+        def go_on() -> bool:
+            nonlocal deadline
+            if plane.finished < version:
+                deadline = now() + patience
+            return plane.acting_in(session) and now() < deadline and not plane.leaving()
+
+        return go_on
 
     @property
     def _first(self) -> Call:

@@ -8,6 +8,7 @@ wrong or over is refused in a sentence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgpack
 import torch
@@ -58,6 +59,8 @@ class Donor:
         self._pins = Pins()
         self._sending = Sending(plane)
         self._hold = Hold(plane)
+        self._offers: dict[str, object] = {}
+        """joiner -> its latest offer, while that is being made. Guarded by the plane's lock."""
         self._looking = plane.threads.lock()
         """Held while the state is looked at: several ask for the same at once, and one answer does for them."""
         self._parts: tuple[Call, tuple[Manifest, Ground]] | None = None
@@ -120,14 +123,14 @@ class Donor:
         wave = Wave(*(_number(query, name) for name in ("portion", "first", "keep")))
         if own not in holders:
             raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
-        with self._hold.asking(version):
+        with self._hold.asking(version), self._offering(joiner) as offer:
             manifest, ground = self._look(version, origin)
             parts = portions(manifest.borders if apart else (), manifest.nbytes)
             if wave.number >= len(parts):
                 raise LookupError(f"portion={wave.number} is none of {len(parts)}")
             start, stop = parts[wave.number]
             stripes = cut(stop - start, holders, turn + wave.number, version, start=start, first_index=wave.first)
-            self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground, wave.keep)
+            self._arm(joiner, version, [stripe for stripe in stripes if own in stripe.donors], ground, wave.keep, offer)
         found = {
             "nbytes": manifest.nbytes,
             "portions": parts,
@@ -180,8 +183,12 @@ class Donor:
         return self.tutor.averages(_signature(query))
 
     def _release(self, query: Query) -> Chunks:
-        self._pins.release(_text(query, "joiner"))
-        self.tutor.released(_text(query, "joiner"))
+        joiner = _text(query, "joiner")
+        with self._plane.changed:
+            self._offers.pop(joiner, None)  # what it asked for meanwhile is not wanted any more
+        self._pins.release(joiner)
+        self._sending.forget()
+        self.tutor.released(joiner)
         return iter((b"released",))
 
     def _layout(self, query: Query) -> Chunks:
@@ -193,6 +200,19 @@ class Donor:
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _offering(self, joiner: str) -> Iterator[object]:
+        """An offer, from now on the latest for ``joiner``: whatever is still being made for an earlier question is void."""
+        offer = object()
+        with self._plane.changed:
+            self._offers[joiner] = offer
+        try:
+            yield offer
+        finally:
+            with self._plane.changed:
+                if self._offers.get(joiner) is offer:
+                    del self._offers[joiner]
+
     def _look(self, version: int, origin: str) -> tuple[Manifest, Ground]:
         """The state on entry to call ``version``. Nothing has changed while it was read."""
         plane = self._plane
@@ -202,6 +222,8 @@ class Donor:
                 registered, call, known = self._held(origin), plane.current, self._parts
             found = known[1] if known is not None and known[0] is call else _split(registered, plane.step)
             with plane.changed:
+                if plane.finished >= version:  # other words than for a question that came too late: this one did not
+                    raise LookupError(f"the state was not read before the end of call {version}: too much of it is inline")
                 self._still(version)
                 if call is None or plane.current is not call:  # one that was given up, and whose number another has now
                     raise LookupError(f"{LATER}: call {version} was entered anew here")
@@ -239,11 +261,16 @@ class Donor:
             raise LookupError(f"{later}this member does not hold that state")
         return registered
 
-    def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground, keep: int) -> None:
-        """Pin what was looked at inside call ``version``, instead of what it had of versions before ``keep``."""
+    def _arm(self, joiner: str, version: int, stripes: list[Stripe], ground: Ground, keep: int, offer: object) -> None:
+        """Pin what was looked at inside call ``version``, instead of what it had of versions before ``keep``.
+
+        LookupError where ``offer`` is not its latest any more.
+        """
         plane = self._plane
         with plane.changed:
             self._still(version)
+            if self._offers.get(joiner) is not offer:
+                raise LookupError(f"{joiner} has asked for something else since, or for nothing any more")
             if plane.session is None or joiner not in plane.session.view:
                 raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
             try:

@@ -98,7 +98,11 @@ class Offer:
 
 
 def offered(offer: Offer, stripes: Sequence[Stripe]) -> tuple[Stripe, ...]:
-    """The stripes with those donors who pinned them. FetchError where one was pinned by nobody, or they were cut otherwise."""
+    """The stripes with those donors who pinned them.
+
+    FetchError where one was pinned by nobody (Over where it was too late for one of its donors: it might have pinned it if
+    asked earlier), or where they were cut otherwise.
+    """
     if len(stripes) != offer.stripes:
         raise FetchError(
             f"the donors cut the state in {offer.stripes} stripes, not in {len(stripes)}: run one release everywhere"
@@ -107,7 +111,8 @@ def offered(offer: Offer, stripes: Sequence[Stripe]) -> tuple[Stripe, ...]:
     for stripe in stripes:
         names = tuple(name for name in stripe.donors if name not in offer.failed)
         if not names:
-            raise FetchError(f"stripe {stripe.index} of the state was pinned by nobody")
+            late = next((error for name in stripe.donors if isinstance(error := offer.failed[name], Over)), None)
+            raise late or FetchError(f"stripe {stripe.index} of the state was pinned by nobody")
         pinned.append(replace(stripe, donors=names))
     return tuple(pinned)
 

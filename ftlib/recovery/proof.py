@@ -39,6 +39,7 @@ class Proof:
         self._round = round_
         self._go_on = go_on
         self._over = threading.Event()
+        self._begun = False
         self._own: list[Future[list[bytes]]] = []
         holders = [session.view.member(holder) for holder in session.plan.holders]
         self._shares = _shares(round_, len(holders))
@@ -54,13 +55,14 @@ class Proof:
     @property
     def begun(self) -> bool:
         """Whether the state here was looked at on entry to that call."""
-        return bool(self._own)
+        return self._begun  # not whether there is anything to compare: all of the state may be small
 
     def begin(self) -> None:
         """The state here is that on entry to the call, and stays so until it has ended and ``holds`` has returned."""
         ground = self._round.ground
         assert ground is not None, "all stripes are here"
         self._own = [self._pool.submit(_digests, ground, share) for share in self._shares]
+        self._begun = True
 
     def holds(self) -> bool:
         """Whether all digests are equal: waits for them. FetchError, Later where a donor did not tell what it was asked."""

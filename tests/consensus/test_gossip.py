@@ -21,16 +21,20 @@ from consensus import (
     ConfigError,
     ConsensusError,
     Gossip,
+    Home,
     JoinError,
+    KeyRing,
     LeftError,
     Mode,
     StoppedError,
     View,
+    get,
 )
 from consensus.protocol.member_table import NEVER
 
 from .group import TIMEOUT, address, agree, begin, eventually, ids, members, peers
 from .peer import ROOT
+from .secret import RING, SECRET
 
 
 def test_one_founds_alone() -> None:
@@ -230,6 +234,18 @@ def test_status_over_http_and_what_is_served() -> None:
         for path in ("/tether", "/message", "/status", "state", "/a?b"):
             with pytest.raises(ConfigError, match="cannot be served"):
                 group[0].serve(path, lambda query: iter(()))
+
+
+@pytest.mark.parametrize("home", Home)
+@pytest.mark.parametrize("ring", [None, RING], ids=["open", "secret"])
+def test_a_long_question_is_answered(ring: KeyRing | None, home: Home) -> None:
+    with members(1, agent=home, secret=SECRET if ring else ()) as [member]:
+        agree([member], 1)
+        member.serve("/state", lambda query: iter([query["part"].encode()]))
+        for length in (20_000, 120_000):
+            part = "7" * length
+            with get(member.member.address, f"/state?part={part}", ring, timeout=TIMEOUT) as answer:
+                assert answer.read().decode() == part
 
 
 class TestLifetime:

@@ -71,6 +71,19 @@ class TestRequests:
             with get(where, path, RING) as answer:
                 assert (answer.status, answer.read()) == (status, text)
 
+    @pytest.mark.parametrize(
+        "long",
+        [
+            request("/state?part=" + "7" * (1 << 20)),
+            request("/state", "x" * 10_000),
+            request("/state\r\nx: y" + "\r\nx: y" * 200),
+        ],
+        ids=["line", "field", "fields"],
+    )
+    def test_of_any_length_are_not_kept(self, guarded: Gossip, long: bytes) -> None:
+        """The connection is closed as soon as there is too much of it, not once all has arrived."""
+        assert raw(guarded.member.address, long[:-4]) == [b""]
+
     def test_without_it(self, guarded: Gossip) -> None:
         where = guarded.member.address
         with pytest.raises(SecretError, match="asks for the job's secret: set FTLIB_SECRET"):

@@ -37,7 +37,10 @@ class Pupil:
         self.hashes: dict[int, str] = {}
         """Parameters and optimizer state after each step, by number."""
         self._random = torch.Generator().manual_seed(seed)
-        ft.register_state(model=self.model, optimizer=self.optimizer, **registered)
+        self.register(**registered)
+
+    def register(self, **registered: Any) -> None:
+        self.ft.register_state(model=self.model, optimizer=self.optimizer, **registered)
 
     def compute(self) -> None:
         self.optimizer.zero_grad()

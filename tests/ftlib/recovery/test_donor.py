@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
@@ -16,6 +16,7 @@ from ftlib.recovery import donor as donor_module
 from ftlib.recovery import hold, layouts
 from ftlib.recovery import stripes as stripes_module
 from ftlib.recovery.blocks import BLOCK, digest_of
+from ftlib.recovery.fetch import OVER
 from ftlib.recovery.sending import FIRST_TAG, RUN
 from ftlib.recovery.stripes import Stripe, cut
 from tests.ftlib.real import eventually, in_thread
@@ -70,6 +71,13 @@ def state_of(holder: Holder) -> memoryview:
 def data_of(answer: bytes) -> bytes:
     """A stripe's bytes, without the digest that follows each block."""
     return b"".join(answer[start : start + BLOCK + 16][:-16] for start in range(0, len(answer), BLOCK + 16))
+
+
+class Work:
+    """A send that has ended, or has not."""
+
+    def __init__(self, ended: bool) -> None:
+        self.done = lambda: ended
 
 
 class TestOffers:
@@ -156,6 +164,59 @@ class TestPortions:
             ask(holder, "stripe", index=0, version=VERSION, **query)
 
 
+class TestOutdatedOffers:
+    """What nobody waits for any more when the state has been looked at pins nothing."""
+
+    @pytest.fixture
+    def looked_at(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+        """When the first one has looked; until it is set again, at the end, that one does not go on."""
+        monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
+        original, first = holder.donor._look, threading.Event()
+        reached, self.go_on = threading.Event(), threading.Event()
+
+        def look(*args: Any) -> Any:
+            found = original(*args)
+            if not first.is_set():
+                first.set()
+                reached.set()
+                assert self.go_on.wait(TIMEOUT)
+            return found
+
+        monkeypatch.setattr(holder.donor, "_look", look)
+        yield reached
+        self.go_on.set()
+
+    def refused(self, holder: Holder, looked_at: threading.Event, meanwhile: Callable[[], object]) -> str:
+        found: list[str] = []
+
+        def first() -> None:
+            with pytest.raises(LookupError) as caught:
+                offer(holder)
+            found.append(str(caught.value))
+
+        thread = in_thread(first)
+        assert looked_at.wait(TIMEOUT)
+        meanwhile()
+        self.go_on.set()
+        thread.join(TIMEOUT)
+        return found[0]
+
+    def test_after_a_release(self, holder: Holder, looked_at: threading.Event) -> None:
+        text = self.refused(holder, looked_at, lambda: ask(holder, "release", joiner=JOINER.id))
+        assert "or for nothing any more" in text
+        assert holder.donor._pins.nbytes == 0
+        offer(holder)
+        assert holder.donor._pins.nbytes == NBYTES
+
+    def test_after_another_question(self, holder: Holder, looked_at: threading.Event) -> None:
+        others = f"{holder.member.id},a,b"
+        text = self.refused(holder, looked_at, lambda: offer(holder, holders=others))
+        assert "has asked for something else since" in text
+        mine = [stripe for stripe in cut(NBYTES, others.split(","), 0, VERSION) if holder.member.id in stripe.donors]
+        assert holder.donor._pins.nbytes == sum(stripe.stop - stripe.start for stripe in mine) < NBYTES
+        assert not holder.donor._offers
+
+
 class TestPins:
     def test_go_with_their_joiner(self, holder: Holder) -> None:
         def gone() -> None:
@@ -165,6 +226,11 @@ class TestPins:
         pin(holder, 0, 100)
         assert ask(holder, "release", joiner=JOINER.id) == b"released"
         gone()
+        data = torch.zeros(100)
+        done, not_done = Work(True), Work(False)
+        holder.donor._sending._kept = [(done, data), (not_done, data)]
+        assert ask(holder, "release", joiner=JOINER.id) == b"released"
+        assert holder.donor._sending._kept == [(not_done, data)], "what is under way is kept until it has ended"
         pin(holder, 0, 100)
         holder.plane.freeze(Order(9, None))
         holder.meet([], epoch=10)
@@ -220,8 +286,9 @@ def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: p
     with holder.plane.changed:
         holder.plane.current = None  # that call is given up, and another one has its number
     holder.enter()
-    with pytest.raises(LookupError, match="is over here"):
+    with pytest.raises(LookupError, match=f"not read before the end of call {VERSION}: too much of it is inline") as caught:
         ask(holder, "inline", version=VERSION, origin=ORIGIN)
+    assert OVER not in str(caught.value), "it was not asked too late"
 
 
 class TestCalls:

@@ -16,7 +16,7 @@ from consensus import KeyRing, Member
 from ftlib.recovery import donor as donor_module
 from ftlib.recovery import fetch
 from ftlib.recovery.blocks import BLOCK, digest_of
-from ftlib.recovery.fetch import FetchError, HttpSource, Later, Over, Refused
+from ftlib.recovery.fetch import FetchError, HttpSource, Later, Offer, Over, Refused, offered
 from ftlib.recovery.flat import Ground
 from ftlib.recovery.manifest import split
 from ftlib.recovery.pace import Pace
@@ -236,6 +236,17 @@ class TestOffers:
             one.leave()
             with pytest.raises(Over, match="is over here"):
                 joiner.offer(members)
+
+    def test_that_came_too_late_for_a_donor_of_a_stripe(self) -> None:
+        """It is asked earlier then; another reason is told as such."""
+        stripe = Stripe(0, 0, 8, VERSION, ("a", "b"))
+        late, dead = Over(f"a: call {VERSION} is over here"), FetchError("b: refused")
+        with pytest.raises(Over, match="is over here"):
+            offered(Offer(8, 1, b"", ((0, 8),), {"a": late, "b": dead}), [stripe])
+        with pytest.raises(FetchError, match="pinned by nobody"):
+            offered(Offer(8, 1, b"", ((0, 8),), {"a": dead, "b": dead}), [stripe])
+        [left] = offered(Offer(8, 1, b"", ((0, 8),), {"a": late}), [stripe])
+        assert left.donors == ("b",)
 
     def test_of_other_states_are_refused(self, joiner: Joiner) -> None:
         models = iter([Model(SIZES), Model([*SIZES, 5])])

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from torch import nn
 
 from ftlib import ConfigError, FTLib
 from ftlib.errors import GroupError
+from ftlib.follower import NoFollowing
 from ftlib.following import FollowedAttempt
 from ftlib.recovery import donor, stripes
+from ftlib.recovery.allowed import Allowed
+from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.round import Round
 from tests.ftlib.real import Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import WIDTH, Pupil, assert_equal
@@ -165,6 +169,61 @@ class Wrong(Zeroing):
         with torch.no_grad():
             self.model[2].bias.mul_(0.5)  # type: ignore[index,union-attr]
         return status
+
+
+class Small(Pupil):
+    """Its state is what two functions of its own make of it: no tensor of it is streamed."""
+
+    def register(self, **registered: Any) -> None:
+        self.ft.register_state(state_dict=self.save, load_state_dict=self.load, apply=self.apply, **registered)
+
+    def save(self) -> Any:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state: Any) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def test_a_state_of_which_nothing_is_streamed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with school(2, Small) as made:
+        joiner = join(made)
+    assert followed(caplog)
+    assert joiner.ft.metrics()["state_bytes"] == 0
+    assert assert_equal(*made.pupils) >= 4
+
+
+def test_whoever_cannot_follow_loads_in_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the reason is none for later calls: it does not begin to follow again and again."""
+    tried: list[int] = []
+
+    def enter(_catchup: Catchup, _session: Any, number: int) -> bool:
+        tried.append(number)
+        raise NoFollowing("not this time")
+
+    monkeypatch.setattr(Catchup, "enter", enter)
+    with school(2) as made:
+        join(made)
+    assert len(tried) == 1
+    assert assert_equal(*made.pupils) >= 4
+
+
+def test_patience_with_a_question_begins_when_its_call_has_ended() -> None:
+    """Until then nobody waits, however long the others' steps take."""
+    now = 0.0
+    threads = SimpleNamespace(now=lambda: now)
+    plane: Any = SimpleNamespace(threads=threads, finished=4, acting_in=lambda _: True, leaving=lambda: False)
+    nothing: Any = None
+    catchup = Catchup(plane, nothing, nothing, Allowed(patience=10.0, pending=0))
+    go_on = catchup._while_acting(nothing, 5)
+    now = 100.0
+    assert go_on()
+    plane.finished = 5
+    now = 109.0
+    assert go_on()
+    now = 111.0
+    assert not go_on()
 
 
 @pytest.mark.parametrize(("make", "follows"), [(Told, True), (Clipping, False), (Zeroing, True), (Wrong, False)])
