@@ -161,11 +161,14 @@ class Cluster:
         ]
 
     def join(self, **task: Any) -> Worker:
-        """Start a worker that joins through up to three members that are alive, the newest first."""
+        """Start a worker that joins through up to three members that are alive, the newest first.
+
+        At a port of its own: that of an introducer which has just died could make it the founder of another job.
+        """
         members = [worker for worker in self.alive() if worker.calls]
         addresses = [worker.address for worker in members[-3:]]
         assert addresses, "nobody to join"
-        return self._spawn({"introducers": addresses}, **task)
+        return self._spawn({"introducers": addresses, "bind": "127.0.0.1:0"}, **task)
 
     def _spawn(self, settings: dict[str, Any], pair: tuple[socket.socket, ...] = (), /, **more: Any) -> Worker:
         number = len(self.workers)

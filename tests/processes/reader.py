@@ -124,6 +124,7 @@ def _step(
             epoch=ft.epoch,
             size=ft.size,
             rank=ft.rank,
+            address=format_address(ft._consensus.member.address),  # another one after it has joined again
             adopted=ft._plane.counters.adopted,
             lifetime=ft._plane.counters.rejoins,
             hash=hashlib.blake2b(weight.detach().numpy().tobytes(), digest_size=8).hexdigest(),
