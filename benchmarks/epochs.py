@@ -83,7 +83,9 @@ class Term:
         if kind == "join":
             if len(there) + len(self._stopped) >= MOST or not holders:
                 return
-            cluster.join(given=vars(self._orders))
+            # Through all: who is told of some only may find that these have gone, one after the other, when it asks.
+            introducers = [worker.address for worker in cluster.alive() if worker.calls]
+            cluster.join(given=vars(self._orders), settings={"introducers": introducers})
         else:
             # Those who were killed a moment ago may have been the only ones with the state that others were to get.
             if len(holders) < 3 and not (len(holders) == 2 and all(worker in holders for worker in there)):
