@@ -1,0 +1,114 @@
+"""What ``ftlib run`` starts again, and where."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from .helpers import running, script
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+
+def test_before_a_view_a_worker_returns_to_its_address(tmp_path: Path) -> None:
+    body = """
+facts = [os.environ["FTLIB_BIND"], os.environ["FTLIB_INTRODUCERS"], os.environ["FTLIB_INITIAL_SIZE"]]
+if INDEX == 0 and first("died"):
+    write("before", facts)
+    os.kill(os.getpid(), signal.SIGKILL)
+if INDEX == 0:
+    write("after", facts)
+wait("after")
+"""
+    with running(tmp_path, "-n", 2, script=script(body)) as run:
+        run.finish(0)
+    assert (tmp_path / "before").read_text() == (tmp_path / "after").read_text()
+
+
+def test_after_a_view_a_worker_joins_the_living(tmp_path: Path) -> None:
+    body = """
+import socket
+env = os.environ
+if not first(f"first-{INDEX}"):
+    assert "FTLIB_SOCKET_FDS" not in env
+    assert env["FTLIB_INITIAL_SIZE"] == "3"
+    announce(7, "127.0.0.1:4321")
+    write("joined", env["FTLIB_INTRODUCERS"] + " " + env["FTLIB_BIND"])
+else:
+    udp, tcp = map(int, env["FTLIB_SOCKET_FDS"].split(","))
+    address = ":".join(map(str, socket.socket(fileno=tcp).getsockname()))
+    assert env["FTLIB_INTRODUCERS"].split(",")[INDEX] == env["FTLIB_BIND"] == address
+    write(f"address-{INDEX}", address)
+    announce(1, address)
+    write(f"announced-{INDEX}")
+    if INDEX == 1:
+        wait("announced-0")
+        os.kill(os.getpid(), signal.SIGKILL)
+wait("joined")
+"""
+    with running(tmp_path, "-n", 3, script=script(body)) as run:
+        introducers, bind = run.wait_file("joined").split()
+        run.finish(0)
+    assert bind == "127.0.0.1:0"
+    assert introducers.split(",") == [(tmp_path / f"address-{index}").read_text() for index in (0, 2)]
+
+
+def test_with_nobody_left_all_found_again(tmp_path: Path) -> None:
+    body = """
+if first(f"first-{INDEX}"):
+    announce(1, os.environ["FTLIB_BIND"])
+    write(f"up-{INDEX}")
+    wait("up-0"), wait("up-1")
+    os.kill(os.getpid(), signal.SIGKILL)
+write(f"introducers-{INDEX}", os.environ["FTLIB_INTRODUCERS"])
+assert os.environ["FTLIB_BIND"] in os.environ["FTLIB_INTRODUCERS"]
+assert "FTLIB_SOCKET_FDS" in os.environ
+wait("introducers-0"), wait("introducers-1")
+"""
+    # The delay is long enough for the second death to come before the first restart.
+    with running(tmp_path, "-n", 2, "--restart-delay", 2.0, script=script(body)) as run:
+        run.finish(0)
+    assert (tmp_path / "introducers-0").read_text() == (tmp_path / "introducers-1").read_text()
+
+
+def test_a_taken_address_is_given_up(tmp_path: Path) -> None:
+    body = """
+if first("died"):
+    write("before", os.environ["FTLIB_BIND"])
+    os.kill(os.getpid(), signal.SIGKILL)
+write("after", os.environ["FTLIB_BIND"] + " " + os.environ["FTLIB_INTRODUCERS"])
+"""
+    with running(tmp_path, "-n", 1, "--restart-delay", 2.0, script=script(body)) as run:
+        run.wait_events("ended", 1)
+        host, port = run.wait_file("before").split(":")
+        with socket.create_server((host, int(port))):
+            bind, introducers = run.wait_file("after").split()
+            _, err = run.finish(0)
+    assert bind == introducers != f"{host}:{port}"
+    assert f"port {port} is taken" in err
+
+
+def test_restarts_run_out(tmp_path: Path) -> None:
+    body = "announce(1)\nsys.exit(9)"
+    with running(tmp_path, "-n", 1, "--max-restarts", 2, script=script(body)) as run:
+        run.finish(9)
+    assert [event["code"] for event in run.events("ended")] == [9, 9, 9]
+
+
+def test_a_joiner_is_sent_away_when_the_work_is_done(tmp_path: Path) -> None:
+    body = """
+if INDEX == 0 and not first("first"):
+    write("joining")
+    time.sleep(60)
+announce(1)
+write(f"up-{INDEX}")
+if INDEX == 0:
+    wait("up-1")
+    os.kill(os.getpid(), signal.SIGKILL)
+wait("joining")
+"""
+    with running(tmp_path, "-n", 2, script=script(body)) as run:
+        _, err = run.finish(0)
+    assert "1 of 2 workers finished" in err
