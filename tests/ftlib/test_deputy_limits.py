@@ -19,6 +19,15 @@ from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 
 
+def missing(first: Pupil, last: Pupil) -> None:
+    """Both make the steps that a rhythm is seen in; then the first makes three more, and the last one misses them."""
+    punctual(first.ft)
+    for _ in range(WINDOW):
+        at_once(first.step, last.step)
+    for _ in range(3):
+        assert first.step()
+
+
 def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
     with late(recovery_pending_mb=0.1) as made:
         first, _, last = made.pupils
@@ -102,11 +111,7 @@ class Moody(Latecomer):
 def test_an_apply_that_raises_costs_the_membership() -> None:
     with company(2, straggler_deadline=DEADLINE) as crew:
         first, last = at_once(*[lambda ft=ft, i=i: Moody(ft, i) for i, ft in enumerate(crew.members)])
-        punctual(first.ft)
-        for _ in range(WINDOW):
-            at_once(first.step, last.step)
-        for _ in range(3):
-            assert first.step()
+        missing(first, last)
         last.broken = True
         over = threading.Event()
         training = in_thread(lambda: first.train(over))
@@ -123,11 +128,7 @@ def test_a_last_call_that_came_to_nothing() -> None:
     """FAIL, as everywhere; the averages before it are applied, and the gradients are what they were."""
     with company(2, straggler_deadline=DEADLINE) as crew:
         first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
-        punctual(first.ft)
-        for _ in range(WINDOW):
-            at_once(first.step, last.step)
-        for _ in range(3):
-            assert first.step()
+        missing(first, last)
         eventually(lambda: last.ft._plane.running is not None, "the deputy is in the next call")
         last.compute()
         own = [parameter.grad.clone() for parameter in last.model.parameters()]
@@ -147,11 +148,7 @@ def test_a_last_call_that_came_to_nothing() -> None:
 def test_a_program_that_does_something_else_than_the_others_is_told() -> None:
     with company(2, straggler_deadline=DEADLINE) as crew:
         first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
-        punctual(first.ft)
-        for _ in range(WINDOW):
-            at_once(first.step, last.step)
-        for _ in range(3):
-            assert first.step()
+        missing(first, last)
 
         over = threading.Event()
         training = in_thread(lambda: first.train(over))
