@@ -56,7 +56,7 @@ class Term:
         with cluster:
             reading(cluster, chance.randint(LEAST, MOST), self._orders)
             while sum(self.kinds.values()) < self._most and not self._late():
-                time.sleep(chance.expovariate(2.0))
+                time.sleep(chance.expovariate(2.0))  # the next event comes at a random moment
                 for _ in range(chance.choice([1, 1, 1, 1, 2])):
                     self._event()
                 self._go_on(time.monotonic())

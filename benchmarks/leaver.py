@@ -53,7 +53,7 @@ def main() -> None:
         for batch in batches(args.loaders):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
-            time.sleep(args.rest)
+            time.sleep(args.rest)  # as long as a device would compute
             if ft.allreduce_average(model):
                 optimizer.step()
             end = time.monotonic()
