@@ -23,16 +23,18 @@ def facts(plane: Plane) -> dict[str, Any]:
         followers = () if session is None else session.members_of(ranks)
         absent = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.LATE]
         late = () if session is None else session.members_of(absent)
-        peers = {
-            member_id: {
+        others = () if session is None else [member_id for member_id in session.view.ids if member_id != plane.member_id]
+        peers = {}
+        for member_id in others:
+            # A new one is known before its first ping has told where it is.
+            finished, current = plane.peers.places.get(member_id, (None, None))
+            peers[member_id] = {
                 "finished": finished,
                 "current": current,
-                "seconds": now - plane.peers.changes.get(member_id, now),
+                "seconds": now - plane.peers.changes[member_id] if finished is not None else None,
                 "following": member_id in followers,
                 "late": member_id in late,
             }
-            for member_id, (finished, current) in plane.peers.places.items()
-        }
         phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls
     return {
         "phase": phase.value,

@@ -160,11 +160,15 @@ def _progress(status: _Values, member_id: str) -> str:
     peer = (upper.get("peers") or {}).get(member_id)
     if peer is None:
         return "-"
-    where = f"in call {peer['current']}" if peer["current"] else "outside of calls"
-    still = f", unchanged for {span(peer['seconds'])}" if peer["seconds"] >= _STILL else ""
+    if peer["finished"] is None:
+        place = "has not told yet"
+    else:
+        where = f"in call {peer['current']}" if peer["current"] else "outside of calls"
+        still = f", unchanged for {span(peer['seconds'])}" if peer["seconds"] >= _STILL else ""
+        place = f"{peer['finished']} calls, {where}{still}"
     told_itself = (status.get("followers") or {}).get(member_id) or {}
     state = _getting(told_itself) or (", gets the state" if peer.get("following") else "")
-    return f"{peer['finished']} calls, {where}{still}{state}{_pace(upper, member_id)}"
+    return f"{place}{state}{_pace(upper, member_id)}"
 
 
 def _pace(upper: _Values, member_id: str) -> str:

@@ -141,6 +141,12 @@ def test_how_long_steps_take() -> None:
     assert lines[5].endswith("unchanged for 9.0 s, 310 ms a step, a straggler for 14 steps")
 
 
+def test_a_new_member_that_has_not_told_where_it_is() -> None:
+    untold = {"finished": None, "current": None, "seconds": None, "following": True, "late": False}
+    lines = shown({**STATUS, "ftlib": {**STATUS["ftlib"], "peers": {SECOND: untold}}})
+    assert lines[5].endswith("has not told yet, gets the state")
+
+
 def test_who_waits_to_be_let_in() -> None:
     spares = [{"id": f"{index}" * 16, "meta": {"name": f"worker {index}"} if index else {}} for index in range(9)]
     lines = shown({**STATUS, "spares": spares[:2]})
