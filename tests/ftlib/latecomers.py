@@ -106,6 +106,19 @@ class Late:
         self.threads.append(in_thread(functools.partial(pupil.train, self.over)))
         return pupil
 
+    def halt(self) -> None:
+        """Return once all compute the same step, and go no further."""
+        while True:
+            for pupil in self.pupils:
+                pupil.gate.clear()
+            eventually(lambda: all(pupil.outside.is_set() for pupil in self.pupils), "all compute")
+            if len({pupil.ft.step for pupil in self.pupils}) == 1:
+                return
+            for pupil in self.pupils:  # Some gates closed a step later than others, whose deputies stood in.
+                pupil.gate.set()
+            for pupil in self.pupils:
+                pupil.come()
+
     def end(self) -> None:
         """All stop."""
         self.over.set()

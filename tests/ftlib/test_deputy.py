@@ -97,9 +97,7 @@ class Holder(nn.Module):
 
 def test_all_are_late_and_nobody_begins_a_call_that_nobody_has_entered() -> None:
     with late() as made:
-        for pupil in made.pupils:
-            pupil.gate.clear()
-        eventually(lambda: all(pupil.outside.is_set() for pupil in made.pupils), "all compute")
+        made.halt()
         life = made.pupils[0].ft._lives.life
         eventually(lambda: life.plane.current is not None, "deputies meet")
         finished = {pupil.ft._plane.finished for pupil in made.pupils}
