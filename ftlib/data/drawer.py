@@ -325,6 +325,7 @@ class Drawer:
             batches, attempts = self._halted
             if self.attempts != attempts:
                 self._queue.discard(batches)
+                self.attempts -= batches  # as if they had never been asked for: no call will use them up
                 self._halted = None
 
     def _share(self, batches: int) -> Share:

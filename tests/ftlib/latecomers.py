@@ -154,6 +154,12 @@ def punctual(ft: FTLib) -> None:
     deputy._ready = lambda: False  # type: ignore[method-assign]
 
 
+def awaiting(late: FTLib, other: FTLib) -> None:
+    """Return once the late one's deputy is in the call that the other has yet to enter, not in the one before."""
+    one, two = late._plane, other._plane
+    eventually(lambda: one.finished == two.finished and one.running is not None, "the deputy is in the next call")
+
+
 def arrive(ft: FTLib, call: Callable[[], Status]) -> tuple[threading.Thread, list[Status]]:
     """It calls while its deputy is in a call that the others have yet to enter: that will be its own."""
     told: list[Status] = []

@@ -13,7 +13,7 @@ from torch import nn
 from ftlib import Status
 from ftlib.checkpoints.checkpoint import newest
 from ftlib.rhythm import WINDOW
-from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, late, punctual, steps
+from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, late, punctual, steps
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually
 from tests.ftlib.recovery.pupils import assert_equal
 from tests.ftlib.trainees import exclude
@@ -79,7 +79,7 @@ def test_what_it_computed_counts_nowhere() -> None:
             assert step(0, 1.0) is Status.SUCCESS, "its gradient alone"
         assert bool((weights[0] == -2.0 * WINDOW - 3).all())
         assert pairs[1][0].step == WINDOW
-        eventually(lambda: crew.members[1]._plane.running is not None, "the deputy is in the next call")
+        awaiting(crew.members[1], crew.members[0])
         thread, told = arrive(crew.members[1], lambda: step(1, 1000.0))
         assert step(0, 1.0) is Status.SUCCESS
         thread.join(TIMEOUT)

@@ -14,7 +14,7 @@ from ftlib.deputy import Deputy
 from ftlib.errors import Excluded
 from ftlib.missed import Missed
 from ftlib.rhythm import WINDOW
-from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, events, late, punctual, steps
+from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, events, late, punctual, steps
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 
@@ -129,7 +129,7 @@ def test_a_last_call_that_came_to_nothing() -> None:
     with company(2, straggler_deadline=DEADLINE) as crew:
         first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
         missing(first, last)
-        eventually(lambda: last.ft._plane.running is not None, "the deputy is in the next call")
+        awaiting(last.ft, first.ft)
         last.compute()
         own = [parameter.grad.clone() for parameter in last.model.parameters()]
         first.compute()

@@ -247,6 +247,21 @@ def test_batches_that_no_call_uses_up_are_told_of_once(taken: int, text: str | N
     assert text is None or text in told[0]
 
 
+def test_batches_of_calls_that_came_to_nothing_are_not_adrift(caplog: pytest.LogCaptureFixture) -> None:
+    """As those of a worker that was late many times: they went back."""
+    sampler = ElasticSampler(range(10_000), batch_size=1)
+    sampler.bind("a")
+    sampler.found(["a"])
+    loop = iter(sampler)
+    for step in range(2 * DRIFT):
+        next(loop)
+        sampler.begin(1)
+        sampler.unfinished()
+        next(loop)
+        _call(("a", sampler), step=step)
+    assert not caplog.records
+
+
 def test_its_length_follows_the_members() -> None:
     sampler = ElasticSampler(range(20), batch_size=2)
     assert len(sampler) == 10
