@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ftlib.drain import TWIN
 
 from .helpers import running, script, wait_gone
 
@@ -122,5 +125,6 @@ def test_a_second_interrupt_kills(tmp_path: Path) -> None:
         for line in run.process.stderr:
             if b"draining" in line:
                 break
+        time.sleep(2 * TWIN)  # sooner it would be the first one, sent twice
         run.process.send_signal(signal.SIGINT)
         run.finish(130)
