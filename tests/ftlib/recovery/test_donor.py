@@ -19,7 +19,7 @@ from ftlib.recovery.blocks import BLOCK, digest_of
 from ftlib.recovery.fetch import OVER
 from ftlib.recovery.sending import FIRST_TAG, RUN
 from ftlib.recovery.stripes import Stripe, cut
-from tests.ftlib.real import eventually, in_thread
+from tests.ftlib.real import in_thread
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
 
@@ -289,50 +289,6 @@ def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: p
     with pytest.raises(LookupError, match=f"not read before the end of call {VERSION}: too much of it is inline") as caught:
         ask(holder, "inline", version=VERSION, origin=ORIGIN)
     assert OVER not in str(caught.value), "it was not asked too late"
-
-
-class TestCalls:
-    """They do not end before questions about the state on entry to them are answered."""
-
-    def test_wait_for_an_answer(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(donor_module, "POLL", TIMEOUT)
-        monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
-        looking, go_on = threading.Event(), threading.Event()
-        original = donor_module.split
-
-        def slow(*args: Any) -> Any:
-            looking.set()
-            assert go_on.wait(TIMEOUT)
-            return original(*args)
-
-        monkeypatch.setattr(donor_module, "split", slow)
-        answers: list[bytes] = []
-        asking = in_thread(lambda: answers.append(ask(holder, "inline", version=VERSION + 1, origin=ORIGIN)))
-        eventually(lambda: VERSION + 1 in holder.donor._hold._open, "the question is there")
-        holder.donor.ending(VERSION)  # which nobody asks about: this returns
-        holder.leave()
-        holder.enter()
-        assert looking.wait(TIMEOUT)
-        leaving = in_thread(lambda: holder.donor.ending(VERSION + 1))
-        leaving.join(0.05)  # long enough for who does not wait
-        assert leaving.is_alive()
-        go_on.set()
-        leaving.join(TIMEOUT)
-        asking.join(TIMEOUT)
-        assert answers
-
-    def test_do_not_wait_for_ever(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hold, "PATIENCE", 0.01)
-        with holder.donor._hold.asking(VERSION):
-            holder.donor.ending(VERSION)
-
-    def test_do_not_wait_once_they_are_frozen(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
-        with holder.donor._hold.asking(VERSION):
-            leaving = in_thread(lambda: holder.donor.ending(VERSION))
-            holder.plane.freeze(Order(9, None))
-            leaving.join(TIMEOUT / 2)
-            assert not leaving.is_alive()
 
 
 def test_layouts_of_calls(holder: Holder) -> None:
