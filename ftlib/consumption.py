@@ -174,6 +174,18 @@ class Consumption:
         """Registered state was loaded: within a call that on entry to it, else that of a founder at the start."""
         self._replay(_START if self._plane.current is None else self._plane.finished)
 
+    def left_behind(self, batches: int) -> bool:
+        """Whether the call that has just been finished was the others' last in their loop, and would not be this member's.
+
+        It is asked where ``caught_up`` could follow; the call would use up ``batches`` here.
+        """
+        plane = self._plane
+        with plane.changed:
+            if self._sampler is None:
+                return False
+            done = [event for event in self._events if isinstance(event, _Done) and event.number == plane.finished]
+            return any(self._sampler.left_behind(event.shares, event.step, batches) for event in done)
+
     def caught_up(self) -> None:
         """The state on entry to the call that has just been finished was loaded before it, and is the job's."""
         self._replay(self._plane.finished - 1)

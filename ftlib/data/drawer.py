@@ -12,7 +12,7 @@ starts from the last state that everybody has (``_base``), as if the one between
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
@@ -204,6 +204,14 @@ class Drawer:
         self._base, self._proposed, self._founding = self._now, False, None
         if self._now.deal is not before:
             self._moved(same=self._now.epoch == before.epoch)
+
+    def left_behind(self, shares: Mapping[str, Share], step: int, batches: int) -> bool:
+        """See ``Sampling.left_behind``."""
+        now = self._now
+        if now is None:
+            return False
+        then = replace(now, ledger=Ledger(now.epoch)).finish(shares, step)
+        return then.left == 0 and self._queue.waiting > batches
 
     def unfinished(self) -> None:
         """See ``Sampling.unfinished``."""

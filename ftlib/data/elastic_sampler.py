@@ -210,6 +210,11 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
                 extra={"event": "batches_adrift"},
             )
 
+    def left_behind(self, shares: Mapping[str, Share], step: int, batches: int) -> bool:
+        """See ``Sampling``."""
+        with self._changed:
+            return self._drawer.left_behind(shares, step, batches)
+
     def unfinished(self) -> None:
         """See ``Sampling``."""
         with self._changed:

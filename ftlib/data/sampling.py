@@ -57,6 +57,12 @@ class Sampling(Protocol):
     def unfinished(self) -> None:
         """Note that the program's call ended without being finished."""
 
+    def left_behind(self, shares: Mapping[str, Share], step: int, batches: int) -> bool:
+        """Tell whether a call, if it used up ``batches`` here, would be the others' last in this loop, but not this member's.
+
+        Of a call to which the state that was loaded last is that on entry. Changes nothing. See ``finished``.
+        """
+
     def report(self) -> bytes:
         """Say what is drawn, for the flush report (32 bytes at most). Until ``activated`` no more is drawn than it says."""
 

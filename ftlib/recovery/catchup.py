@@ -91,6 +91,8 @@ class Catchup:
         self._asked: dict[str, Member] = {}
         """Who may have pinned something for this member."""
         self._failures = 0
+        self._lingers = False
+        """The state was here as of the last call of a loop, and went on."""
         self._refused = False
         """This lifetime does not follow any more."""
 
@@ -316,7 +318,10 @@ class Catchup:
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
         proof.load()
-        return True
+        # Its loader would hand out more batches after the others' last one. It comes in with the next epoch, if there is one;
+        # where each of them is that short, all the same.
+        self._lingers = not self._lingers and self._plane.data.left_behind(self._first.batches)
+        return not self._lingers
 
     def _unanswered(self, session: Session, error: Exception) -> None:
         """What was asked did not come: it is asked anew, unless that has happened too often."""

@@ -78,6 +78,32 @@ def test_a_joiner_draws_once_it_has_the_state(depth: int, recovery: str) -> None
         assert {member for _, member, _, _ in scholars["a"].books[2]} == {"a", "b", "j"}
 
 
+def test_a_joiner_that_would_be_left_behind_goes_on_as_a_follower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: jobs with a call an epoch let it in all the same."""
+    asked: list[int] = []
+
+    def always(_: ElasticSampler, shares: Any, step: int, batches: int) -> bool:
+        assert shares and batches == 1
+        asked.append(step)
+        return True
+
+    monkeypatch.setattr(ElasticSampler, "left_behind", always)
+    with Job(2) as job:
+        scholars = {name: Scholar(120, 3, 3, 3) for name in "abj"}
+        now = threading.Event()
+
+        def call() -> None:
+            if job.workers["a"].ft.step == 3:
+                now.set()
+
+        scholars["a"].hook = call
+        together(job, scholars, {"j": now})
+        judge(list(scholars.values()), epochs=3, size=120)
+        assert scholars["j"].ending == "done"
+        assert len(asked) == 1, "and not when it is level again"
+        assert job.workers["j"].ft.metrics()["recoveries"] == 1
+
+
 def test_a_leaver_gives_back_what_it_has_drawn() -> None:
     with Job(3) as job:
         scholars = {name: Scholar(60, 3, 2, 3) for name in "abc"}

@@ -171,7 +171,9 @@ async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own:
     own.go_on()
     seen = await once_read(store, "views/1")
     outcome = await store.create("views/1", b"mine")
-    assert outcome is (Created.DONE if seen is None else Created.EXISTS)
+    # Read as missing, it may still come: the server has the first write, and does it at some time after it goes on.
+    assert outcome is Created.EXISTS or seen is None
+    assert await store.read("views/1") == b"mine"
     await store.close()
 
 

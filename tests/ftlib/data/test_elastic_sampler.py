@@ -262,6 +262,28 @@ def test_batches_of_calls_that_came_to_nothing_are_not_adrift(caplog: pytest.Log
     assert not caplog.records
 
 
+@pytest.mark.parametrize(("calls", "drawn", "left_behind"), [(4, 2, True), (4, 1, False), (3, 2, False)])
+def test_a_joiner_is_left_behind_by_the_last_call_of_a_loop(calls: int, drawn: int, left_behind: bool) -> None:
+    """Where it has drawn more than its own call would use up; it is told beforehand, and nothing changes by that."""
+    a, joiner = _member("a"), ElasticSampler(range(20), batch_size=4, shuffle=False)
+    mine = iter(a)
+    joiner.bind("j")
+    theirs = iter(joiner)
+    for _ in range(drawn):
+        next(theirs)
+    for step in range(1, calls + 1):
+        next(mine)
+        _call(("a", a), step=step)
+    joiner.load_state_dict(a.state_dict())
+    next(mine)
+    shares = {"a": a.begin(1), "j": joiner.follow()}
+    for _ in range(2):
+        assert joiner.left_behind(shares, calls + 1, 1) is left_behind
+    joiner.finished(shares, calls + 1)
+    a.finished(shares, calls + 1)
+    assert [list(row.indices) for row in joiner.ledger()] == [list(row.indices) for row in a.ledger()]
+
+
 def test_its_length_follows_the_members() -> None:
     sampler = ElasticSampler(range(20), batch_size=2)
     assert len(sampler) == 10
