@@ -51,14 +51,14 @@ def rescale(view):
 with FTLib.init() as ft:  # meets the other workers
     ft.register_state(model=model, optimizer=optimizer, sampler=sampler)  # what a worker that joins later needs
     ft.on_view_change(rescale)
-    for epoch in sampler.epochs(epochs):
+    for _ in sampler.epochs(epochs):
         for image, label in loader:
             loss = cross_entropy(model(image), label)
             loss.backward()
             if ft.allreduce_average(model):  # a worker that dies in here costs the others nothing
                 optimizer.step()
                 if ft.step % 100 == 0 and ft.rank == 0:
-                    print(f"epoch {epoch} step {ft.step}: loss {loss.item():.4f}, {ft.size} workers in view {ft.epoch}")
+                    print(f"epoch {sampler.epoch} step {ft.step}: loss {loss.item():.4f}, {ft.size} workers in view {ft.epoch}")
             optimizer.zero_grad()
 
     with torch.no_grad():

@@ -52,11 +52,11 @@ def step(image, label):
 
 with FTLib.init() as ft:
     ft.register_state(model=model, optimizer=optimizer, sampler=sampler)
-    for epoch in sampler.epochs(epochs):
+    for _ in sampler.epochs(epochs):
         for image, label in loader:
             loss, right = ft.execute(step, image, label)
             if ft.step % 100 == 0 and ft.rank == 0:
-                print(f"epoch {epoch} step {ft.step}: loss {loss:.4f}, about {right} of 64 right, {ft.size} workers")
+                print(f"epoch {sampler.epoch} step {ft.step}: loss {loss:.4f}, about {right} of 64 right, {ft.size} workers")
 
     with torch.no_grad():
         right = (model(images[test]).argmax(1) == labels[test]).sum().item()

@@ -80,7 +80,7 @@ def apply():
 
 with FTLib.init() as ft:  # meets the other workers
     ft.register_state(model=model, optimizer=[optimizer, scheduler], sampler=sampler, apply=apply)
-    for epoch in sampler.epochs(epochs):
+    for _ in sampler.epochs(epochs):
         for page in loader:
             loss = cross_entropy(model(page[:, :-1]).transpose(1, 2), page[:, 1:])
             loss.backward()
@@ -88,7 +88,7 @@ with FTLib.init() as ft:  # meets the other workers
                 apply()
                 if ft.step % 50 == 0 and ft.rank == 0:
                     bits = loss.item() / math.log(2)
-                    print(f"epoch {epoch} step {ft.step} of about {steps}: {bits:.2f} bits a character, {ft.size} workers")
+                    print(f"epoch {sampler.epoch} step {ft.step} of about {steps}: {bits:.2f} bits a letter, {ft.size} workers")
             optimizer.zero_grad()
 
     if ft.rank == 0:

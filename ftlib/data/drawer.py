@@ -104,6 +104,11 @@ class Drawer:
         return now.epoch + (now.left == 0 or self._loop == now.epoch)
 
     @property
+    def looped(self) -> int:
+        """The epoch of the loop under way, or of the last one; -1 where there was none, or where it is not known yet."""
+        return -1 if self._loop is None else self._loop
+
+    @property
     def using(self) -> int:
         """Batches that the call under way uses up; 0 where there is none."""
         return 0 if self._call is None else self._call.batches

@@ -26,8 +26,8 @@ __all__ = ["ElasticSampler", "LedgerRow"]
 
 logger = logging.getLogger("ftlib")
 
-DRIFT = 64
-"""How many batches more or less than its calls used up a program may take from its loader before it is told."""
+DRIFT = 16
+"""After so many calls that used up fewer batches than were taken from the loader, or more, a program is told."""
 _PROBE = 1024
 """Size of the permutation that tells whether two members shuffle alike."""
 
@@ -117,7 +117,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
     def epochs(self, count: int) -> Iterator[int]:
         """Give the data epochs below ``count`` that are left, and set each: ``for epoch in sampler.epochs(10):``.
 
-        What a joiner gets first is 0, since it does not know yet where the job is: its first loop is over the job's epoch.
+        What a joiner gets first is 0, since it does not know yet where the job is: its first loop is over the job's epoch, and
+        ``epoch`` tells which that is.
         """
         last = -1
         while True:
@@ -127,6 +128,16 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
                     return
                 self._asked = last = epoch
             yield epoch
+
+    @property
+    def epoch(self) -> int:
+        """The data epoch of the loop under way, or of the last one; -1 before the first one.
+
+        At a joiner it is known once its first call has returned (until then -1), and is then the job's, whatever ``epochs``
+        has said. So it is what to compare where a program does something in certain epochs.
+        """
+        with self._changed:
+            return self._drawer.looped
 
     def counts(self, batch: int = 0) -> int:
         """Count the samples that matter of the batch that the loader handed out as this one since the last call, from 0 on.
@@ -205,7 +216,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         if drift is not None:
             logger.warning(
                 "the loader handed out %+d batches compared with those that calls used up: pass batches= to allreduce_average "
-                "(how many it is made of), and weight=0 for a batch that shall not count, instead of leaving the call out",
+                "(how many it is made of), and weight=0 for a batch that shall not count, instead of leaving the call out; and "
+                "give the loader this sampler as batch_sampler=, not as sampler=",
                 drift,
                 extra={"event": "batches_adrift"},
             )
@@ -329,23 +341,34 @@ class _Loop(Iterator[list[int]]):
 
 
 class _Drift:
-    """Compares, from a loop's first call on, what the loader delivered with what calls used up."""
+    """Compares, from a loop's first call on, what the loader delivered with what calls used up.
+
+    A queue that fills up or is emptied does so for a few calls. A program that leaves out calls, or makes one of several
+    batches, goes on in one direction.
+    """
 
     def __init__(self) -> None:
         self._origin: int | None = None
+        self._drift = 0
+        self._moves = 0
+        """Calls that changed it in one direction since it last changed in the other; below 0 where that is down."""
         self._told = False
 
     def of(self, attempts: int, used: int) -> int | None:
-        """The difference, the first time that it is large."""
+        """The difference, once: when it has gone on in one direction for ``DRIFT`` calls."""
         if self._origin is None:
             self._origin = attempts
             return None
         self._origin += used
-        drift = attempts - self._origin
-        if self._told or abs(drift) < DRIFT:
+        before, self._drift = self._drift, attempts - self._origin
+        if self._drift > before:
+            self._moves = max(0, self._moves) + 1
+        elif self._drift < before:
+            self._moves = min(0, self._moves) - 1
+        if self._told or abs(self._moves) < DRIFT:
             return None
         self._told = True
-        return drift
+        return self._drift
 
 
 def _integer(name: str, value: Any, least: int | None = None) -> int:

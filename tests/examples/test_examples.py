@@ -53,7 +53,7 @@ def test_digits_with_whole_steps(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_the_transformer(tmp_path: Path) -> None:
     said = run(tmp_path, 2, "transformer.py", "1", "650000")
-    bits = [float(found) for found in re.findall(r"([0-9.]+) bits a character, 2 workers", said)]
+    bits = [float(found) for found in re.findall(r"([0-9.]+) bits a letter, 2 workers", said)]
     assert len(bits) == 2
     assert bits[1] < bits[0] < 7.0
     assert "def " in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Iterator
@@ -231,17 +232,31 @@ def test_a_loop_that_is_begun_again_gives_back_what_was_drawn() -> None:
     assert [next(again), next(again)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize(("taken", "text"), [(2, "+64 batches"), (1, None)])
-def test_batches_that_no_call_uses_up_are_told_of_once(taken: int, text: str | None, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("taken", "batches", "text"),
+    [
+        ([4], 1, "+48 batches"),
+        ([1, 1, 2], 1, "+16 batches"),  # one in three calls is left out
+        ([1, 0], 1, "-16 batches"),  # two averages for one batch
+        ([1], 1, None),
+        ([4], 4, None),
+        ([2, 0], 1, None),
+        ([9, *[1] * 40, *[0] * 8], 1, None),  # a queue of the program's own fills up, and is emptied
+    ],
+)
+def test_batches_that_no_call_uses_up_are_told_of_once(
+    taken: list[int], batches: int, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``taken``: batches before a call, over and over."""
     sampler = ElasticSampler(range(10_000), batch_size=1)
     sampler.bind("a")
     sampler.found(["a"])
-    loop = iter(sampler)
+    loop, pattern = iter(sampler), itertools.cycle(taken)
     with caplog.at_level(logging.WARNING, "ftlib"):
-        for step in range(3 * DRIFT):
-            for _ in range(taken):
+        for step in range(400):
+            for _ in range(next(pattern)):
                 next(loop)
-            _call(("a", sampler), step=step)
+            _call(("a", sampler), step=step, batches=batches)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (text is not None)
     assert text is None or text in told[0]
@@ -253,7 +268,7 @@ def test_batches_of_calls_that_came_to_nothing_are_not_adrift(caplog: pytest.Log
     sampler.bind("a")
     sampler.found(["a"])
     loop = iter(sampler)
-    for step in range(2 * DRIFT):
+    for step in range(8 * DRIFT):
         next(loop)
         sampler.begin(1)
         sampler.unfinished()

@@ -79,24 +79,30 @@ def test_a_joiner_with_its_loader_full_ends_with_the_others(kind: str) -> None:
     senior.bind("a")
     senior.found(["a"])
     joiner.bind("b")
+    assert senior.epoch == -1
+    senior.set_epoch(3)
     ours, theirs = iter(_loader(senior, kind)), iter(_loader(joiner, kind))
     next(theirs)
     seen: list[int] = []
     for step, (batch,) in enumerate(ours):
         if step == 2:  # it came in with this call, and gets the state
             joiner.begin(1)
+            assert joiner.epoch == -1
             joiner.load_state_dict(senior.state_dict())
             shares = {"a": senior.begin(1), "b": joiner.follow()}
         elif step > 2:
             (other,) = next(theirs)  # StopIteration: it left its loop before the senior did
             shares = {"a": senior.begin(1), "b": joiner.begin(1)}
             seen += other.tolist()[: shares["b"].samples]
+            assert joiner.epoch == senior.epoch == 3
         else:
             shares = {"a": senior.begin(1)}
         seen += batch.tolist()[: shares["a"].samples]
         for member in (senior, joiner) if step >= 2 else (senior,):
             member.finished(shares, step + 1)
     assert next(theirs, None) is None
+    assert joiner.epoch == senior.epoch == 3
+    assert list(joiner.epochs(6)) == [4, 5]
     assert sorted(seen) == list(range(SIZE))
     assert senior.state_dict()["state"] == joiner.state_dict()["state"]
 
