@@ -22,6 +22,7 @@ from .listeners import Listeners
 from .logs import about
 from .phase import Phase
 from .plane import Plane
+from .reminders import Reminders
 from .status import Status
 from .succession import Succession
 from .targets import Layouts, Targets, check_writable, targets_of
@@ -60,6 +61,9 @@ class Calls(ABC):
         """That of the thread that has its turn."""
         self._told = False
         """Whether the user was told that there is no gradient."""
+        self._trains = False
+        """Whether gradients were averaged."""
+        self._reminders = Reminders()
 
     @property
     def _plane(self) -> Plane:
@@ -98,6 +102,7 @@ class Calls(ABC):
         self._may_go_on(wait)
         share, used = _weight(1.0 if weight is None else weight), _batches(batches)
         targets = targets_of(target)
+        self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
         if not self._told and targets.owners and all(source is None for source in targets.sources):
             self._told = True
             logger.warning(
@@ -269,6 +274,8 @@ class Calls(ABC):
             elif plane.news.due:
                 with plane.changed:
                     view = plane.news.due.pop(0)
+                if len(view) > 1:
+                    self._reminders.look(plane, self._lives.life.transfer.registered, trains=self._trains)
                 self._untold = [functools.partial(callback, view) for callback in self._listeners.callbacks]
             else:
                 straggler = plane.tempo.fallen.pop(0)

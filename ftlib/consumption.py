@@ -97,6 +97,11 @@ class Consumption:
             self._sampler = sampler
             self._bind()
 
+    @property
+    def samples(self) -> bool:
+        """Whether a sampler is registered."""
+        return self._sampler is not None
+
     def settle(self, timeout: float) -> None:
         """A founder's samples are dealt when this returns, unless no view is active within ``timeout`` seconds."""
         plane = self._plane

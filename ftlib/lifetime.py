@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
 
@@ -263,6 +265,12 @@ class Lifetime:
         """Note what the state is (see ``Transfer.register``). ConfigError where it does not do for what is set."""
         if self.deputy is not None and (reason := replayable(registered)):
             raise ConfigError(f"straggler_deadline is set, but a late worker could not take over what it missed: {reason}")
+        if self._means.settings.nonfinite == VETO and registered.of(torch.amp.GradScaler):
+            logger.warning(
+                "a GradScaler is registered, and nonfinite=veto: an average with inf or nan is applied by nobody, so the "
+                "scaler does not learn of it and never lowers its scale; set nonfinite=pass (FTLIB_NONFINITE) at every worker",
+                extra=about(self.plane, "scaler_and_veto"),
+            )
         self.transfer.register(registered)
 
     def _deputy(self, settings: Settings, means: Means) -> Deputy | None:

@@ -45,6 +45,7 @@ RETRY = 0.5
 CHUNK = 1 << 20
 LATER, NOTHING = "ask again", "nothing"
 """What a donor's refusal says."""
+REGISTERED = "registered"
 
 
 class Answer(Enum):
@@ -77,6 +78,8 @@ class Transfer:
         self._step_timeout = step_timeout
         self._registered: Registered | None = None if former is None else former._registered  # noqa: SLF001 - its like
         self._outdated = former is not None
+        self._compared = False
+        """Whether a member that registered nothing has asked whether the others did."""
         plane.has_state = self._registered is not None
         self._snapshot: bytes | None = None
         """The state before the first step, for the other founders. Guarded by the plane's lock, as is the one above."""
@@ -111,7 +114,10 @@ class Transfer:
         if self._snapshot is not None and plane.step > 0:
             self._snapshot = None
         authority = plane.authority
-        if self._registered is None or (authority and plane.origin == authority):
+        if authority and plane.origin == authority:
+            return False
+        if self._registered is None:
+            self._compare(session)
             return False
         if not authority:
             if self._outdated:  # nobody has what would replace it, and it must not be acted on
@@ -136,6 +142,25 @@ class Transfer:
             if Answer.LATER not in answers:
                 plane.wait_end(session, RETRY)
         return False
+
+    def _compare(self, session: Session) -> None:
+        """ConfigError where this member has registered nothing, and the others have: its weights would never be theirs."""
+        plane, plan = self._plane, session.plan
+        if self._compared or not plan.holders or plan.holders[0] == plane.member_id:
+            return
+        donor = session.view.member(plan.holders[0])
+        while plane.acting_in(session) and not plane.leaving():
+            try:
+                with get(donor.address, f"{PATH}?registered=1", self._ring, timeout=SILENCE) as answer:
+                    text = answer.read(1000).decode(errors="replace")
+            except (OSError, http.client.HTTPException, ValueError, SecretError) as error:
+                logger.debug("%s was not asked for its state: %s", donor, error, extra=about(plane, "no_state", donor=donor.id))
+                return  # it has ended, as the next session will tell
+            if text == REGISTERED:
+                raise ConfigError(f"this worker registered no state, but {session.name(donor.id)} did: {_EVERYWHERE}")
+            if LATER not in text:
+                self._compared = True
+                return
 
     def _ask(
         self, holders: Sequence[Member], query: Mapping[str, str], registered: Registered, session: Session
@@ -256,6 +281,8 @@ class Transfer:
         """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
         if "founding" in query:
             return self._initial()
+        if "registered" in query:
+            return self._whether()
         call, origin = query.get("call", ""), query.get("origin", "")
         if not call.isdigit() or not origin:
             raise LookupError("expected ?call=NUMBER&origin=ID, or founding=1")
@@ -271,6 +298,16 @@ class Transfer:
         if data is None:
             raise LookupError(f"{LATER}: no state is registered yet")
         return iter([data[start : start + CHUNK] for start in range(0, len(data), CHUNK)])
+
+    def _whether(self) -> Iterator[bytes]:
+        """Whether state is registered; asked before the first call it takes until then."""
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(lambda: plane.has_state or plane.step > 0 or plane.current is not None, POLL)
+            if plane.has_state:
+                return iter([REGISTERED.encode()])
+            called = plane.step > 0 or plane.current is not None
+        raise LookupError(f"{NOTHING if called else LATER}: no state is registered")
 
     def _on_entry(self, call: int, origin: str) -> Iterator[bytes]:
         plane = self._plane

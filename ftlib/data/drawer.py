@@ -88,6 +88,11 @@ class Drawer:
         return {book.epoch: book for book in (self._before, self._book) if book.epoch >= 0}
 
     @property
+    def bound(self) -> bool:
+        """Whether it is a member of a job."""
+        return self._bound
+
+    @property
     def calling(self) -> bool:
         """Whether a call of the program's is under way, during which nothing may be drawn."""
         return self._call is not None

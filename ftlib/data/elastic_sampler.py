@@ -15,6 +15,7 @@ from typing import Any
 import torch.utils.data
 
 from ..errors import ConfigError, RebuildTimeout
+from . import unregistered
 from .deal import Rounds
 from .drawer import FILLER, Drawer
 from .ledger import Entry
@@ -184,6 +185,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         with self._changed:
             self._patience, self._failure = patience, None
             self._drawer.bind(member_id)
+            unregistered.bound(self)
             self._changed.notify_all()
 
     def found(self, view_ids: Sequence[str]) -> None:
@@ -275,6 +277,8 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
             self._outside()
             if self._loop is None or loop.number > self._loop.number:
                 self._drawer.start(self._asked)
+                if not self._drawer.bound:
+                    unregistered.read(self)
                 self._loop = loop
                 self._drift = _Drift()
             elif loop is not self._loop:

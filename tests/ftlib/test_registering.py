@@ -1,0 +1,149 @@
+"""What becomes of a worker that registers other things than the rest of the job, or nothing."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from ftlib import ConfigError, ElasticSampler, FTLib, Status
+from tests.ftlib.real import Company, at_once, call_until, eventually, in_thread
+
+
+@contextmanager
+def founders(count: int) -> Iterator[Company]:
+    """They have met, and called nothing yet."""
+    crew = Company(count)
+    try:
+        yield crew
+    finally:
+        at_once(*[ft.close for ft in crew.members])
+
+
+def register(ft: FTLib) -> nn.Linear:
+    model = nn.Linear(2, 1)
+    ft.register_state(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return model
+
+
+def average(ft: FTLib, model: nn.Module) -> Status:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return ft.allreduce_average(model)
+
+
+def training(ft: FTLib, model: nn.Module) -> threading.Thread:
+    """It averages until it is closed."""
+
+    def train() -> None:
+        while average(ft, model):
+            pass
+
+    return in_thread(train)
+
+
+def test_a_founder_that_registers_nothing_is_told() -> None:
+    with founders(3) as crew:
+        first, second, careless = crew.members
+
+        def forgets() -> None:
+            with pytest.raises(
+                ConfigError, match=r"this worker registered no state, but .* did: call register_state everywhere"
+            ):
+                average(careless, nn.Linear(2, 1))
+            careless.close()
+
+        def goes_on(ft: FTLib) -> None:
+            model = register(ft)
+            call_until(ft, lambda: ft.size == 2)
+            assert average(ft, model) is Status.SUCCESS
+
+        at_once(functools.partial(goes_on, first), functools.partial(goes_on, second), forgets)
+
+
+def test_it_is_told_though_the_others_register_long_after_its_call() -> None:
+    with founders(2) as crew:
+        senior, careless = crew.members
+        told = threading.Event()
+
+        def forgets() -> None:
+            with pytest.raises(ConfigError, match="registered no state"):
+                careless.barrier()
+            told.set()
+
+        thread = in_thread(forgets)
+        eventually(lambda: careless._plane.current is not None, "it is in its call")
+        register(senior)
+        thread.join()
+        assert told.is_set()
+
+
+def test_a_joiner_that_registers_nothing_is_told() -> None:
+    with founders(1) as crew:
+        [alone] = crew.members
+        thread = training(alone, register(alone))
+        joiner = crew.init()
+        with pytest.raises(ConfigError, match="this worker registered no state"):
+            average(joiner, nn.Linear(2, 1))
+        joiner.close()
+        eventually(lambda: alone.size == 1, "it goes on by itself")
+        alone.close()
+        thread.join()
+
+
+def test_where_nobody_registers_nobody_minds() -> None:
+    with founders(2) as crew:
+        threads = [training(ft, nn.Linear(2, 1)) for ft in crew.members]
+        joiner = crew.init()
+        assert average(joiner, nn.Linear(2, 1)) is Status.SUCCESS
+        assert joiner.size == 3
+        for ft in list(crew.members):
+            ft.close()
+        for thread in threads:
+            thread.join()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_training_without_registered_state_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with founders(2) as crew:
+        for _ in range(3):
+            at_once(*[functools.partial(average, ft, nn.Linear(2, 1)) for ft in crew.members])
+    told = [text for text in warnings(caplog) if "no state is registered" in text]
+    assert len(told) == 2, "one at each of them"
+    assert "call register_state(model=..., optimizer=...) at every worker" in told[0]
+
+
+def test_calls_that_train_nothing_need_no_state(caplog: pytest.LogCaptureFixture) -> None:
+    with founders(2) as crew:
+        at_once(*[functools.partial(ft.allreduce_average, torch.ones(2)) for ft in crew.members])
+    assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_sampler_that_is_read_and_not_registered_is_told_of(registered: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with founders(2) as crew:
+
+        def learn(ft: FTLib) -> None:
+            model, sampler = nn.Linear(2, 1), ElasticSampler(range(8), batch_size=2)
+            ft.register_state(model=model, **{"sampler": sampler} if registered else {})
+            for _ in zip(range(2), sampler, strict=False):
+                average(ft, model)
+
+        at_once(*[functools.partial(learn, ft) for ft in crew.members])
+    told = [text for text in warnings(caplog) if "pass it as sampler= to register_state" in text]
+    assert len(told) == (0 if registered else 2)
+
+
+@pytest.mark.parametrize(("nonfinite", "count"), [("veto", 1), ("pass", 0)])
+def test_a_scaler_that_would_never_hear_of_inf_is_told_of(nonfinite: str, count: int, caplog: pytest.LogCaptureFixture) -> None:
+    with FTLib.init(framework="memory", config={}, agent="thread", nonfinite=nonfinite) as ft:
+        ft.register_state(model=nn.Linear(2, 1), extra=torch.amp.GradScaler("cpu"))
+    assert len([text for text in warnings(caplog) if "nonfinite=pass" in text]) == count
