@@ -1,7 +1,8 @@
 """Program state as bytes, without pickle: a msgpack header (the tree, tensors as placeholders), then the tensors' bytes.
 
 A tree is made of dicts with str or int keys, lists, tuples, None, bool, int, float, str, bytes and dense tensors: what
-``state_dict`` of modules, optimizers and schedulers returns. Anything else is refused by its path. A reader checks every size
+``state_dict`` of modules, optimizers and schedulers returns. A numpy scalar arrives as the number that it is. Anything else is
+refused by its path. A reader checks every size
 before it allocates, and the digest at the end before it returns anything.
 
     magic (8)  header length (u32)  header  tensor bytes ...  blake2b-128 of everything before
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgpack
+import numpy as np
 import torch
 
 from .errors import ConfigError
@@ -170,6 +172,8 @@ def _raw(tensor: torch.Tensor) -> Iterator[bytes]:
 def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> object:
     if depth > DEPTH_LIMIT:
         raise ConfigError(f"{path}: nested deeper than {DEPTH_LIMIT} levels")
+    if isinstance(tree, np.generic):  # the best loss so far, say: as good as a number, but for its class
+        tree = tree.item()
     kind = type(tree)
     if tree is None or kind in (bool, float, str, bytes):
         return tree

@@ -27,7 +27,7 @@ from .plane import Plane
 from .recovery.bulletin import Arrival
 from .registry import Registered
 from .session import Session
-from .state import StateReader, encode, snapshot
+from .state import StateReader, encode, flatten, snapshot
 
 __all__ = ["CHUNK", "LATER", "NOTHING", "PATH", "POLL", "RETRY", "STATE_LIMIT", "Answer", "Transfer"]
 
@@ -43,7 +43,7 @@ SILENCE = 15.0
 RETRY = 0.5
 """Seconds to wait for a view change where no donor answered."""
 CHUNK = 1 << 20
-LATER, NOTHING = "ask again", "nothing"
+LATER, NOTHING, UNFIT = "ask again", "nothing", "unfit"
 """What a donor's refusal says."""
 REGISTERED = "registered"
 
@@ -56,6 +56,8 @@ class Answer(Enum):
     """The donor is not there yet."""
     NOTHING = "nothing"
     """The donor registered nothing."""
+    UNFIT = "unfit"
+    """What the donor registered holds something by now that cannot be transferred."""
     FAILED = "failed"
 
 
@@ -87,8 +89,12 @@ class Transfer:
     # --- the needy side, on the training thread ------------------------------------------------------------------------
 
     def register(self, registered: Registered) -> None:
-        """Note what the state is. A founder gets the most senior member's before this returns."""
+        """Note what the state is. A founder gets the most senior member's before this returns.
+
+        ConfigError where it cannot be transferred: also at a lone worker, since it is not known who will join.
+        """
         plane = self._plane
+        flatten(registered.tree(plane.step))
         with plane.changed:
             self._registered = registered
             plane.has_state = True
@@ -229,6 +235,8 @@ class Transfer:
         answer, tree = self.receive(donor, PATH, query, go_on, waited_for=inside_a_call)
         if answer is Answer.LOADED:
             registered.load(tree)
+        if answer is Answer.UNFIT:
+            raise ConfigError(f"the job's state cannot be given to this worker: {str(tree).partition(': ')[2].strip()}")
         return answer
 
     def receive(
@@ -273,7 +281,8 @@ class Transfer:
     @staticmethod
     def _refused(text: str) -> Answer:
         """What a donor means by the text with which it gives nothing."""
-        return Answer.NOTHING if NOTHING in text else Answer.LATER if LATER in text else Answer.FAILED
+        said = text.partition(":")[0]
+        return {NOTHING: Answer.NOTHING, LATER: Answer.LATER, UNFIT: Answer.UNFIT}.get(said, Answer.FAILED)
 
     # --- the donor's side, on a worker thread of the agent -------------------------------------------------------------
 
@@ -333,10 +342,13 @@ class Transfer:
         return None if self._registered is None else self._registered.tree(self._plane.step)
 
     def _guarded(self, call: int, entry: Callable[[], object]) -> Iterator[bytes]:
-        for chunk in encode(entry()):
-            if self._entry(call) != entry:  # after the copy: what was copied before the call ended is intact
-                raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
-            yield chunk
+        try:
+            for chunk in encode(entry()):
+                if self._entry(call) != entry:  # after the copy: what was copied before the call ended is intact
+                    raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
+                yield chunk
+        except ConfigError as error:  # before the first chunk
+            raise LookupError(f"{UNFIT}: {error}") from None
 
 
 _EVERYWHERE = "call register_state everywhere"

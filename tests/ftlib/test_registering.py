@@ -16,9 +16,9 @@ from tests.ftlib.real import Company, at_once, call_until, eventually, in_thread
 
 
 @contextmanager
-def founders(count: int) -> Iterator[Company]:
+def founders(count: int, **settings: str) -> Iterator[Company]:
     """They have met, and called nothing yet."""
-    crew = Company(count)
+    crew = Company(count, **settings)
     try:
         yield crew
     finally:
@@ -147,3 +147,47 @@ def test_a_scaler_that_would_never_hear_of_inf_is_told_of(nonfinite: str, count:
     with FTLib.init(framework="memory", config={}, agent="thread", nonfinite=nonfinite) as ft:
         ft.register_state(model=nn.Linear(2, 1), extra=torch.amp.GradScaler("cpu"))
     assert len([text for text in warnings(caplog) if "nonfinite=pass" in text]) == count
+
+
+class Best:
+    """Of a program's own: it keeps whatever it is given."""
+
+    def __init__(self) -> None:
+        self.value: object = 0.0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"best": self.value}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.value = state["best"]
+
+
+def test_what_cannot_be_transferred_is_refused_though_nobody_else_is_there() -> None:
+    best = Best()
+    best.value = {1, 2}
+    text = r"state\['extra'\]\[0\]\['best'\]: a value of type set cannot be transferred"
+    with FTLib.init(framework="memory", config={}, agent="thread") as ft, pytest.raises(ConfigError, match=text):
+        ft.register_state(model=nn.Linear(2, 1), extra=best)
+
+
+@pytest.mark.parametrize("recovery", ["live", "wait"])
+def test_a_state_that_cannot_be_transferred_any_more_ends_the_joiner_alone(recovery: str) -> None:
+    with founders(1, recovery=recovery) as crew:
+        [alone] = crew.members
+        model, best = nn.Linear(2, 1), Best()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        alone.register_state(model=model, optimizer=optimizer, extra=best, apply=optimizer.step)
+        best.value = object()
+        thread = training(alone, model)
+        joiner = crew.init()
+        other = nn.Linear(2, 1)
+        moved = torch.optim.SGD(other.parameters(), lr=0.1)
+        joiner.register_state(model=other, optimizer=moved, extra=Best(), apply=moved.step)
+        with pytest.raises(
+            ConfigError, match=r"cannot be given to this worker: .*a value of type object cannot be transferred"
+        ):
+            average(joiner, other)
+        joiner.close()
+        eventually(lambda: alone.size == 1, "it goes on by itself")
+        alone.close()
+        thread.join()

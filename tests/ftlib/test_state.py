@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -27,6 +28,14 @@ trees = st.recursive(
 @given(trees)
 def test_trees_survive(tree: object) -> None:
     assert decode(snapshot(tree), 1 << 20) == tree
+
+
+def test_a_numpy_scalar_arrives_as_a_number() -> None:
+    """As a program may compute the best loss so far."""
+    tree = {"best": np.float64(0.1), "half": np.float32(0.1), "steps": np.int64(7), "done": np.bool_(1)}
+    found = decode(snapshot(tree), 1 << 20)
+    assert found == {"best": 0.1, "half": float(np.float32(0.1)), "steps": 7, "done": True}
+    assert [type(value) for value in found.values()] == [float, float, int, bool]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +88,8 @@ def test_an_optimizer_goes_on_where_the_other_was() -> None:
         ([2**64], r"state\[0\]: the integer"),
         ({"s": torch.eye(3).to_sparse()}, r"state\['s'\]: a tensor"),
         (lambda: 0, "state: a value of type function"),
+        ({"a": np.ones(2)}, r"state\['a'\]: a value of type ndarray"),
+        ({"a": np.datetime64("2026-01-01")}, r"state\['a'\]: a value of type date"),
     ],
 )
 def test_what_cannot_travel_is_named(tree: object, path: str) -> None:
