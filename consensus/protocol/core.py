@@ -136,6 +136,12 @@ class Core:
         """Whether it has asked to leave."""
         return self.life is Life.LEAVING
 
+    @property
+    def going(self) -> bool:
+        """Whether it wants to leave, as it said or the trailer of a call told; or has left by the view that it leads."""
+        evidence, own_id = self.evidence, self.member.id
+        return self.leaving or own_id in evidence.leaving or own_id in evidence.parted
+
     def advance(self, news: News) -> None:
         """The newest chosen view comes to life, step by step."""
         self.standing = STANDING.after(self.standing, news)
@@ -224,7 +230,7 @@ class Core:
 
     def out(self, view: View) -> None:
         """The others went on without this member in ``view``: as it wished, or not."""
-        if self.leaving or self.member.id in self.evidence.leaving:
+        if self.going:
             self.stop(LeftError("left the job on its own wish"))
         else:
             self.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again", view))

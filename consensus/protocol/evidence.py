@@ -45,6 +45,8 @@ class EvidenceBook:
         self.cut_off: dict[str, float] = {}
         """Who has to go because of broken links, and since when one is known; replaced by whoever judges them."""
         self.leaving: dict[str, float] = {}
+        self.parted: frozenset[str] = frozenset()
+        """Who left with the newest view: a coordinator that leaves follows the view that it leads, though it is not in it."""
         self.last_calls: dict[str, int] = {}
         """The call that a leaving member has ended last: the others get to end it too."""
         self.checking: dict[str, float] = {}
@@ -59,6 +61,7 @@ class EvidenceBook:
         new = ids.difference(parent.ids) if parent is not None and parent.view_id == view.parent_id else frozenset()
         self._newcomers = new if 2 * len(new) <= len(ids) else frozenset()
         self.proofs = {key: proof for key, proof in self.proofs.items() if key in ids}
+        self.parted = frozenset(self.leaving) - ids
         self.leaving = {key: since for key, since in self.leaving.items() if key in ids}
         self.last_calls = {key: call for key, call in self.last_calls.items() if key in ids}
         self.checking = {key: since for key, since in self.checking.items() if key in ids}

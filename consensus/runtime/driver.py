@@ -285,11 +285,10 @@ class Driver:
         if self._stopped is not None:
             return
         self._stopped = error
-        self.note(
-            logging.INFO if isinstance(error, LeftError) else logging.WARNING,
-            "stopped",
-            f"{type(error).__name__}: {error}",
-        )
+        if isinstance(error, LeftError):
+            self.note(logging.INFO, "stopped", str(error))
+        else:
+            self.note(logging.WARNING, "stopped", f"{type(error).__name__}: {error}")
         self._renew_snapshot()
         self._plane.stopped(error)
 

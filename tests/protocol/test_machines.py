@@ -156,12 +156,14 @@ def test_the_wish_is_dropped_when_the_joiner_is_gone() -> None:
     assert epochs(members) == [1] * 3
 
 
-def test_leavers_told_by_the_trailer_go_without_a_request() -> None:
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_leavers_told_by_the_trailer_go_without_a_request(index: int) -> None:
     world, members = start_job(3)
-    leaver = members[2]
+    leaver = members[index]
+    others = [host for host in members if host is not leaver]
     for host in members:
         world.inside(host, lambda host=host: host.machine.boundary(5, (leaver.id,), world.now))  # type: ignore[misc]
-    assert agree(world, members[:2]) < 0.1
+    assert agree(world, others) < 0.1
     world.run_until(lambda: leaver.stopped is not None, 1.0)
     assert isinstance(leaver.stopped, LeftError)
 

@@ -57,8 +57,7 @@ def opinion(machine: Machine) -> Opinion:
 
 def leaving(machine: Machine) -> bool:
     """Whether it wants to leave."""
-    core = machine._core
-    return core.leaving or core.member.id in core.evidence.leaving
+    return machine._core.going
 
 
 def incarnation(machine: Machine) -> int:
