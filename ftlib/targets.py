@@ -57,7 +57,7 @@ class Targets:
             return ""
         frozen = [name for name, parameter in self._module.named_parameters() if not parameter.requires_grad]
         shown = ", ".join(frozen[:8]) + (f" and {len(frozen) - 8} more" if len(frozen) > 8 else "")
-        return f"; frozen here: {shown or 'nothing'}"
+        return f"; frozen parameters here: {shown or 'none'}"
 
 
 def targets_of(target: Any) -> Targets:

@@ -28,6 +28,7 @@ from .recovery.bulletin import Arrival
 from .registry import Registered
 from .session import Session
 from .state import StateReader, encode, flatten, snapshot
+from .units import size, span
 
 __all__ = ["CHUNK", "LATER", "NOTHING", "PATH", "POLL", "RETRY", "STATE_LIMIT", "Answer", "Transfer"]
 
@@ -275,7 +276,9 @@ class Transfer:
         self._plane.counters.state_bytes += reader.nbytes
         took = self._plane.threads.now() - began
         extra = about(self._plane, "state", donor=donor.id, state_bytes=reader.nbytes, seconds=took)
-        logger.info("state of %.1f MB from %s in %.0f ms", reader.nbytes / 1e6, donor, took * 1e3, extra=extra)
+        session = self._plane.session
+        name = str(donor) if session is None else session.name(donor.id)
+        logger.info("state of %s from %s in %s", size(reader.nbytes), name, span(took), extra=extra)
         return Answer.LOADED, tree
 
     @staticmethod

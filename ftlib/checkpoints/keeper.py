@@ -30,6 +30,7 @@ from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..state import flatten
+from ..units import size, span
 from .checkpoint import Taken, publish, remove
 from .manifest import Manifest, TornError
 from .names import Name, Part, complete, parts
@@ -203,7 +204,7 @@ class _Writing:
         plane.counters.checkpoints += 1
         plane.counters.checkpoint_step = self._name.step
         extra = about(plane, "checkpoint", checkpoint=str(self.directory), checkpoint_bytes=nbytes, seconds=took)
-        logger.info("%s is complete: %s, %.1f MB in %.1f s", self, self.directory, nbytes / 1e6, took, extra=extra)
+        logger.info("%s is complete: %s, %s in %s", self, self.directory, size(nbytes), span(took), extra=extra)
         self._tidy()
 
     def _look_around(self) -> None:

@@ -179,9 +179,10 @@ def test_misuse_is_refused_at_every_worker(tmp_path: Path) -> None:
                 trainee.ft.load(tmp_path)
             with pytest.raises(ConfigError, match="the path is empty"):
                 trainee.ft.save("")
-        state = {"x": object()}
+        state: dict[str, object] = {}
         steps(1, trainees)
         all_of(trainees, lambda t: t.ft.register_state(state_dict=lambda: state, load_state_dict=lambda _: None))
+        state["x"] = object()
         for trainee in trainees:
             with pytest.raises(ConfigError, match=r"state\['custom'\]\['x'\]: a value of type object"):
                 trainee.ft.save(tmp_path)

@@ -224,7 +224,7 @@ def test_a_parameter_frozen_at_one_worker_is_named() -> None:
     with Job(3) as job:
         for i in range(3):
             job.start(f"w{i}", body)
-        with pytest.raises(StepMismatch, match=r"^(?=.*frozen here: layer1.weight\))(?=.*it disagrees at w1)"):
+        with pytest.raises(StepMismatch, match=r"^(?=.*frozen parameters here: layer1.weight\))(?=.*it disagrees at w1)"):
             job.workers["w1"].join()
         job.workers["w0"].join()
         job.workers["w2"].join()
