@@ -48,6 +48,7 @@ from .registry import Registered
 from .resumption import PATH as RESUMPTION
 from .resumption import Resumption
 from .session import Session
+from .stall import end_hung
 from .tempo import Tempo
 from .transfer import PATH, Transfer
 from .turns import Turns
@@ -105,6 +106,7 @@ class Lifetime:
         plane.leaving = lambda: means.turns.leaving
         tell = functools.partial(facts, plane)
         self._rebuilder = Rebuilder(plane, consensus, means.framework, self._rebuild, self._activated, tell)
+        self._rebuilder.given_up = self._given_up
         limits = Limits(
             settings.step_timeout,
             settings.min_size,
@@ -343,6 +345,13 @@ class Lifetime:
             self._past = None
         if self._means.settings.supervisor:
             threading.Thread(target=self._announce, args=(view.epoch,), name="ftlib-announce", daemon=True).start()
+
+    def _given_up(self) -> None:
+        """The program hangs, as far as the others can tell: it ends where a launcher starts another, unless it may rejoin."""
+        settings, returned = self._means.settings, self._means.turns.returned()
+        if settings.supervisor and not settings.rejoin:
+            task = (self.plane, lambda: self._ended or returned(), settings.consensus.stall_timeout)
+            threading.Thread(target=end_hung, args=task, name="ftlib-hung", daemon=True).start()
 
     def _tell_of(self, past: _Past, view: View) -> None:
         took, session = time.monotonic() - past.ended, self.plane.session

@@ -91,6 +91,8 @@ class Rebuilder:
         self._build = build
         self._activated = activated
         self._facts = facts
+        self.given_up: Callable[[], None] = lambda: None
+        """Told that the others have given this worker up, as its program hangs; must return at once."""
         self._items: SimpleQueue[_Item] = plane.threads.queue()
         self._thread = plane.threads.thread(self._run, "ftlib-rebuild")
         self._wanted = 0
@@ -144,6 +146,7 @@ class Rebuilder:
     def stalled(self, call: int, waited: float) -> None:
         """See ``DataPlane``."""
         log_stall(self._plane, call, waited)
+        self.given_up()
 
     def facts(self) -> Mapping[str, Any]:
         """See ``DataPlane``."""

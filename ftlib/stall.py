@@ -1,17 +1,25 @@
-"""Says where a training thread is that the others have waited for too long: only its own process can."""
+"""A training thread that the others have waited for too long: only its own process can say where it is, and end it."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
 import traceback
+from collections.abc import Callable
 
 from .logs import about
 from .plane import Plane
 
-__all__ = ["log_stall", "stack"]
+__all__ = ["HUNG", "end_hung", "log_stall", "stack"]
 
 logger = logging.getLogger("ftlib")
+
+HUNG = 75
+"""Exit code of a process that ends since its program hangs (EX_TEMPFAIL: try again)."""
+_LOOK = 0.2
+"""Seconds between two looks whether the program is back."""
 
 
 def stack(plane: Plane) -> str:
@@ -30,3 +38,23 @@ def log_stall(plane: Plane, call: int, waited: float) -> None:
         stack(plane),
         extra=about(plane, "stalled", call=call, waited_seconds=waited),
     )
+
+
+def end_hung(plane: Plane, back: Callable[[], bool], patience: float, end: Callable[[int], object] = os._exit) -> None:
+    """End this process unless ``back()``, the program has come to a call, within ``patience`` seconds. On a thread of its own.
+
+    For a worker that somebody starts anew: the others have given it up, and an exception would never be seen.
+    """
+    until = time.monotonic() + patience
+    while not back():
+        if time.monotonic() >= until:
+            logger.error(
+                "this worker was given up, and has not come to a call within another %g s (stall_timeout): it ends, so that "
+                "its launcher starts it anew. Its training thread is at:\n%s",
+                patience,
+                stack(plane),
+                extra=about(plane, "hung"),
+            )
+            end(HUNG)
+            return
+        time.sleep(_LOOK)

@@ -34,6 +34,8 @@ class Turns:
         self._serial = threads.lock()
         self._waiting: deque[None] = deque()
         """One for each thread that waits for its turn. No number: threads count at once."""
+        self._taken = 0
+        """How often the program took one."""
         self._busy = ""
         """What the thread in ``_holder`` may not call within; empty outside of calls."""
         self._holder: Thread | None = None
@@ -72,6 +74,7 @@ class Turns:
             if self._busy:
                 raise ConfigError(self._busy.format(call))
             self._holder = self._threads.current()
+            self._taken += 1
             try:
                 self._busy = _IN_CALL
                 result = carry_out()
@@ -87,6 +90,11 @@ class Turns:
     def awaited(self) -> bool:
         """Whether a thread of the program waits for its turn."""
         return bool(self._waiting)
+
+    def returned(self) -> Callable[[], bool]:
+        """Tells later whether the program has come to a call since now, has come out of the one that it is in, or has left."""
+        taken, busy = self._taken, bool(self._busy)
+        return lambda: self.departed or self.awaited or self._taken != taken or (busy and not self._busy)
 
     def lend(self, carry_out: Callable[[], T]) -> T | None:
         """Carry out what the program did not ask for, on this thread; None where it is somebody's turn, or will be."""

@@ -112,3 +112,28 @@ wait("joining")
     with running(tmp_path, "-n", 2, script=script(body)) as run:
         _, err = run.finish(0)
     assert "1 of 2 workers finished" in err
+
+
+def test_a_worker_that_hangs_is_started_anew_and_the_run_ends(tmp_path: Path) -> None:
+    """Its agent lives, so nobody is silent; the others give it up, and it is not there at the end."""
+    body = """
+import threading
+import torch
+from ftlib import FTLib
+model, over = torch.nn.Linear(2, 1), torch.zeros(1)
+with FTLib.init(log_level="info") as ft:
+    ft.register_state(model=model)
+    anew, calls = "FTLIB_SOCKET_FDS" not in os.environ, 0
+    while not over.item():
+        if INDEX == 1 and calls == 3 and not anew:
+            threading.Event().wait()
+        over.fill_(INDEX == 1 and anew)
+        assert ft.allreduce(over, "MAX")
+        calls += 1
+"""
+    with running(tmp_path, "-n", 2, script=script(body), FTLIB_STALL_TIMEOUT="1") as run:
+        _, err = run.finish(0)
+    death = run.events("ended")[0]
+    assert (death["worker"], death["code"]) == (1, 75)
+    assert "it ends, so that its launcher starts it anew" in err
+    assert "threading.Event().wait()" in err, "its stack"

@@ -1,0 +1,61 @@
+"""A program that hangs, under a launcher: its process ends, unless it comes back in time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from ftlib.plane import Plane
+from ftlib.stall import HUNG, end_hung
+from ftlib.turns import Turns
+from tests.ftlib.real import eventually, in_thread
+
+
+def plane() -> Plane:
+    return Plane(lambda: "w0", lambda *_, **__: None)
+
+
+def test_a_program_that_stays_away_ends_its_process(caplog: pytest.LogCaptureFixture) -> None:
+    codes: list[int] = []
+    end_hung(plane(), lambda: False, 0.0, codes.append)
+    assert codes == [HUNG]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "its launcher starts it anew" in caplog.text
+
+
+def test_a_program_that_is_back_goes_on() -> None:
+    codes: list[int] = []
+    turns = Turns(1.0)
+    returned = turns.returned()
+    assert not returned()
+    turns.take("barrier()", lambda: None, lambda: None)
+    assert returned()
+    end_hung(plane(), returned, 0.0, codes.append)
+    assert not codes
+
+
+def test_one_that_comes_out_of_a_call_is_back() -> None:
+    """It hung within the function of ``execute``."""
+    turns, hangs = Turns(1.0), threading.Event()
+    inside = threading.Event()
+
+    def function() -> None:
+        inside.set()
+        hangs.wait()
+
+    thread = in_thread(lambda: turns.take("execute()", function, lambda: None))
+    assert inside.wait(10)
+    returned = turns.returned()
+    assert not returned()
+    hangs.set()
+    eventually(returned, "it is back")
+    thread.join()
+
+
+def test_one_that_has_left_is_not_awaited() -> None:
+    turns = Turns(1.0)
+    returned = turns.returned()
+    turns.departed = True
+    assert returned()
