@@ -18,6 +18,7 @@ from ..errors import ConfigError, RebuildTimeout
 from . import unregistered
 from .deal import Rounds
 from .drawer import FILLER, Drawer
+from .drift import Drift
 from .ledger import Entry
 from .permutation import Permutation
 from .replica import Replica
@@ -27,8 +28,6 @@ __all__ = ["ElasticSampler", "LedgerRow"]
 
 logger = logging.getLogger("ftlib")
 
-DRIFT = 16
-"""After so many calls that used up fewer batches than were taken from the loader, or more, a program is told."""
 _PROBE = 1024
 """Size of the permutation that tells whether two members shuffle alike."""
 
@@ -106,7 +105,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         self._patience = 600.0
         self._failure: Exception | None = None
         """Why nothing can be drawn any more."""
-        self._drift = _Drift()
+        self._drift = Drift()
 
     # --- the program ---------------------------------------------------------------------------------------------------
 
@@ -280,7 +279,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
                 if not self._drawer.bound:
                     unregistered.read(self)
                 self._loop = loop
-                self._drift = _Drift()
+                self._drift = Drift()
             elif loop is not self._loop:
                 raise ConfigError("another loop over this ElasticSampler has begun since: use one at a time")
             batch, state = self._drawer.draw(), self._drawer.state
@@ -342,37 +341,6 @@ class _Loop(Iterator[list[int]]):
         if batch is None:
             raise StopIteration
         return batch
-
-
-class _Drift:
-    """Compares, from a loop's first call on, what the loader delivered with what calls used up.
-
-    A queue that fills up or is emptied does so for a few calls. A program that leaves out calls, or makes one of several
-    batches, goes on in one direction.
-    """
-
-    def __init__(self) -> None:
-        self._origin: int | None = None
-        self._drift = 0
-        self._moves = 0
-        """Calls that changed it in one direction since it last changed in the other; below 0 where that is down."""
-        self._told = False
-
-    def of(self, attempts: int, used: int) -> int | None:
-        """The difference, once: when it has gone on in one direction for ``DRIFT`` calls."""
-        if self._origin is None:
-            self._origin = attempts
-            return None
-        self._origin += used
-        before, self._drift = self._drift, attempts - self._origin
-        if self._drift > before:
-            self._moves = max(0, self._moves) + 1
-        elif self._drift < before:
-            self._moves = min(0, self._moves) - 1
-        if self._told or abs(self._moves) < DRIFT:
-            return None
-        self._told = True
-        return self._drift
 
 
 def _integer(name: str, value: Any, least: int | None = None) -> int:

@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from ftlib import ConfigError, ElasticSampler, RebuildTimeout
-from ftlib.data.elastic_sampler import DRIFT
+from ftlib.data.drift import DRIFT
 from ftlib.data.sampling import Sampling, Share
 from ftlib.state import decode, snapshot
 

@@ -1,0 +1,39 @@
+"""Whether a program makes one call for each batch: what the loader delivered, compared with what calls used up.
+
+A queue that fills up or is emptied does so for a few calls. A program that leaves out calls, or makes one of several batches,
+goes on in one direction.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DRIFT", "Drift"]
+
+DRIFT = 16
+"""After so many calls that used up fewer batches than were taken from the loader, or more, a program is told."""
+
+
+class Drift:
+    """Of one loop, from its first call on."""
+
+    def __init__(self) -> None:
+        self._origin: int | None = None
+        self._drift = 0
+        self._moves = 0
+        """Calls that changed it in one direction since it last changed in the other; below 0 where that is down."""
+        self._told = False
+
+    def of(self, attempts: int, used: int) -> int | None:
+        """The difference, once: when it has gone on in one direction for ``DRIFT`` calls."""
+        if self._origin is None:
+            self._origin = attempts
+            return None
+        self._origin += used
+        before, self._drift = self._drift, attempts - self._origin
+        if self._drift > before:
+            self._moves = max(0, self._moves) + 1
+        elif self._drift < before:
+            self._moves = min(0, self._moves) - 1
+        if self._told or abs(self._moves) < DRIFT:
+            return None
+        self._told = True
+        return self._drift
