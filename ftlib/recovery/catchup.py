@@ -287,10 +287,9 @@ class Catchup:
         if proof is None:
             # A program may repeat calls of several kinds, of which one is its average: whatever the rhythm, that is met.
             further = random.randrange(self._missed + 1)
-            about_call = version + further
             self._hopes = max(0, self._hopes - 1)
-            go_on = self._while_acting(session, about_call)
-            proof = self._proof = Proof(round_, session, about_call, go_on, self._failures)
+            go_on = self._while_acting(session, version + further)
+            proof = self._proof = Proof(round_, session, version + further, go_on, self._failures)
         if proof.number == number and round_.level_with(number):
             proof.begin()
 
