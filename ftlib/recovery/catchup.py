@@ -1,8 +1,7 @@
 """The joiner's side: what it asks of the donors while it follows their calls, until the state is its own.
 
-It asks about a call that is still to come, so that nobody waits for its questions; the ``Round`` brings the stripes and replays
-the averages beside the training thread. Whatever cannot be done ends in ``NoFollowing``: then the state is loaded while the
-others wait.
+It asks about a call before the donors enter it, so that nobody waits for that; the ``Round`` brings the stripes and replays the
+averages beside the training thread. What cannot be done ends in ``NoFollowing``: the state is loaded while the others wait.
 """
 
 from __future__ import annotations
@@ -42,6 +41,8 @@ logger = logging.getLogger("ftlib")
 _MEBI = 1 << 20
 _PAUSE = 0.05
 """Seconds between two questions that others wait for."""
+_GRACE = 0.02
+"""Seconds that the others may wait for the last bytes of a small state, rather than this member a call more."""
 _TRIES = 3
 """Times that what is asked of the donors may fail."""
 _FURTHEST = 256
@@ -270,8 +271,8 @@ class Catchup:
                 self._round = question.begun
                 self._hopes = _TRIES if offer.nbytes < LARGE else 0
             else:
-                wave = self._wave or Wave()
-                self._round.add(offer, stripes_of(offer, session, self._turn(session), version, wave), version)
+                stripes = stripes_of(offer, session, self._turn(session), version, self._wave or Wave())
+                self._round.add(offer, stripes, version)
         except (FetchError, Later) as error:
             self._unanswered(session, error)
 
@@ -286,18 +287,17 @@ class Catchup:
             proof = self._proof = None
         if proof is None:
             # A program may repeat calls of several kinds, of which one is its average: whatever the rhythm, that is met.
-            further = random.randrange(self._missed + 1)
+            version += random.randrange(self._missed + 1)
             self._hopes = max(0, self._hopes - 1)
-            go_on = self._while_acting(session, version + further)
-            proof = self._proof = Proof(round_, session, version + further, go_on, self._failures)
+            proof = self._proof = Proof(round_, session, version, self._while_acting(session, version), self._failures)
         if proof.number == number and round_.level_with(number):
             proof.begin()
 
     def _looks(self, proof: Proof) -> bool:
-        """Whether the state on entry to the call that has just been followed is here; waits for the replay of one average."""
+        """Whether the state on entry to the call that has just been followed is here, or is in a moment."""
         if not proof.begun:
             round_ = self._current()
-            round_.brake(proof.session, proof.number, level=True)
+            round_.brake(proof.session, proof.number, level=True, grace=_GRACE)
             if round_.level_with(proof.number):
                 proof.begin()
         return proof.begun
