@@ -269,7 +269,7 @@ class Catchup:
             offer = question.result()
             if self._round is None:
                 self._round = question.begun
-                self._hopes = _TRIES if offer.nbytes < LARGE else 0
+                self._hopes = _TRIES if offer.nbytes < LARGE and len(offer.portions) == 1 else 0
             else:
                 stripes = stripes_of(offer, session, self._turn(session), version, self._wave or Wave())
                 self._round.add(offer, stripes, version)
