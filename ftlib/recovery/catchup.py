@@ -6,6 +6,7 @@ averages beside the training thread. What cannot be done ends in ``NoFollowing``
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
@@ -16,7 +17,7 @@ from consensus import Member
 
 from ..bucket import Layout
 from ..call import Call, Kind, Results
-from ..errors import GroupError
+from ..errors import ConfigError, GroupError
 from ..follower import NoFollowing
 from ..logs import about
 from ..plane import Plane
@@ -81,8 +82,7 @@ class Catchup:
         """What that question is about; None for all of the state."""
         self._ahead = 0
         """Calls ahead that the state is asked about: a follower computes nothing, and is in a call before the others are."""
-        self._latest: Session | None = None
-        """In which a call was entered last."""
+        self._last_session: Session | None = None
         self._hopes = 0
         """Proofs that may still be asked for before all stripes are here, since a small state is here soon."""
         self._missed = 0
@@ -189,7 +189,7 @@ class Catchup:
         if warmth is not None:
             warmth.end()
         self._stop()
-        self._own = self._latest = None
+        self._own = self._last_session = None
         asked = list(self._asked.values())
         self._asked.clear()
         if asked:
@@ -199,7 +199,7 @@ class Catchup:
 
     def _enter(self, session: Session, number: int) -> bool:
         plane = self._plane
-        fresh, self._latest = session is not self._latest, session
+        fresh, self._last_session = session is not self._last_session, session
         if self._warmth is not None:
             self._warmth.await_call(number - 1, self._while_acting(session))
             if not plane.acting_in(session):
@@ -213,9 +213,8 @@ class Catchup:
             logger.info("getting the state begins anew, as of call %d", number, extra=extra)
         if self._question is not None and (self._question.session is not session or self._question.version < number):
             self._drop_question()  # it is asked anew
-        round_ = self._round
         # The others are inside the first call of a view already, and wait for it to begin: they are not disturbed.
-        version = number + max(self._ahead, int(fresh))
+        round_, version = self._round, number + max(self._ahead, int(fresh))
         if self._question is None and not (fresh and round_ is None):
             self._ask(session, round_, version)
         if round_ is None:
@@ -297,7 +296,8 @@ class Catchup:
         """Whether the state on entry to the call that has just been followed is here, or is in a moment."""
         if not proof.begun:
             round_ = self._current()
-            round_.brake(proof.session, proof.number, level=True, grace=_GRACE)
+            with contextlib.suppress(ConfigError):  # raised on entry to the next call, which nobody has finished
+                round_.brake(proof.session, proof.number, level=True, grace=_GRACE)
             if round_.level_with(proof.number):
                 proof.begin()
         return proof.begun
