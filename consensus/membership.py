@@ -331,7 +331,7 @@ def _host_for(config: Config) -> Host:
     if config.agent is Home.PROCESS:
         from .runtime.process_host import ProcessHost  # noqa: PLC0415
 
-        return ProcessHost()
+        return ProcessHost(tls=config.policy is Policy.STORAGE)
     from .runtime.thread_host import ThreadHost  # noqa: PLC0415
 
     return ThreadHost()

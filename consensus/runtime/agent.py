@@ -1,6 +1,6 @@
 """One member's shell: sockets, codec, detector and driver around a protocol core. Lives wholly on one event loop.
 
-The HTTP side comes up beside the rest (see ``web``).
+The HTTP side comes up beside the rest, when it is needed (see ``web``).
 
 A packet's walk: ``udp | http -> envelope -> codec -> driver -> core -> effects -> driver -> agent -> udp | http``.
 """
@@ -45,6 +45,9 @@ __all__ = ["Agent", "Outside"]
 
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
+
+_LOOK = 0.1
+"""Seconds from the start in which a joiner hears of its job; whoever has not has the HTTP side come up then."""
 
 _RENEW_KEYS = 1.0
 """Seconds between two looks at the file with the secrets."""
@@ -98,10 +101,12 @@ class Agent:
         self._closed = False
         self._gone = asyncio.Event()
         self._started = False
+        self._planned = False
+        """Whether it is known when the HTTP side is to come up."""
         self.traffic = Traffic()
         self._outside = outside
         labels = {"job": config.job, "member": member.id}
-        self.driver = Driver(core, outside.plane, self, outside.publish, outside.progress, outside.held, labels)
+        self.driver = Driver(core, outside.plane, self, self._publish, outside.progress, outside.held, labels)
         self.scout = Scout(config, member, introducers, self.driver, self._ring, outside.held)
         self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
         self._store = storekeeper_for(config, member, self._ring, self.driver, self._spawn)
@@ -110,7 +115,7 @@ class Agent:
         self._web = Web(outside.load_http, self._make_server)
 
     async def start(self) -> None:
-        """Listen, and let the core look for its cluster; the HTTP side comes up meanwhile."""
+        """Listen, and let the core look for its cluster."""
         self._udp.open(self._sockets.udp)
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
@@ -267,10 +272,26 @@ class Agent:
     # The long ways
 
     async def _open_http(self) -> None:
+        asyncio.get_running_loop().call_later(_LOOK, self._plan_http)
         try:
             await self._web.open(self._sockets.tcp)
         except Exception as error:  # noqa: BLE001 - half an agent is none
             self.driver.end(StoppedError(f"the agent cannot answer HTTP: {type(error).__name__}: {error}"))
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self._outside.publish(snapshot)
+        if snapshot.known is not None and not self._planned:
+            self._plan_http()
+
+    def _plan_http(self) -> None:
+        """Once: a joiner is let in and gets the state first, which takes datagrams and what it asks itself."""
+        if not self._planned:
+            self._planned = True
+            known = self.driver.core.known_view
+            if known is None or self._member.id in known:
+                self._web.hurry()
+            else:
+                self._web.spare()
 
     def _make_server(self) -> HttpServer:
         from .gate import Gate  # noqa: PLC0415 - see ``web``

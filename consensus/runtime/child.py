@@ -22,7 +22,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config import Policy
 from ..errors import ConsensusError, StoppedError
 from ..view import View
 from .agent import Agent, Outside
@@ -34,7 +33,7 @@ from .progress_cell import ProgressCell
 from .snapshot import Snapshot
 from .sockets import SocketPair
 from .sources import Request
-from .web import load, load_alone
+from .web import load
 
 __all__ = ["main"]
 
@@ -169,7 +168,7 @@ class _Child:
             served=lambda: self._served,
             hand_over=self._hand_over,
             held=self._lifeline.held,
-            load_http=load if setup.config.policy is Policy.STORAGE else load_alone,  # a store may need the certificates
+            load_http=load,
         )
         self._agent = make_agent(setup, sockets, outside)
         self._spawn(self._start(self._agent))

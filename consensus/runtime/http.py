@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -81,8 +81,8 @@ class HttpServer:
         self._web: web.Server | None = None
         self._closing = asyncio.Event()
 
-    async def open(self, sock: socket.socket) -> None:
-        """Take over the listening ``sock``."""
+    async def open(self, sock: socket.socket, accepted: Iterable[socket.socket] = ()) -> None:
+        """Take over the listening ``sock``, and connections that were ``accepted`` before."""
         loop = asyncio.get_running_loop()
 
         def request(*args: Any) -> web.BaseRequest:
@@ -91,6 +91,8 @@ class HttpServer:
 
         self._web = QuietServer(self._handle, request_factory=request, handler_cancellation=True)
         self._server = await loop.create_server(self._web, sock=sock, backlog=512)
+        for connection in accepted:
+            await loop.connect_accepted_socket(self._web, connection)
 
     async def close(self) -> None:
         """Refuse new connections, then end the open ones. Idempotent."""

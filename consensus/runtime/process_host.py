@@ -38,6 +38,8 @@ _LOG = logging.getLogger("ftlib.consensus")
 _ROOT = str(Path(__file__).resolve().parents[2])
 _COMMAND = "import gc; gc.disable(); from consensus.runtime.child import main; main()"
 """What is imported stays: looking through it for garbage, again and again, would take a tenth of that time."""
+_WITHOUT_TLS = "import sys; sys.modules['ssl'] = None; "
+"""``asyncio`` and ``aiohttp`` do without it then. It takes long to import, and ``aiohttp`` reads all certificates with it."""
 _REQUEST_LIMIT = 256 * 1024
 """Bytes of a request that the agent hands over: what it takes of a request line (see ``gate``), and more."""
 
@@ -45,8 +47,9 @@ _REQUEST_LIMIT = 256 * 1024
 class ProcessHost:
     """See ``Host``."""
 
-    def __init__(self) -> None:
-        """Starts nothing."""
+    def __init__(self, *, tls: bool = True) -> None:
+        """Starts nothing. ``tls``: whether the agent may need it; agents speak none to each other, but stores do."""
+        self._command = _COMMAND if tls else _WITHOUT_TLS + _COMMAND
         self._sources = Sources()
         self._cell, self._cell_fd = ProgressCell.shared()
         self._name = ""
@@ -110,11 +113,11 @@ class ProcessHost:
         doors, their_doors = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with their_pipe, their_doors:
             self._theirs = theirs = Descriptors(their_doors.fileno(), self._cell_fd)
-            # The child imports what this process would, wherever that came from.
+            # The child imports what this process would, wherever that came from; ``site`` has had its say on that here.
             path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                    [sys.executable, "-P", "-c", _COMMAND, str(their_pipe.fileno()), str(os.getpid()), name],
+                    [sys.executable, "-P", "-S", "-c", self._command, str(their_pipe.fileno()), str(os.getpid()), name],
                     env={**os.environ, "PYTHONPATH": path},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

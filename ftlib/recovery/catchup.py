@@ -1,15 +1,14 @@
 """The joiner's side: what it asks of the donors while it follows their calls, until the state is its own.
 
-It asks about a call that is still to come, so that nobody waits for its questions; the ``Round`` brings the stripes and replays
-the averages beside the training thread. Whatever cannot be done ends in ``NoFollowing``: then the state is loaded while the
-others wait.
+It asks about a call before the donors enter it, so that nobody waits for that; the ``Round`` brings the stripes and replays the
+averages beside the training thread. What cannot be done ends in ``NoFollowing``: the state is loaded while the others wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import math
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -18,22 +17,22 @@ from consensus import Member
 
 from ..bucket import Layout
 from ..call import Call, Kind, Results
-from ..errors import GroupError
+from ..errors import ConfigError, GroupError
 from ..follower import NoFollowing
 from ..logs import about
 from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
 from ..staging import Slot
-from ..units import size
 from .allowed import Allowed
-from .fetch import FetchError, Later, Offer, Over, Source, offered
+from .fetch import FetchError, Later, Offer, Over, Source
 from .live import separable
+from .opening import open_round, stripes_of
 from .proof import Proof
 from .question import Question
 from .replay import why_not
 from .round import Round
-from .stripes import Wave, cut
+from .stripes import LARGE, Wave
 from .warmth import Warmth
 
 __all__ = ["Catchup"]
@@ -43,12 +42,12 @@ logger = logging.getLogger("ftlib")
 _MEBI = 1 << 20
 _PAUSE = 0.05
 """Seconds between two questions that others wait for."""
+_GRACE = 0.02
+"""Seconds that the others may wait for the last bytes of a small state, rather than this member a call more."""
 _TRIES = 3
 """Times that what is asked of the donors may fail."""
-_AHEAD, _FURTHEST = 2, 256
-"""Calls ahead that the state is asked about at first, and at most, where calls are over before a question has arrived."""
-_LONG = 0.25
-"""Seconds from one call to the next from which on one call ahead is enough."""
+_FURTHEST = 256
+"""Calls ahead that the state is asked about at most, where calls are over before a question has arrived."""
 
 
 class Catchup:
@@ -75,17 +74,17 @@ class Catchup:
         self._own: Call | None = None
         """The call that is preceded by others'."""
         self._round: Round | None = None
-        self._question: Question[Offer] | None = None
+        self._question: Question[Offer, Round] | None = None
         """What the donors pin on entry to a call that is still to come, or that is under way."""
         self._proof: Proof | None = None
         """Of such a call."""
         self._wave: Wave | None = None
         """What that question is about; None for all of the state."""
-        self._ahead = _AHEAD
-        self._entered = math.inf
-        """When a call was entered last."""
-        self._took = 0.0
-        """Seconds from that to the one before."""
+        self._ahead = 0
+        """Calls ahead that the state is asked about: a follower computes nothing, and is in a call before the others are."""
+        self._last_session: Session | None = None
+        self._hopes = 0
+        """Proofs that may still be asked for before all stripes are here, since a small state is here soon."""
         self._missed = 0
         """Proofs of calls that turned out to be of another kind than the program's."""
         self._asked: dict[str, Member] = {}
@@ -152,11 +151,11 @@ class Catchup:
             return False
         self._proof = None
         try:
-            if not (alike and proof.begun and proof.number == results.number):
+            if not alike or proof.number != results.number:
                 self._missed += 1
                 self._same_kind(results, alike=alike)
                 return False
-            return self._proved(proof) and self._caught_up(self._current(), results.number)
+            return self._looks(proof) and self._proved(proof) and self._caught_up(self._current(), results.number)
         finally:
             proof.close()
 
@@ -190,7 +189,7 @@ class Catchup:
         if warmth is not None:
             warmth.end()
         self._stop()
-        self._own = None
+        self._own = self._last_session = None
         asked = list(self._asked.values())
         self._asked.clear()
         if asked:
@@ -200,8 +199,7 @@ class Catchup:
 
     def _enter(self, session: Session, number: int) -> bool:
         plane = self._plane
-        now = plane.threads.now()
-        self._took, self._entered = now - self._entered, now
+        fresh, self._last_session = session is not self._last_session, session
         if self._warmth is not None:
             self._warmth.await_call(number - 1, self._while_acting(session))
             if not plane.acting_in(session):
@@ -215,15 +213,16 @@ class Catchup:
             logger.info("getting the state begins anew, as of call %d", number, extra=extra)
         if self._question is not None and (self._question.session is not session or self._question.version < number):
             self._drop_question()  # it is asked anew
-        round_ = self._round
-        if self._question is None:
-            self._ask(session, round_, number + self._distance)
+        # The others are inside the first call of a view already, and wait for it to begin: they are not disturbed.
+        round_, version = self._round, number + max(self._ahead, int(fresh))
+        if self._question is None and not (fresh and round_ is None):
+            self._ask(session, round_, version)
         if round_ is None:
             return plane.acting_in(session)
         round_.bulletin.tell()
         round_.brake(session, number, level=self._proof is not None and self._proof.number == number)
-        if round_.level_with(number, but=1):
-            self._near_the_end(round_, session, number)
+        if round_.level_with(number, but=1) or self._hopes:
+            self._near_the_end(round_, session, number, version)
         return plane.acting_in(session)
 
     def _goes_on(self, round_: Round, session: Session, number: int) -> bool:
@@ -255,54 +254,53 @@ class Catchup:
             inline_from=plan.holders[(turn + self._failures) % len(plan.holders)],
             wave=self._wave,
         )
-        self._question = Question(session, version, lambda go_on: ask(go_on=go_on), self._while_acting(session, version))
+        begin = None
+        if round_ is None:
+            moment = session, plane.authority, turn, version, self._wave or Wave()
+            begin = functools.partial(open_round, plane, registered, self._first, source, self._allowed, *moment)
+        go_on = self._while_acting(session, version)
+        self._question = Question(session, version, lambda go_on: ask(go_on=go_on), go_on, begin)
 
-    def _begin(self, question: Question[Offer]) -> None:
+    def _begin(self, question: Question[Offer, Round]) -> None:
         """The call that it is about has ended: the donors have pinned the state as it was on entry, or have not."""
-        plane, session, version, registered = self._plane, question.session, question.version, self._registered()
-        plan, wave = session.plan, self._wave or Wave()
-        assert registered is not None
+        session, version = question.session, question.version
         try:
             offer = question.result()
-            start, stop = offer.portions[wave.number]
-            turn, first = self._turn(session) + wave.number, wave.first
-            stripes = offered(offer, cut(stop - start, plan.holders, turn, version, start=start, first_index=first))
+            if self._round is None:
+                self._round = question.begun
+                self._hopes = _TRIES if offer.nbytes < LARGE and len(offer.portions) == 1 else 0
+            else:
+                stripes = stripes_of(offer, session, self._turn(session), version, self._wave or Wave())
+                self._round.add(offer, stripes, version)
         except (FetchError, Later) as error:
             self._unanswered(session, error)
-            return
-        if self._round is not None:
-            self._round.add(offer, stripes, version)
-            return
-        text = "getting %s of state from %s beside the training, as of call %d"
-        extra = about(plane, "recovery_begins", state_bytes=offer.nbytes, version=version)
-        logger.info(text, size(offer.nbytes), session.names(plan.holders), version, extra=extra)
-        limits = self._allowed.pending, self._allowed.patience
-        moment = session, session.view.members, plane.authority, version
-        self._round = Round(plane, registered, self._first, self._new_source(), *moment, stripes, offer, *limits)
-        self._round.begin()
-
-    @property
-    def _distance(self) -> int:
-        """Calls ahead that it is asked about."""
-        return 1 if self._took > _LONG and self._ahead == _AHEAD else self._ahead
 
     def _turn(self, session: Session) -> int:
         return session.view.index(self._plane.member_id) % len(session.plan.holders)
 
-    def _near_the_end(self, round_: Round, session: Session, number: int) -> None:
-        """All stripes are here, and all averages replayed but for the last: what is left is small, or is compared."""
+    def _near_the_end(self, round_: Round, session: Session, number: int, version: int) -> None:
+        """All stripes are here, or will be soon, and all averages but for the last: what is left is small, or is compared."""
         proof = self._proof
         if proof is not None and (proof.session is not session or proof.number < number):
             proof.close()
             proof = self._proof = None
         if proof is None:
             # A program may repeat calls of several kinds, of which one is its average: whatever the rhythm, that is met.
-            further = random.randrange(self._missed + 1)
-            about_call = number + self._distance + further
-            go_on = self._while_acting(session, about_call)
-            self._proof = Proof(round_, session, about_call, go_on, self._failures)
-        elif proof.number == number and round_.level_with(number):
+            version += random.randrange(self._missed + 1)
+            self._hopes = max(0, self._hopes - 1)
+            proof = self._proof = Proof(round_, session, version, self._while_acting(session, version), self._failures)
+        if proof.number == number and round_.level_with(number):
             proof.begin()
+
+    def _looks(self, proof: Proof) -> bool:
+        """Whether the state on entry to the call that has just been followed is here, or is in a moment."""
+        if not proof.begun:
+            round_ = self._current()
+            with contextlib.suppress(ConfigError):  # raised on entry to the next call, which nobody has finished
+                round_.brake(proof.session, proof.number, level=True, grace=_GRACE)
+            if round_.level_with(proof.number):
+                proof.begin()
+        return proof.begun
 
     def _proved(self, proof: Proof) -> bool:
         """Whether the state is here now as it was on entry to the call that has just been followed. Raises NoFollowing."""
@@ -326,7 +324,7 @@ class Catchup:
     def _unanswered(self, session: Session, error: Exception) -> None:
         """What was asked did not come: it is asked anew, unless that has happened too often."""
         if isinstance(error, Over) and self._ahead < _FURTHEST:
-            self._ahead *= 2
+            self._ahead = max(1, 2 * self._ahead)
             return
         self._plane.wait_end(session, 1.0)  # where a donor has just died, the next view will be without it
         if self._plane.acting_in(session):
@@ -367,6 +365,8 @@ class Catchup:
         question, self._question = self._question, None
         if question is not None:
             question.close()
+            if question.begun is not None:
+                question.begun.end()
 
     def _while_acting(self, session: Session, version: int = 0) -> Callable[[], bool]:
         """True as long as ``session`` is the active one, for the time that the others may have to wait.

@@ -7,30 +7,52 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+import torch
+
 from ..session import Session
 
 __all__ = ["Question"]
 
 T = TypeVar("T")
+B = TypeVar("B")
 GoOn = Callable[[], bool]
 
 
-class Question(Generic[T]):
+class Question(Generic[T, B]):
     """Asked as soon as it is made. Owned by the training thread."""
 
-    def __init__(self, session: Session, version: int, ask: Callable[[GoOn], T], go_on: GoOn) -> None:
+    def __init__(
+        self,
+        session: Session,
+        version: int,
+        ask: Callable[[GoOn], T],
+        go_on: GoOn,
+        begin: Callable[[T], B] | None = None,
+    ) -> None:
         """``ask`` is given what says whether to go on: ``go_on``, as long as this is not closed.
 
-        ``version``: the call on entry to which the state is asked about.
+        ``version``: the call on entry to which the state is asked about. ``begin``: what to do with the answer as soon as
+        it is there, unless this has been closed; what it raises is raised by ``result``.
         """
         self.session = session
         self.version = version
+        self.begun: B | None = None
+        """What ``begin`` returned, once ``result`` or ``close`` has returned."""
         self._over = False
+        self._beginning = threading.Lock()
+        """Held while something is begun, or this is closed: nothing begins after that."""
         self._answer: Future[T] = Future()
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
         def run() -> None:
             try:
-                self._answer.set_result(ask(lambda: not self._over and go_on()))
+                if device is not None:
+                    torch.cuda.set_device(device)
+                answer = ask(lambda: not self._over and go_on())
+                with self._beginning:
+                    if begin is not None and not self._over:
+                        self.begun = begin(answer)
+                self._answer.set_result(answer)
             except BaseException as error:  # noqa: BLE001 - whoever waits for the answer raises it
                 self._answer.set_exception(error)
 
@@ -41,5 +63,7 @@ class Question(Generic[T]):
         return self._answer.result()
 
     def close(self) -> None:
-        """Nobody wants to know any more. Idempotent."""
-        self._over = True
+        """Nobody wants to know any more, and nothing begins once this returns. Idempotent."""
+        self._over = True  # at once: what is under way ends soon
+        with self._beginning:
+            pass

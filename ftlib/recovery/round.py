@@ -103,8 +103,7 @@ class Round:
         self._donors = {member.id: member for member in members}
         self._pending = Pending(number)
         self._portions = Portions(offer, number)
-        self._fewest = math.inf
-        self._since = 0
+        self._fewest, self._since = math.inf, 0
         self._braking = False
         self._error: Exception | None = None
         self._over = False
@@ -116,7 +115,7 @@ class Round:
     # --- the training thread -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start."""
+        """Start. Any thread."""
         self._plane.recovery = self.progress
         work = [("ftlib-recovery", self._run), *((f"ftlib-fetch-{number}", self._fetch_all) for number in range(FETCHERS))]
         self._threads = [
@@ -157,12 +156,14 @@ class Round:
             self.stripes += tuple(stripes)
             self._changed.notify_all()
 
-    def brake(self, session: Session, number: int, *, level: bool) -> None:
+    def brake(self, session: Session, number: int, *, level: bool, grace: float = 0.0) -> None:
         """Wait where this member cannot hold more averages, or cannot keep pace; the others wait for it meanwhile.
 
-        ``level``: also for the replay of the last average; the others apply theirs in the same time. Raises what went wrong.
+        ``level``: also for the replay of the last average; the others apply theirs in the same time. ``grace``: seconds for
+        the last stripes. Raises what went wrong.
         """
         with self._changed:
+            self._changed.wait_for(lambda: self._arrived() or self._error is not None, grace)
             self._check()
             full = self._pending.held + self._own.layout.nbytes > self._limit and self._pending.held > 0
             near = self._arrived() and self._pending.position >= number - 1
@@ -222,10 +223,9 @@ class Round:
         """
         with self._changed:
             self._check()
-            if self._pending.position + len(self._pending) != number:
-                return False
             left = tuple(surviving(stripe, session.plan.holders) for stripe in self.stripes)
-            if any(not stripe.donors and stripe.index not in self._have for stripe in left):
+            lost = any(not stripe.donors and stripe.index not in self._have for stripe in left)
+            if lost or self._pending.position + len(self._pending) != number:
                 return False
             self.session = session
             self._donors = {member.id: member for member in session.view.members}
@@ -259,8 +259,8 @@ class Round:
 
     def _next_stripe(self) -> Stripe | None:
         for stripe in self.stripes:
-            missing = stripe.index not in self._have and stripe.index not in self._taken
-            if self.ground is not None and missing and self._donor_of(stripe) is not None:
+            free = self.ground is not None and stripe.index not in self._have and stripe.index not in self._taken
+            if free and self._donor_of(stripe) is not None:
                 return stripe
         return None
 

@@ -111,12 +111,17 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    member_id: str = "a" * 16, plane: Any = None, load_http: Callable[[], None] = load, **settings: Any
+    member_id: str = "a" * 16,
+    plane: Any = None,
+    load_http: Callable[[], None] = load,
+    known: View | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
     config = Config(**settings)
     pair = open_pair(config)
     member = Member(member_id, *pair.advertised)
     core, snapshots, sources = FakeCore(), list[Snapshot](), Sources()
+    core.known_view = known
     plane = plane or RecordingPlane()
     introducers = Introducers(config.introducers, resolve_all(config.introducers))
     rigs: list[Rig] = []

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-import ssl
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from consensus import Config, ConfigError, Gossip, Home
+from consensus import Config, ConfigError, Gossip, Home, Member, View
 from consensus.messages import Accepted, Message, Nack
 from consensus.protocol.effects import Send
 from consensus.runtime import web
+from consensus.runtime.porter import Porter
+from consensus.runtime.tether import ask
 
 from .fake_core import Rig, rig, until
 from .test_gossip import TIMEOUT, eventually
@@ -101,15 +104,98 @@ def test_without_http_a_lifetime_ends() -> None:
     asyncio.run(main())
 
 
-def test_the_environment_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[ssl.DefaultVerifyPaths] = []
-    monkeypatch.setattr(web, "load", lambda: seen.append(ssl.get_default_verify_paths()))
-    monkeypatch.setenv("SSL_CERT_FILE", "/mine")
-    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    web.load_alone()
-    assert [(paths.cafile, paths.capath) for paths in seen] == [(None, None)]
-    assert os.environ["SSL_CERT_FILE"] == "/mine"
-    assert "SSL_CERT_DIR" not in os.environ
+def test_a_check_waits_for_a_moment_and_a_question_does_not() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        came: list[bool] = []
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            porter = Porter(listening, came.append)
+            porter.open()
+            address = listening.getsockname()
+            with contextlib.ExitStack() as stack:
+                for text in (b"GET /tether HTTP/1.1\r\n", b"GET /identity HTTP/1.1\r\n", b"GET /status HTTP/1.1\r\n", b"POST "):
+                    sock = stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))
+                    count = len(came)
+                    sock.sendall(text)
+                    await until(lambda count=count: len(came) > count)  # type: ignore[misc]
+                socket.create_connection(address, timeout=TIMEOUT).close()  # wants nothing any more
+                stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))  # has not said yet
+                await until(lambda: len(porter._kept) == 5)
+                assert came == [True, True, False, False]
+                kept = porter.close()
+                assert not porter.close()
+                assert await loop.sock_recv(kept[0], 100) == b"GET /tether HTTP/1.1\r\n"
+                for connection in kept:
+                    connection.close()
+
+    asyncio.run(main())
+
+
+def test_a_crowd_is_served_at_once() -> None:
+    async def main() -> None:
+        came: list[bool] = []
+        with socket.create_server(("127.0.0.1", 0), backlog=200) as listening, contextlib.ExitStack() as stack:
+            listening.setblocking(False)
+            porter = Porter(listening, came.append)
+            porter.open()
+            for _ in range(70):
+                stack.enter_context(socket.create_connection(listening.getsockname(), timeout=TIMEOUT))
+            await until(lambda: came)
+            kept = porter.close()
+            assert came == [False] and len(kept) == 64
+            for connection in kept:
+                connection.close()
+
+    asyncio.run(main())
+
+
+def test_a_joiner_imports_nothing_until_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_SPARED", TIMEOUT)
+    loads: list[float] = []
+
+    def prepare() -> None:
+        loads.append(time.monotonic())
+        web.load()
+
+    async def main() -> None:
+        other = Member("c" * 16, "127.0.0.1", 1)
+        async with rig(load_http=prepare, known=View(3, "v", (other,))) as joiner:
+            await asyncio.sleep(0.05)  # nothing tells of what does not happen
+            assert not loads
+            assert await _status(joiner.member.port) == 200
+            assert await _status(joiner.member.port) == 200  # the server accepts now
+            assert len(loads) == 1
+        async with rig(load_http=prepare, known=View(3, "v", (other,))) as joiner:
+            begun = time.monotonic()
+            answer, sock = await ask(joiner.member.address, "/tether")
+            sock.close()
+            assert answer is not None and answer.member_id == joiner.member.id
+            assert loads[1] - begun > 0.1
+        async with rig(load_http=prepare):  # who knows of none
+            await until(lambda: len(loads) == 3)
+
+    asyncio.run(main())
+
+
+def test_whoever_forks_waits_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(_name: str) -> None:
+        begun.set()
+        go_on.wait(TIMEOUT)
+        ended.set()
+
+    monkeypatch.setattr(web.importlib, "import_module", slowly)
+    thread = threading.Thread(target=web.load)
+    thread.start()
+    begun.wait(TIMEOUT)
+    threading.Timer(0.05, go_on.set).start()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if ended.is_set() else 1)
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.process
