@@ -13,7 +13,10 @@ from .call import Call, Results
 from .session import Session
 from .staging import Slot
 
-__all__ = ["NoFollowing", "Recovery"]
+__all__ = ["KEPT", "NoFollowing", "Recovery"]
+
+KEPT = 2
+"""Averages that are kept, where buffers for as many more than a call needs were touched before."""
 
 
 class NoFollowing(Exception):

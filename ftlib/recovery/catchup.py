@@ -19,7 +19,7 @@ from consensus import Member
 from ..bucket import Layout
 from ..call import Call, Kind, Results
 from ..errors import GroupError
-from ..follower import NoFollowing
+from ..follower import KEPT, NoFollowing
 from ..logs import about
 from ..plane import Plane
 from ..registry import Registered
@@ -33,6 +33,7 @@ from .proof import Proof
 from .question import Question
 from .replay import why_not
 from .round import Round
+from .stock import Stock
 from .stripes import Wave, cut
 from .warmth import Warmth
 
@@ -40,7 +41,6 @@ __all__ = ["Catchup"]
 
 logger = logging.getLogger("ftlib")
 
-_MEBI = 1 << 20
 _PAUSE = 0.05
 """Seconds between two questions that others wait for."""
 _TRIES = 3
@@ -75,6 +75,7 @@ class Catchup:
         self._own: Call | None = None
         """The call that is preceded by others'."""
         self._round: Round | None = None
+        self._stock: Stock | None = None
         self._question: Question[Offer] | None = None
         """What the donors pin on entry to a call that is still to come, or that is under way."""
         self._proof: Proof | None = None
@@ -170,7 +171,10 @@ class Catchup:
         if round_ is None or self._plane.origin == round_.origin:
             return None
         applied = results.layout.signature == self._first.layout.signature and not self._first.void(results)
-        return round_.keep(results.number, results if applied else None)
+        if (spare := round_.keep(results.number, results if applied else None)) is None:
+            return None
+        self._stock = self._stock or Stock(self._first.layout, 1 + KEPT, self._plane.threads)
+        return [*spare, *self._stock.kept(round_.progress().pending)]
 
     def layout(self, session: Session, start: bytes) -> Layout:
         """See ``Recovery``."""
@@ -355,10 +359,11 @@ class Catchup:
 
     def _stop(self) -> None:
         round_, self._round = self._round, None
-        proof, self._proof = self._proof, None
+        (proof, self._proof), (stock, self._stock) = (self._proof, None), (self._stock, None)
         self._failures = 0
-        if proof is not None:
-            proof.close()
+        for each in (proof, stock):
+            if each is not None:
+                each.close()
         self._drop_question()
         if round_ is not None:
             round_.end()

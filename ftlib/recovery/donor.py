@@ -26,11 +26,11 @@ from .blocks import blocks, digest_of
 from .fetch import LATER, OVER, PATH
 from .flat import Ground
 from .hold import Hold
-from .live import stepping
+from .live import nbytes_of_parameters, stepping
 from .manifest import Manifest, split
 from .pins import Digest, Pins
 from .sending import Sending
-from .stripes import Stripe, Wave, cut, portions
+from .stripes import LARGE, SMALLEST, Stripe, Wave, cut, portions
 from .tutor import Tutor, Wish
 
 __all__ = ["Donor"]
@@ -123,6 +123,8 @@ class Donor:
         wave = Wave(*(_number(query, name) for name in ("portion", "first", "keep")))
         if own not in holders:
             raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
+        if apart:
+            self._expect(joiner, wave, len(holders))
         with self._hold.asking(version), self._offering(joiner) as offer:
             manifest, ground = self._look(version, origin)
             parts = portions(manifest.borders if apart else (), manifest.nbytes)
@@ -229,6 +231,15 @@ class Donor:
                     raise LookupError(f"{LATER}: call {version} was entered anew here")
                 self._parts = call, found
         return found
+
+    def _expect(self, joiner: str, wave: Wave, holders: int) -> None:
+        """See that there is memory before the portion is pinned: its size is not known before, but for what it is at least."""
+        registered = self._transfer.registered
+        if registered is None:
+            return
+        known = LARGE if wave.number else min(LARGE, nbytes_of_parameters(registered))
+        if known >= SMALLEST:
+            self._pins.expect(joiner, wave.keep, known * min(2, holders) // holders)
 
     def _inside(self, version: int, origin: str) -> Registered:
         """What is registered, once the training thread is inside call ``version``: the state is what it was on entry."""

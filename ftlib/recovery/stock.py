@@ -1,0 +1,65 @@
+"""Buffers for averages that wait to be replayed, touched before they are needed.
+
+Each average that is kept takes the buffers that it came in along, and the next one needs others, as large as all gradients. The
+first touch of them takes longer than an average; the others would wait for it.
+"""
+
+from __future__ import annotations
+
+from ..bucket import Layout
+from ..pages import touch
+from ..staging import Slot
+from ..threads import SYSTEM, Threads, stand_back
+
+__all__ = ["Stock"]
+
+_AHEAD = 2
+"""Sets beside those that are kept: that of the next call, and that of the one after it, which is made meanwhile."""
+_SMALL = 2 << 20
+"""Bytes of gradients that are touched in no time."""
+
+
+class Stock:
+    """Of one recovery. ``kept`` and ``close`` are for the training thread."""
+
+    def __init__(self, layout: Layout, sets: int, threads: Threads = SYSTEM) -> None:
+        """``layout``: of the averages. ``sets``: of buffers, that there are already."""
+        self._layout = layout
+        self._sets = sets
+        self._threads = threads
+        self._lock = threads.lock()
+        self._made: list[Slot] = []
+        self._missing = 0
+        """Sets that are to be made; while there are any a thread is at it. Guarded by the lock, as is what has been made."""
+
+    def kept(self, waiting: int) -> list[Slot]:
+        """So many averages wait now. What has been made since."""
+        with self._lock:
+            more = max(0, waiting + _AHEAD - self._sets) if self._layout.nbytes >= _SMALL else 0
+            self._sets += more
+            if more and not self._missing:
+                self._threads.thread(self._make, "ftlib-stock").start()
+            self._missing += more
+            made, self._made = self._made, []
+            return made
+
+    def close(self) -> None:
+        """No more are needed. Idempotent."""
+        with self._lock:
+            self._missing, self._made = 0, []
+
+    def _make(self) -> None:
+        """One by one, so that what is ready can be used. The others' training comes first."""
+        stand_back()
+        while True:
+            for bucket in self._layout.buckets:
+                slot = Slot(bucket, 0)
+                touch(slot.buffer)
+                with self._lock:
+                    if not self._missing:
+                        return
+                    self._made.append(slot)
+            with self._lock:
+                self._missing -= 1
+                if not self._missing:
+                    return
