@@ -20,6 +20,7 @@ from ..phase import Phase
 from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
+from ..threads import stand_back
 from ..transfer import POLL, Transfer
 from . import layouts
 from .blocks import blocks, digest_of
@@ -148,6 +149,8 @@ class Donor:
             spans = list(blocks(_number(query, "offset"), data.numel()))
         except ValueError as error:
             raise LookupError(str(error)) from None
+        if self._pins.state_bytes >= LARGE:
+            stand_back()  # training goes first; this thread answers nothing else
         return _blocks(data, spans)
 
     def _send(self, query: Query) -> Chunks:

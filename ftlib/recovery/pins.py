@@ -41,6 +41,8 @@ class Pins:
         """By what is copied, for all who need that."""
         self._of: dict[str, dict[tuple[int, int], Copying]] = {}
         """joiner -> (index, version) of a stripe -> its pin."""
+        self.state_bytes = 0
+        """Of all of the state, parts of which were pinned last."""
         self._rooms = Rooms(threads)
         """Where copies are made; given back when nothing is pinned for anybody."""
         self._todo: list[Reading] = []
@@ -110,6 +112,7 @@ class Pins:
                 self._copying(ground, stripe) if pin is None or pin.stage is Stage.FAILED else pin
                 for stripe, pin in zip(stripes, found, strict=True)
             ]
+            self.state_bytes = ground.nbytes
             for stripe, pin in zip(stripes, pins, strict=True):
                 key = (layout, stripe.start, stripe.stop, inside)
                 if self._pins.get(key) is not pin:

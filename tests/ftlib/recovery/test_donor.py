@@ -105,17 +105,6 @@ class TestOffers:
         found = [ask(holder, "stripe", joiner=JOINER.id, index=s.index, version=VERSION, offset=0) for s in stripes]
         assert b"".join(map(data_of, found)) == before
 
-    def test_have_memory_before_the_call(self, holder: Holder) -> None:
-        holder.leave()
-        rooms, joiner = holder.donor._pins._rooms, {"version": VERSION + 1, "keep": VERSION + 1}
-        for apart, others, enough in ((0, "", 0), (1, ",a,b,c", NBYTES // 2), (1, "", NBYTES)):
-            with pytest.raises(LookupError, match="not inside call"):
-                offer(holder, apart=apart, holders=holder.member.id + others, **joiner)
-            eventually(lambda enough=enough: rooms.nbytes >= enough and not rooms._wanted, "it is touched")  # type: ignore[misc]
-            assert rooms.nbytes < enough + stripes_module.SMALLEST
-        ask(holder, "release", joiner=JOINER.id)
-        assert rooms.nbytes == 0
-
     @pytest.mark.parametrize(
         ("changes", "text"),
         [
