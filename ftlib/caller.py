@@ -152,7 +152,7 @@ class Caller:
     def _run(self, call: Call) -> Status:
         staging = self._pool.staging(call.layout)
         if self._plane.phase is Phase.WAITING:
-            staging.warm(KEPT if self.recovery is not None else 0)
+            staging.warm(KEPT if self.recovery is not None else 0, self._threads)
             self._consensus.seek_admission()
             if self.recovery is not None and self._limits.may_be_spare:
                 self.recovery.wait(call)
