@@ -15,7 +15,7 @@ from .staging import Slot
 
 __all__ = ["KEPT", "NoFollowing", "Recovery"]
 
-KEPT = 2
+KEPT = 3
 """Averages that are kept, where buffers for as many more than a call needs were touched before."""
 
 
