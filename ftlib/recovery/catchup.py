@@ -75,7 +75,7 @@ class Catchup:
         self._own: Call | None = None
         """The call that is preceded by others'."""
         self._round: Round | None = None
-        self._stock: Stock | None = None
+        self._stock = Stock(1 + KEPT, plane.threads)
         self._question: Question[Offer] | None = None
         """What the donors pin on entry to a call that is still to come, or that is under way."""
         self._proof: Proof | None = None
@@ -157,7 +157,7 @@ class Catchup:
                 self._missed += 1
                 self._same_kind(results, alike=alike)
                 return False
-            return self._proved(proof) and self._caught_up(self._current(), results.number)
+            return self._proved(proof) and self._caught_up(results.number)
         finally:
             proof.close()
 
@@ -171,10 +171,8 @@ class Catchup:
         if round_ is None or self._plane.origin == round_.origin:
             return None
         applied = results.layout.signature == self._first.layout.signature and not self._first.void(results)
-        if (spare := round_.keep(results.number, results if applied else None)) is None:
-            return None
-        self._stock = self._stock or Stock(self._first.layout, 1 + KEPT, self._plane.threads)
-        return [*spare, *self._stock.kept(round_.progress().pending)]
+        spare = round_.keep(results.number, results if applied else None)
+        return None if spare is None else [*spare, *self._stock.kept(self._first.layout, round_.progress().pending)]
 
     def layout(self, session: Session, start: bytes) -> Layout:
         """See ``Recovery``."""
@@ -195,8 +193,7 @@ class Catchup:
             warmth.end()
         self._stop()
         self._own = None
-        asked = list(self._asked.values())
-        self._asked.clear()
+        asked, self._asked = list(self._asked.values()), {}
         if asked:
             threading.Thread(target=_release, args=(self._new_source(), asked), name="ftlib-release", daemon=True).start()
 
@@ -343,7 +340,9 @@ class Catchup:
             self._refused = True
             raise NoFollowing(f"the rest of the state did not arrive {_TRIES} times: {why}")
 
-    def _caught_up(self, round_: Round, number: int) -> bool:
+    def _caught_up(self, number: int) -> bool:
+        round_ = self._round
+        assert round_ is not None, "a round is under way while calls are followed"
         if not self._plane.caught_up(round_.origin, number):
             return False
         self._plane.counters.recoveries += 1
@@ -359,11 +358,11 @@ class Catchup:
 
     def _stop(self) -> None:
         round_, self._round = self._round, None
-        (proof, self._proof), (stock, self._stock) = (self._proof, None), (self._stock, None)
+        proof, self._proof = self._proof, None
         self._failures = 0
-        for each in (proof, stock):
-            if each is not None:
-                each.close()
+        if proof is not None:
+            proof.close()
+        self._stock.close()
         self._drop_question()
         if round_ is not None:
             round_.end()
@@ -394,10 +393,6 @@ class Catchup:
     def _first(self) -> Call:
         assert self._own is not None, "a call of the program's is under way while others are followed"
         return self._own
-
-    def _current(self) -> Round:
-        assert self._round is not None, "a round is under way while calls are followed"
-        return self._round
 
 
 def _release(source: Source, donors: Sequence[Member]) -> None:

@@ -20,46 +20,49 @@ _SMALL = 2 << 20
 
 
 class Stock:
-    """Of one recovery. ``kept`` and ``close`` are for the training thread."""
+    """Of one joiner. ``kept`` and ``close`` are for the training thread."""
 
-    def __init__(self, layout: Layout, sets: int, threads: Threads = SYSTEM) -> None:
-        """``layout``: of the averages. ``sets``: of buffers, that there are already."""
-        self._layout = layout
-        self._sets = sets
+    def __init__(self, sets: int, threads: Threads = SYSTEM) -> None:
+        """``sets``: of buffers, that there are already."""
+        self._begun = self._sets = sets
         self._threads = threads
         self._lock = threads.lock()
+        # Guarded by the lock:
         self._made: list[Slot] = []
         self._missing = 0
-        """Sets that are to be made; while there are any a thread is at it. Guarded by the lock, as is what has been made."""
+        """Sets that are to be made; while there are any a thread is at it."""
+        self._recovery = 0
+        """Counts them: a thread ends with the one that it makes them for."""
 
-    def kept(self, waiting: int) -> list[Slot]:
-        """So many averages wait now. What has been made since."""
+    def kept(self, layout: Layout, waiting: int) -> list[Slot]:
+        """So many averages, of that layout, wait now. What has been made since."""
         with self._lock:
-            more = max(0, waiting + _AHEAD - self._sets) if self._layout.nbytes >= _SMALL else 0
+            more = max(0, waiting + _AHEAD - self._sets) if layout.nbytes >= _SMALL else 0
             self._sets += more
             if more and not self._missing:
-                self._threads.thread(self._make, "ftlib-stock").start()
+                recovery = self._recovery
+                self._threads.thread(lambda: self._make(layout, recovery), "ftlib-stock").start()
             self._missing += more
             made, self._made = self._made, []
             return made
 
     def close(self) -> None:
-        """No more are needed. Idempotent."""
+        """No more are needed, until another recovery begins. Idempotent."""
         with self._lock:
-            self._missing, self._made = 0, []
+            self._missing, self._made, self._sets = 0, [], self._begun
+            self._recovery += 1
 
-    def _make(self) -> None:
+    def _make(self, layout: Layout, recovery: int) -> None:
         """One by one, so that what is ready can be used. The others' training comes first."""
         stand_back()
         while True:
-            for bucket in self._layout.buckets:
+            for bucket in layout.buckets:
                 slot = Slot(bucket, 0)
                 touch(slot.buffer)
                 with self._lock:
-                    if not self._missing:
+                    if self._recovery != recovery:
                         return
                     self._made.append(slot)
-            with self._lock:
-                self._missing -= 1
-                if not self._missing:
-                    return
+                    self._missing -= bucket is layout.buckets[-1]
+                    if not self._missing:
+                        return

@@ -28,53 +28,66 @@ def ended() -> None:
 def test_sets_for_the_next_two_calls_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     touched: list[int] = []
     monkeypatch.setattr(making, "touch", lambda memory: touched.append(memory.numel()))
-    stock = Stock(LAYOUT, 3)
+    stock = Stock(3)
     for waiting in (0, 1):
-        assert stock.kept(waiting) == []
+        assert stock.kept(LAYOUT, waiting) == []
     ended()
     assert not touched, "three are enough for one that waits"
-    stock.kept(2)
+    stock.kept(LAYOUT, 2)
     ended()
-    made = stock.kept(2)
+    made = stock.kept(LAYOUT, 2)
     assert [slot.bucket for slot in made] == list(LAYOUT.buckets)
     assert touched == [500_000, 200_000]
-    assert stock.kept(2) == []
-    made = stock.kept(4)
+    assert stock.kept(LAYOUT, 2) == []
+    made = stock.kept(LAYOUT, 4)
     ended()
-    made += stock.kept(1)
+    made += stock.kept(LAYOUT, 1)
     assert [slot.bucket for slot in made] == [*LAYOUT.buckets] * 2
-    assert stock.kept(4) == [], "so many are in use, or at hand"
+    assert stock.kept(LAYOUT, 4) == [], "so many are in use, or at hand"
     ended()
 
 
 def test_they_fit_the_staging() -> None:
-    stock, staging = Stock(LAYOUT, 0), Staging(LAYOUT, 1)
-    stock.kept(0)
+    stock, staging = Stock(0), Staging(LAYOUT, 1)
+    stock.kept(LAYOUT, 0)
     ended()
-    made = stock.kept(0)
+    made = stock.kept(LAYOUT, 0)
     staging.exchange((), made)
     assert staging.slot(1, 0) in made
 
 
 def test_small_ones_are_not_worth_it() -> None:
-    stock = Stock(Layout(b"s", "average", "an average", LAYOUT.buckets[1:]), 0)
-    stock.kept(5)
+    stock, small = Stock(0), Layout(b"s", "average", "an average", LAYOUT.buckets[1:])
+    stock.kept(small, 5)
     ended()
-    assert stock.kept(5) == []
+    assert stock.kept(small, 5) == []
 
 
-def test_nothing_is_made_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_made_for_a_recovery_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if another has begun meanwhile."""
     touching, go_on = threading.Event(), threading.Event()
+    touched: list[int] = []
 
-    def touch(_memory: torch.Tensor) -> None:
+    def touch(memory: torch.Tensor) -> None:
         touching.set()
         assert go_on.wait(LONG)
+        touched.append(memory.numel())
 
     monkeypatch.setattr(making, "touch", touch)
-    stock = Stock(LAYOUT, 0)
-    stock.kept(3)
+    stock = Stock(0)
+    stock.kept(LAYOUT, 3)
     assert touching.wait(LONG)
     stock.close()
     go_on.set()
     ended()
-    assert stock.kept(3) == []
+    assert touched == [500_000], "five sets were wanted"
+    assert stock._made == []
+    go_on.clear()
+    touching.clear()
+    stock.kept(LAYOUT, 3)
+    assert touching.wait(LONG)
+    stock.close()
+    stock.kept(LAYOUT, 0)
+    go_on.set()
+    ended()
+    assert len(stock.kept(LAYOUT, 0)) == 2 * len(LAYOUT.buckets)
