@@ -6,6 +6,8 @@ first touch of them takes longer than an average; the others would wait for it.
 
 from __future__ import annotations
 
+import threading
+
 from ..bucket import Layout
 from ..pages import touch
 from ..staging import Slot
@@ -26,7 +28,7 @@ class Stock:
         """``sets``: of buffers, that there are already."""
         self._begun = self._sets = sets
         self._threads = threads
-        self._lock = threads.lock()
+        self._lock = threading.Lock()
         # Guarded by the lock:
         self._made: list[Slot] = []
         self._missing = 0
