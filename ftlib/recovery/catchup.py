@@ -19,7 +19,7 @@ from consensus import Member
 from ..bucket import Layout
 from ..call import Call, Kind, Results
 from ..errors import GroupError
-from ..follower import KEPT, NoFollowing
+from ..follower import NoFollowing
 from ..logs import about
 from ..plane import Plane
 from ..registry import Registered
@@ -75,7 +75,7 @@ class Catchup:
         self._own: Call | None = None
         """The call that is preceded by others'."""
         self._round: Round | None = None
-        self._stock = Stock(1 + KEPT, plane.threads)
+        self._stock = Stock(allowed.pending, plane.threads)
         self._question: Question[Offer] | None = None
         """What the donors pin on entry to a call that is still to come, or that is under way."""
         self._proof: Proof | None = None

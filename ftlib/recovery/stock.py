@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 
 from ..bucket import Layout
+from ..follower import kept
 from ..pages import touch
 from ..staging import Slot
 from ..threads import SYSTEM, Threads, stand_back
@@ -24,12 +25,14 @@ _SMALL = 2 << 20
 class Stock:
     """Of one joiner. ``kept`` and ``close`` are for the training thread."""
 
-    def __init__(self, sets: int, threads: Threads = SYSTEM) -> None:
-        """``sets``: of buffers, that there are already."""
-        self._begun = self._sets = sets
+    def __init__(self, limit: int, threads: Threads = SYSTEM) -> None:
+        """``limit``: bytes of averages that may wait."""
+        self._limit = limit
         self._threads = threads
         self._lock = threading.Lock()
         # Guarded by the lock:
+        self._sets = 0
+        """Beside those that there were from the beginning."""
         self._made: list[Slot] = []
         self._missing = 0
         """Sets that are to be made; while there are any a thread is at it."""
@@ -39,7 +42,8 @@ class Stock:
     def kept(self, layout: Layout, waiting: int) -> list[Slot]:
         """So many averages, of that layout, wait now. What has been made since."""
         with self._lock:
-            more = max(0, waiting + _AHEAD - self._sets) if layout.nbytes >= _SMALL else 0
+            sets = 1 + kept(layout, self._limit) + self._sets
+            more = max(0, waiting + _AHEAD - sets) if layout.nbytes >= _SMALL else 0
             self._sets += more
             if more and not self._missing:
                 recovery = self._recovery
@@ -51,7 +55,7 @@ class Stock:
     def close(self) -> None:
         """No more are needed, until another recovery begins. Idempotent."""
         with self._lock:
-            self._missing, self._made, self._sets = 0, [], self._begun
+            self._missing, self._made, self._sets = 0, [], 0
             self._recovery += 1
 
     def _make(self, layout: Layout, recovery: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ftlib.bucket import Bucket, Layout
+from ftlib.follower import kept
 from ftlib.recovery import stock as making
 from ftlib.recovery.stock import Stock
 from ftlib.staging import Staging
@@ -28,11 +29,11 @@ def ended() -> None:
 def test_sets_for_the_next_two_calls_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     touched: list[int] = []
     monkeypatch.setattr(making, "touch", lambda memory: touched.append(memory.numel()))
-    stock = Stock(3)
+    stock = Stock(2 * LAYOUT.nbytes)
     for waiting in (0, 1):
         assert stock.kept(LAYOUT, waiting) == []
     ended()
-    assert not touched, "three are enough for one that waits"
+    assert not touched, "three are there, which is enough for one that waits"
     stock.kept(LAYOUT, 2)
     ended()
     made = stock.kept(LAYOUT, 2)
@@ -80,7 +81,7 @@ def test_nothing_is_made_for_a_recovery_that_is_over(monkeypatch: pytest.MonkeyP
     stock.close()
     go_on.set()
     ended()
-    assert touched == [500_000], "five sets were wanted"
+    assert touched == [500_000], "several sets were wanted"
     assert stock._made == []
     go_on.clear()
     touching.clear()
@@ -90,4 +91,10 @@ def test_nothing_is_made_for_a_recovery_that_is_over(monkeypatch: pytest.MonkeyP
     stock.kept(LAYOUT, 0)
     go_on.set()
     ended()
-    assert len(stock.kept(LAYOUT, 0)) == 2 * len(LAYOUT.buckets)
+    assert [slot.bucket for slot in stock.kept(LAYOUT, 0)] == list(LAYOUT.buckets)
+
+
+def test_as_many_as_may_wait_and_no_more_than_usual() -> None:
+    nbytes = LAYOUT.nbytes
+    assert [kept(LAYOUT, held) for held in (0, 1, 2 * nbytes - 1, 2 * nbytes, 3 * nbytes, 99 * nbytes)] == [0, 1, 1, 2, 3, 3]
+    assert kept(Layout(b"s", "average", "an average", ()), 1) == 1
