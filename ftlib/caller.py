@@ -20,7 +20,7 @@ from .call import Call, Results
 from .donation import Adoption
 from .errors import Excluded, GroupError, StateLost, StepMismatch
 from .execution import Executor
-from .follower import NoFollowing, Recovery
+from .follower import NoFollowing, Recovery, kept
 from .following import Followed, FollowedAttempt, NobodyThere
 from .layout_book import LayoutBook
 from .logs import about
@@ -152,7 +152,7 @@ class Caller:
     def _run(self, call: Call) -> Status:
         staging = self._pool.staging(call.layout)
         if self._plane.phase is Phase.WAITING:
-            staging.warm(1 if self.recovery is not None else 0)
+            staging.warm(kept(call.layout, self._limits.held), self._threads)
             self._consensus.seek_admission()
             if self.recovery is not None and self._limits.may_be_spare:
                 self.recovery.wait(call)

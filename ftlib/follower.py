@@ -13,11 +13,22 @@ from .call import Call, Results
 from .session import Session
 from .staging import Slot
 
-__all__ = ["NoFollowing", "Recovery"]
+__all__ = ["NoFollowing", "Recovery", "kept"]
+
+_KEPT = 3
+"""What usually is enough."""
 
 
 class NoFollowing(Exception):
     """This member cannot go on like this: it loads the state before its next call instead, and the others wait."""
+
+
+def kept(layout: Layout, held: int) -> int:
+    """For how many averages of that layout a follower has buffers from the beginning, where it may hold ``held`` bytes.
+
+    One always fits; 0 where there is nothing to hold.
+    """
+    return min(_KEPT, max(1, held // max(1, layout.nbytes))) if held else 0
 
 
 class Recovery(Protocol):

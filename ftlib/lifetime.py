@@ -107,11 +107,13 @@ class Lifetime:
         tell = functools.partial(facts, plane)
         self._rebuilder = Rebuilder(plane, consensus, means.framework, self._rebuild, self._activated, tell)
         self._rebuilder.given_up = self._given_up
+        allowed = _allowed(settings)
         limits = Limits(
             settings.step_timeout,
             settings.min_size,
             may_be_spare=settings.consensus.max_size is not None,
             drain_patience=2 * settings.consensus.exclude_after + SETTLED,
+            held=allowed.pending if allowed.live else 0,
         )
         self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight)
         self.transfer: Transfer = Transfer(
@@ -130,7 +132,7 @@ class Lifetime:
         self.caller.hand_on = self.donor.tutor.hand_on
         spares = settings.consensus.max_size is not None
         self.caller.recovery = Catchup(
-            plane, lambda: self.transfer.registered, self._source, _allowed(settings), self._warmth if spares else None
+            plane, lambda: self.transfer.registered, self._source, allowed, self._warmth if spares else None
         )
         self.deputy = self._deputy(settings, means)
         self.caller.deputy = self.deputy

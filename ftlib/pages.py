@@ -5,12 +5,15 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 
+import numpy as np
 import torch
 
-__all__ = ["huge", "room"]
+__all__ = ["huge", "room", "touch"]
 
 _HUGE = 2 << 20
 """Bytes of a huge page."""
+_PIECE = 1 << 20
+"""Bytes that are touched in one go."""
 
 
 def room(count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -34,3 +37,9 @@ def huge(nbytes: int) -> torch.Tensor:
     whole = torch.frombuffer(room, dtype=torch.uint8)  # holds the mapping
     skip = -whole.data_ptr() % _HUGE  # only whole, aligned huge pages are given; what is never touched costs nothing
     return whole[skip : skip + nbytes]
+
+
+def touch(memory: torch.Tensor) -> None:
+    """Fill ``memory`` (one row, on the CPU) with zeros. On this thread alone, and others may run Python meanwhile."""
+    for piece in torch.split(memory.view(torch.uint8), _PIECE):
+        np.copyto(piece.numpy(), 0)

@@ -32,6 +32,7 @@ from .proof import Proof
 from .question import Question
 from .replay import why_not
 from .round import Round
+from .stock import Stock
 from .stripes import LARGE, Wave
 from .warmth import Warmth
 
@@ -39,7 +40,6 @@ __all__ = ["Catchup"]
 
 logger = logging.getLogger("ftlib")
 
-_MEBI = 1 << 20
 _PAUSE = 0.05
 """Seconds between two questions that others wait for."""
 _GRACE = 0.02
@@ -74,6 +74,7 @@ class Catchup:
         self._own: Call | None = None
         """The call that is preceded by others'."""
         self._round: Round | None = None
+        self._stock = Stock(allowed.pending, plane.threads)
         self._question: Question[Offer, Round] | None = None
         """What the donors pin on entry to a call that is still to come, or that is under way."""
         self._proof: Proof | None = None
@@ -155,7 +156,7 @@ class Catchup:
                 self._missed += 1
                 self._same_kind(results, alike=alike)
                 return False
-            return self._looks(proof) and self._proved(proof) and self._caught_up(self._current(), results.number)
+            return self._looks(proof) and self._proved(proof) and self._caught_up(results.number)
         finally:
             proof.close()
 
@@ -169,7 +170,8 @@ class Catchup:
         if round_ is None or self._plane.origin == round_.origin:
             return None
         applied = results.layout.signature == self._first.layout.signature and not self._first.void(results)
-        return round_.keep(results.number, results if applied else None)
+        spare = round_.keep(results.number, results if applied else None)
+        return None if spare is None else [*spare, *self._stock.kept(self._first.layout, round_.progress().pending)]
 
     def layout(self, session: Session, start: bytes) -> Layout:
         """See ``Recovery``."""
@@ -190,8 +192,7 @@ class Catchup:
             warmth.end()
         self._stop()
         self._own = self._last_session = None
-        asked = list(self._asked.values())
-        self._asked.clear()
+        asked, self._asked = list(self._asked.values()), {}
         if asked:
             threading.Thread(target=_release, args=(self._new_source(), asked), name="ftlib-release", daemon=True).start()
 
@@ -294,8 +295,8 @@ class Catchup:
 
     def _looks(self, proof: Proof) -> bool:
         """Whether the state on entry to the call that has just been followed is here, or is in a moment."""
-        if not proof.begun:
-            round_ = self._current()
+        round_ = self._round
+        if not proof.begun and round_ is not None:
             with contextlib.suppress(ConfigError):  # raised on entry to the next call, which nobody has finished
                 round_.brake(proof.session, proof.number, level=True, grace=_GRACE)
             if round_.level_with(proof.number):
@@ -337,7 +338,9 @@ class Catchup:
             self._refused = True
             raise NoFollowing(f"the rest of the state did not arrive {_TRIES} times: {why}")
 
-    def _caught_up(self, round_: Round, number: int) -> bool:
+    def _caught_up(self, number: int) -> bool:
+        round_ = self._round
+        assert round_ is not None, "a round is under way while calls are followed"
         if not self._plane.caught_up(round_.origin, number):
             return False
         self._plane.counters.recoveries += 1
@@ -357,6 +360,7 @@ class Catchup:
         self._failures = 0
         if proof is not None:
             proof.close()
+        self._stock.close()
         self._drop_question()
         if round_ is not None:
             round_.end()
@@ -389,10 +393,6 @@ class Catchup:
     def _first(self) -> Call:
         assert self._own is not None, "a call of the program's is under way while others are followed"
         return self._own
-
-    def _current(self) -> Round:
-        assert self._round is not None, "a round is under way while calls are followed"
-        return self._round
 
 
 def _release(source: Source, donors: Sequence[Member]) -> None:

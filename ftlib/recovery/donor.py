@@ -20,17 +20,18 @@ from ..phase import Phase
 from ..plane import Plane
 from ..registry import Registered
 from ..session import Session
+from ..threads import stand_back
 from ..transfer import POLL, Transfer
 from . import layouts
 from .blocks import blocks, digest_of
 from .fetch import LATER, OVER, PATH
 from .flat import Ground
 from .hold import Hold
-from .live import stepping
+from .live import nbytes_of_parameters, stepping
 from .manifest import Manifest, split
 from .pins import Digest, Pins
 from .sending import Sending
-from .stripes import Stripe, Wave, cut, portions
+from .stripes import LARGE, SMALLEST, Stripe, Wave, cut, portions
 from .tutor import Tutor, Wish
 
 __all__ = ["Donor"]
@@ -123,6 +124,8 @@ class Donor:
         wave = Wave(*(_number(query, name) for name in ("portion", "first", "keep")))
         if own not in holders:
             raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
+        if apart:
+            self._expect(joiner, wave, len(holders))
         with self._hold.asking(version), self._offering(joiner) as offer:
             manifest, ground = self._look(version, origin)
             parts = portions(manifest.borders if apart else (), manifest.nbytes)
@@ -146,6 +149,8 @@ class Donor:
             spans = list(blocks(_number(query, "offset"), data.numel()))
         except ValueError as error:
             raise LookupError(str(error)) from None
+        if self._pins.state_bytes >= LARGE:
+            stand_back()  # training goes first; this thread answers nothing else
         return _blocks(data, spans)
 
     def _send(self, query: Query) -> Chunks:
@@ -229,6 +234,15 @@ class Donor:
                     raise LookupError(f"{LATER}: call {version} was entered anew here")
                 self._parts = call, found
         return found
+
+    def _expect(self, joiner: str, wave: Wave, holders: int) -> None:
+        """See that there is memory before the portion is pinned: its size is not known before, but for what it is at least."""
+        registered = self._transfer.registered
+        if registered is None:
+            return
+        known = LARGE if wave.number else min(LARGE, nbytes_of_parameters(registered))
+        if known >= SMALLEST:
+            self._pins.expect(joiner, wave.keep, known * min(2, holders) // holders)
 
     def _inside(self, version: int, origin: str) -> Registered:
         """What is registered, once the training thread is inside call ``version``: the state is what it was on entry."""

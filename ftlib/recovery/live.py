@@ -17,6 +17,7 @@ __all__ = [
     "by_memory",
     "mapping",
     "memory",
+    "nbytes_of_parameters",
     "optimizers_of",
     "parameters_of",
     "plain",
@@ -84,6 +85,11 @@ def memory(tensor: torch.Tensor) -> Hashable:
     if not _dense(tensor) or tensor.is_meta:
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def nbytes_of_parameters(registered: Registered) -> int:
+    """Bytes of the registered modules' parameters."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in by_memory(registered).values())
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:

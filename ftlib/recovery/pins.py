@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from ..threads import SYSTEM, Thread, Threads
 from .flat import Ground
 from .reading import Copying, Hashing, Reading, Stage
+from .rooms import Rooms
 from .stripes import Stripe
 
 __all__ = ["Digest", "Pins"]
@@ -40,6 +41,10 @@ class Pins:
         """By what is copied, for all who need that."""
         self._of: dict[str, dict[tuple[int, int], Copying]] = {}
         """joiner -> (index, version) of a stripe -> its pin."""
+        self.state_bytes = 0
+        """Of all of the state, parts of which were pinned last."""
+        self._rooms = Rooms(threads)
+        """Where copies are made; given back when nothing is pinned for anybody."""
         self._todo: list[Reading] = []
         """Those with units that nobody has taken."""
         self._begun: list[Reading] = []
@@ -99,21 +104,33 @@ class Pins:
         layout = hash((ground.paths, ground.nbytes))
         if any(stripe.version != inside for stripe in stripes):
             raise ValueError(f"the state is that on entry to call {inside}, and no other version can be pinned")
-        made = [Copying(ground, stripe.start, stripe.stop, inside) for stripe in stripes]  # takes no memory yet
         with self._changed:
             former = self._of.get(joiner, {})
             mine = {} if keep is None else {key: pin for key, pin in former.items() if key[1] >= keep}
-            for stripe, new in zip(stripes, made, strict=True):
+            found = [self._pins.get((layout, stripe.start, stripe.stop, inside)) for stripe in stripes]
+            pins = [
+                self._copying(ground, stripe) if pin is None or pin.stage is Stage.FAILED else pin
+                for stripe, pin in zip(stripes, found, strict=True)
+            ]
+            self.state_bytes = ground.nbytes
+            for stripe, pin in zip(stripes, pins, strict=True):
                 key = (layout, stripe.start, stripe.stop, inside)
-                pin = self._pins.get(key)
-                if pin is None or pin.stage is Stage.FAILED:
-                    pin = self._pins[key] = new
+                if self._pins.get(key) is not pin:
+                    self._pins[key] = pin
                     self._begin(pin)
                 pin.joiners.add(joiner)
                 mine[stripe.index, inside] = pin
             self._of[joiner] = mine
             self._drop(joiner, [pin for pin in former.values() if pin not in mine.values()])
             self._wake()
+
+    def expect(self, joiner: str, keep: int, nbytes: int) -> None:
+        """So much will soon be pinned for ``joiner``, which needs what it has of versions from ``keep`` on, and no other."""
+        with self._changed:
+            former = self._of.get(joiner, {})
+            old = [key for key in former if key[1] < keep]
+            self._drop(joiner, [former.pop(key) for key in old])
+        self._rooms.prepare(nbytes)
 
     def data(self, joiner: str, index: int, version: int, patience: float = 0.0) -> torch.Tensor | None:
         """The bytes of a stripe (uint8), to be read alone; None while they are not complete, after ``patience`` seconds.
@@ -152,6 +169,7 @@ class Pins:
         """Let go of what was pinned for ``joiner``."""
         with self._changed:
             self._drop(joiner, list(self._of.pop(joiner, {}).values()))
+            self._tidy()
             self._changed.notify_all()
 
     def keep_only(self, joiners: Collection[str]) -> None:
@@ -159,6 +177,7 @@ class Pins:
         with self._changed:
             for joiner in [joiner for joiner in self._of if joiner not in joiners]:
                 self.release(joiner)
+            self._tidy()  # for those who died before they had anything
 
     def forget(self) -> None:
         """Let go of everything; who waits is told. On the training thread, optimizers are watched no more.
@@ -170,6 +189,7 @@ class Pins:
                 reading.fail("this member has given up its state, or left")
             self._todo, self._begun = [], []
             self._pins, self._of = {}, {}
+            self._tidy()
             self._changed.notify_all()
             if self._trainer in (None, self._threads.current()):
                 for _, handle in self._hooks:
@@ -181,6 +201,15 @@ class Pins:
     def _begin(self, reading: Reading) -> None:
         self._begun.append(reading)
         self._todo.append(reading)
+
+    def _copying(self, ground: Ground, stripe: Stripe) -> Copying:
+        room = self._rooms.take(stripe.stop - stripe.start)
+        return Copying(ground, stripe.start, stripe.stop, stripe.version, room)
+
+    def _tidy(self) -> None:
+        """Keep no memory for nobody."""
+        if not self._of:
+            self._rooms.close()
 
     def _wake(self) -> None:
         """See to it that there is a thread where there is work."""

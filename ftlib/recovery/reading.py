@@ -12,7 +12,6 @@ from enum import Enum
 import torch
 import xxhash
 
-from ..pages import huge
 from .flat import Ground
 
 __all__ = ["UNIT", "Copying", "Hashing", "Reading", "Stage"]
@@ -104,10 +103,11 @@ class Reading(ABC):
 class Copying(Reading):
     """A copy of the range. ``joiners``: whom it is for."""
 
-    def __init__(self, ground: Ground, start: int, stop: int, version: int) -> None:
+    def __init__(self, ground: Ground, start: int, stop: int, version: int, data: torch.Tensor) -> None:
+        """``data``: where to (uint8, as many as there are bytes)."""
         super().__init__(ground, start, stop, version)
-        self.data = huge(stop - start)
-        """The bytes; of no use before it is DONE. Memory is taken as they are copied."""
+        self.data = data
+        """The bytes; of no use before it is DONE."""
         self.joiners: set[str] = set()
 
     def _read(self, start: int, stop: int) -> None:
@@ -116,7 +116,7 @@ class Copying(Reading):
             self._ground.copy_out(start, stop, data)
 
     def fail(self, why: str) -> None:
-        """Give it up, and the memory back."""
+        """Give it up, and the memory back once nobody reads it any more."""
         super().fail(why)
         self.data = self.data.new_empty(0)
 

@@ -289,6 +289,7 @@ def test_the_others_wait_where_they_are_asked_to(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO)
     with school(2, recovery="wait") as made:
         joiner = join(made)
+        assert joiner.ft._lives.life.caller._limits.held == 0, "buffers for nothing"
     assert assert_equal(*made.pupils) >= 4
     assert joiner.ft.metrics()["state_bytes"] > 0
 
