@@ -15,6 +15,7 @@ from consensus import Consensus, LeftError
 
 from .average import SETTLE, Attempt, Disagreement
 from .awaiting import await_session
+from .boundary import halted
 from .bucket import Layout
 from .call import Call, Results
 from .donation import Adoption
@@ -308,12 +309,11 @@ class Caller:
         with self._plane.changed:  # told before anybody can see the freeze: the consensus relies on that order
             finish = self._plane.finish(session, call, trailer, results)
             if finish is not None and finish.frozen:
-                self._consensus.boundary(call.number, session.members_of(trailer.leaving))
+                halted(self._plane, self._consensus, call, session, trailer)
+                self.said_goodbye = session.rank in trailer.leaving
         if finish is None:
             self._plane.counters.redone += 1
             return None
-        if finish.frozen:
-            self.said_goodbye = session.rank in trailer.leaving
         if finish.order is not None:
             self._rebuilder.order(finish.order)
         self.layouts.note(results.layout)
