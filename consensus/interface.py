@@ -52,6 +52,12 @@ class DataPlane(Protocol):
         for the same epoch, answer with the same report.
         """
 
+    def expect(self, view: View) -> None:
+        """``view`` may be installed soon: its group may be built ahead, for no other view. Only a hint; nothing is answered.
+
+        It comes while the data plane acts, is frozen, or (at a joiner) has no view yet, and often comes to nothing.
+        """
+
     def install(self, view: View, reports: Mapping[str, bytes]) -> None:
         """``view`` was chosen; ``reports`` holds the flush report of each continuing member (joiners have none).
 

@@ -25,6 +25,9 @@ class NullPlane:
         """Nothing runs, so nothing has to end first."""
         self._consensus.flushed(epoch, b"")
 
+    def expect(self, view: View) -> None:
+        """There is no group to build."""
+
     def install(self, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
         """There is no group to build."""
         self._consensus.ready(view.view_id)

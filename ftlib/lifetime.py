@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import secrets
 import threading
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from consensus import ConfigError as ConsensusConfigError
-from consensus import Consensus, ConsensusError, KeyRing, LeftError, Member, View, format_address
+from consensus import Consensus, ConsensusError, KeyRing, LeftError, View, format_address
 
 from .binding import bind
 from .call import Call
@@ -30,6 +29,7 @@ from .deputy import Deputy, Terms, replayable
 from .errors import ConfigError, GroupError, JoinError
 from .facts import facts
 from .frameworks.base import Framework, Group, GroupSpec
+from .gathering import gathering
 from .launch.announce import announce
 from .listeners import Listeners
 from .logs import about
@@ -105,7 +105,7 @@ class Lifetime:
         plane.tempo = Tempo(settings.straggler_factor, settings.straggler_steps)
         plane.leaving = lambda: means.turns.leaving
         tell = functools.partial(facts, plane)
-        self._rebuilder = Rebuilder(plane, consensus, means.framework, self._rebuild, self._activated, tell)
+        self._rebuilder = Rebuilder(plane, consensus, means.framework, self._rebuild, self._prepare, self._activated, tell)
         self._rebuilder.given_up = self._given_up
         allowed = _allowed(settings)
         limits = Limits(
@@ -322,20 +322,26 @@ class Lifetime:
         members = self.consensus.get_member_list()
         if tuple(member.id for member in members) != view.ids:
             raise RebuildError(f"the members changed while the group of {view} was to be built")
-        own, rank_assign = self.consensus.member.id, self._means.rank_assign
-        ranks = {member.id: rank_assign.get_rank_and_size(members, member.id)[0] for member in members}
-        if sorted(ranks.values()) != list(range(len(members))):
-            raise RebuildError(f"{type(rank_assign).__name__} gave ranks {sorted(ranks.values())} to {len(members)} members")
-        if len(members) == 1:
+        ranks, spec = self._gathering(view)
+        if spec is None:
             return ranks, None
-        host = view.members[view.epoch % len(members)]
-        timeout = self._means.settings.step_timeout
-        spec = GroupSpec(_room(view, host), view.epoch, ranks[own], len(members), dict(host.meta), timeout)
         try:
             return ranks, self._means.framework.rebuild(spec)
         except GroupError as error:
             by_rank = {rank: member_id for member_id, rank in ranks.items()}
             raise RebuildError(str(error), [by_rank[peer] for peer in error.peers if peer in by_rank]) from error
+
+    def _prepare(self, view: View) -> None:
+        """Begin to build the group of a view that may be installed soon."""
+        try:
+            _, spec = self._gathering(view)
+        except RebuildError:  # it is raised again where it matters
+            return
+        if spec is not None:
+            self._means.framework.prepare(spec)
+
+    def _gathering(self, view: View) -> tuple[Mapping[str, int], GroupSpec | None]:
+        return gathering(view, self.consensus.member.id, self._means.rank_assign, self._means.settings.step_timeout)
 
     def _activated(self, view: View) -> None:
         """After a view was activated: tell the launcher, on a thread of its own."""
@@ -389,8 +395,3 @@ class Lifetime:
 def _allowed(settings: Settings) -> Allowed:
     """What a joiner may use."""
     return Allowed(settings.step_timeout / 2, int(settings.recovery_pending_mb * 2**20), live=settings.recovery == "live")
-
-
-def _room(view: View, host: Member) -> str:
-    """What a view's group is called in the store of ``host``: nothing that a stranger could guess."""
-    return hashlib.blake2b(f"{host.fact('_room')}|{view.view_id}".encode(), digest_size=16).hexdigest()

@@ -20,6 +20,7 @@ from .donation import donate
 from .errors import FTLibError
 from .frameworks.base import Framework, Group, Work
 from .logs import about
+from .phase import Phase
 from .plane import Order, Plane
 from .salvage import FaultKind, plan
 from .session import Session
@@ -48,6 +49,11 @@ class _Install:
 
 
 @dataclass(frozen=True, slots=True)
+class _Expect:
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
 class _Activate:
     view: View
 
@@ -67,7 +73,7 @@ _CAUSES = {
 _END = None
 _ALL = sys.maxsize
 """No epoch is as late."""
-_Item = Order | _Install | _Activate | _Stop | None
+_Item = Order | _Install | _Expect | _Activate | _Stop | None
 
 
 class Rebuilder:
@@ -79,16 +85,18 @@ class Rebuilder:
         consensus: Consensus,
         framework: Framework,
         build: Build,
+        prepare: Callable[[View], None] = lambda _view: None,
         activated: Callable[[View], None] = lambda _view: None,
         facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """``build``: ``Lifetime._rebuild``. ``activated``: told of every view acted in; must return at once. ``facts``: for
-        ``DataPlane.facts``.
+        """``build``: ``Lifetime._rebuild``. ``prepare``: begins to build what ``build`` may be asked for, and returns at once.
+        ``activated``: told of every view acted in; must return at once. ``facts``: for ``DataPlane.facts``.
         """
         self._plane = plane
         self._consensus = consensus
         self._framework = framework
         self._build = build
+        self._prepare = prepare
         self._activated = activated
         self._facts = facts
         self.given_up: Callable[[], None] = lambda: None
@@ -98,6 +106,8 @@ class Rebuilder:
         self._wanted = 0
         """Newest epoch that a freeze was asked for. Guarded by the plane's lock."""
         # The rebuild thread's own:
+        self._newest = 0
+        """Newest epoch whose group was asked for."""
         self._built: Session | None = None
         self._group: Group | None = None
         self._donations: list[Work] = []
@@ -125,6 +135,10 @@ class Rebuilder:
             self._wanted = max(self._wanted, epoch)
         self._framework.cancel(epoch)
         self._items.put(Order(epoch, after_call))
+
+    def expect(self, view: View) -> None:
+        """See ``DataPlane``."""
+        self._items.put(_Expect(view))
 
     def install(self, view: View, reports: Mapping[str, bytes]) -> None:
         """See ``DataPlane``."""
@@ -171,11 +185,13 @@ class Rebuilder:
         finally:
             self._drop_group()
 
-    def _handle(self, item: Order | _Install | _Activate | _Stop) -> None:
+    def _handle(self, item: Order | _Install | _Expect | _Activate | _Stop) -> None:
         if isinstance(item, Order):
             self._freeze(item)
         elif isinstance(item, _Install):
             self._install(item)
+        elif isinstance(item, _Expect):
+            self._expect(item.view)
         elif isinstance(item, _Activate):
             self._activate(item.view)
         else:
@@ -190,6 +206,15 @@ class Rebuilder:
             session.group.abort()
         self._consensus.flushed(order.epoch, report)
 
+    def _expect(self, view: View) -> None:
+        """Have the group of ``view`` built ahead, beside whatever goes on."""
+        with self._plane.changed:
+            session, phase = self._plane.session, self._plane.phase
+            newest = 0 if session is None else session.view.epoch
+            wanted = phase is not Phase.STOPPED and self._wanted <= view.epoch
+        if wanted and view.epoch > max(newest, self._newest):
+            self._prepare(view)
+
     def _install(self, item: _Install) -> None:
         view = item.view
         if not self._plane.installing(view):
@@ -197,6 +222,7 @@ class Rebuilder:
         with self._plane.changed:
             if self._wanted > view.epoch:  # a newer change is under way: this group would never be used
                 return
+        self._newest = view.epoch
         self._drop_group()
         began = self._plane.threads.now()
         try:

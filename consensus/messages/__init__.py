@@ -19,6 +19,7 @@ from .agreement import (
     Chosen,
     FlushReply,
     FlushRequest,
+    Forecast,
     Install,
     Prepare,
     Promise,
@@ -46,6 +47,7 @@ __all__ = [
     "EvidenceKind",
     "FlushReply",
     "FlushRequest",
+    "Forecast",
     "Gossip",
     "Install",
     "Introduction",
@@ -101,6 +103,7 @@ Message = (
     | Overtaken
     | ViewRecord
     | Lease
+    | Forecast
 )
 
 MESSAGES: tuple[type, ...] = (
@@ -133,6 +136,7 @@ MESSAGES: tuple[type, ...] = (
     Overtaken,
     ViewRecord,
     Lease,
+    Forecast,
 )
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "Chosen",
     "FlushReply",
     "FlushRequest",
+    "Forecast",
     "Install",
     "Prepare",
     "Promise",
@@ -115,6 +116,22 @@ class Install:
     """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
     trail: tuple[str, ...] = ()
     """With ``view``: the ids of the views before it, newest first, as far as they are remembered."""
+
+    @property
+    def epoch(self) -> int:
+        """Of that view; 0 where nothing says which."""
+        return _epoch(self.view, self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A view that the coordinator is about to propose at the next call boundary. A hint: groups may be built ahead for it.
+
+    ``view`` for those who would join; everybody else holds its parent, and gets ``delta``. It is no vote, and decides nothing.
+    """
+
+    view: View | None
+    delta: Delta | None
 
     @property
     def epoch(self) -> int:

@@ -14,6 +14,7 @@ from ..messages import (
     Evidence,
     FlushReply,
     FlushRequest,
+    Forecast,
     Gossip,
     Install,
     Introduction,
@@ -113,6 +114,8 @@ class Dispatch:
                 change.installer.on_ready(sender, address, message, now)
             case Activate():
                 change.on_activate(message, now)
+            case Forecast():
+                change.on_forecast(message)
             case Pull():
                 contact.pulled(sender, address, message, now)
             case Chosen():

@@ -15,6 +15,7 @@ __all__ = [
     "Ask",
     "Check",
     "Effect",
+    "Expected",
     "Fence",
     "Freeze",
     "Installed",
@@ -77,6 +78,13 @@ class Freeze:
 
     epoch: int
     after_call: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """``DataPlane.expect``."""
+
+    view: View
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ class Note:
     about: str = ""
 
 
-Plane = Freeze | Installed | Activated | Wish | PeerProgress | Stalled
+Plane = Freeze | Expected | Installed | Activated | Wish | PeerProgress | Stalled
 """What is the data plane's."""
 
 Effect = Send | Ask | Check | Tether | Fence | Plane | Stopped | Quit | Note

@@ -11,9 +11,9 @@ from math import inf
 
 from ..config import Policy
 from ..errors import LeftError
-from ..messages import Accepted, Ballot, Promise, Promised, ViewRecord
+from ..messages import Accepted, Ballot, Forecast, Promise, Promised, ViewRecord
 from ..progress import NOWHERE
-from ..view import Proposal, View
+from ..view import Delta, Proposal, View
 from .acceptor import NO_BALLOT
 from .attempt import Attempt, Outcome, Phase, promising
 from .change import Moment
@@ -183,8 +183,22 @@ class Proposer:
             self._wish_since = now
             core.history.mark(Moment.WISHED, core.epoch + 1, now)
             core.outbox.emit(Wish(True))
+            self._foretell(core.view, now)
         elif now >= self._wish_since + self._patience and not core.progress.busy:
             self._begin(now)
+
+    def _foretell(self, parent: View | None, now: float) -> None:
+        """Tell those who will be in the next view which it will be, so that they build its group while the call goes on.
+
+        Before the first call nobody waits for that.
+        """
+        core = self._core
+        if parent is None or core.progress == NOWHERE:
+            return
+        view = self._proposal(parent, now).apply(parent)
+        known, new = Forecast(None, Delta.between(parent, view)), Forecast(view, None)
+        for member in view.members:
+            core.outbox.send(member, known if member.id in parent else new)
 
     @property
     def _patience(self) -> float:

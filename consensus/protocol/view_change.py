@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import Policy
 from ..member import Address, Member
-from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Install, Ready, ViewRecord
+from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Forecast, Install, Ready, ViewRecord
 from ..view import Cause, Delta, View
 from .abandonment import Abandonment
 from .accusations import Accusations
@@ -22,7 +22,7 @@ from .change import Kind, Moment
 from .contact import Contact
 from .core import Core
 from .detection import Detection
-from .effects import Activated, Installed, Tether
+from .effects import Activated, Expected, Installed, Tether
 from .installation import Installation
 from .installer import Installer
 from .life import Turn
@@ -272,6 +272,13 @@ class ViewChange:
         else:
             self.contact.left_out(view, now)
 
+    def on_forecast(self, message: Forecast) -> None:
+        """What the coordinator is about to propose: the data plane may prepare for it, and nothing else follows."""
+        core, view = self._core, self._core.resolve(message.view, message.delta)
+        next_one = core.view is None or (core.active is core.view and view is not None and view.parent_id == core.view_id)
+        if view is not None and core.member.id in view and next_one:
+            core.outbox.emit(Expected(view))
+
     def on_install(self, sender: str, address: Address, message: Install, now: float) -> None:
         """A chosen view with everybody's report: build its group."""
         core = self._core
@@ -383,8 +390,7 @@ class ViewChange:
         if self._core.member.id not in view:
             return ()
         start = view.index(self._core.member.id)
-        ring = view.members[start + 1 :] + view.members[:start]
-        return ring[: self._core.config.tethers]
+        return (view.members[start + 1 :] + view.members[:start])[: self._core.config.tethers]
 
     def under_way(self) -> dict[str, Any] | None:
         """The change that is not active yet, as plain values: its record so far, and what it waits for."""

@@ -73,6 +73,9 @@ class _Plane:
     def freeze(self, epoch: int, after_call: int | None) -> None:
         self._tell("freeze", epoch, after_call)
 
+    def expect(self, view: View) -> None:
+        self._tell("expect", view)
+
     def install(self, view: View, reports: Mapping[str, bytes]) -> None:
         self._tell("install", view, dict(reports))
 

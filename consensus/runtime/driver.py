@@ -24,6 +24,7 @@ from ..protocol.effects import (
     Ask,
     Check,
     Effect,
+    Expected,
     Fence,
     Freeze,
     Installed,
@@ -270,6 +271,8 @@ class Driver:
         match effect:
             case Freeze(epoch, after_call):
                 plane.freeze(epoch, after_call)
+            case Expected(view):
+                plane.expect(view)
             case Installed(view, reports):
                 plane.install(view, dict(reports))
             case Activated(view):

@@ -15,6 +15,7 @@ from ..protocol.effects import (
     Ask,
     Check,
     Effect,
+    Expected,
     Fence,
     Freeze,
     Installed,
@@ -125,6 +126,8 @@ class Driver:
             case Freeze(epoch, after_call):
                 host.frozen_for = epoch
                 host.plane.freeze(epoch, after_call)
+            case Expected(view):
+                host.plane.expect(view)
             case Installed(view, reports):
                 self._world.trace.append((self._world.now, host.id, f"install {view.view_id}"))
                 host.installed.append((view, dict(reports)))

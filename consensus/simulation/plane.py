@@ -26,6 +26,9 @@ class SimulatedPlane(Protocol):
     def freeze(self, epoch: int, after_call: int | None) -> None:
         """Answer with ``machine.flushed``."""
 
+    def expect(self, view: View) -> None:
+        """``view`` may be installed soon."""
+
     def install(self, view: View, reports: Mapping[str, bytes]) -> None:
         """Answer with ``machine.ready``."""
 
@@ -54,6 +57,9 @@ class StubPlane:
         """See ``SimulatedPlane``."""
         host = self._host
         host.machine.flushed(epoch, f"{host.id}:{epoch}".encode(), host.now)
+
+    def expect(self, view: View) -> None:
+        """See ``SimulatedPlane``."""
 
     def install(self, view: View, reports: Mapping[str, bytes]) -> None:
         """See ``SimulatedPlane``."""

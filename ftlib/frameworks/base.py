@@ -98,6 +98,13 @@ class Framework(ABC):
     def rebuild(self, spec: GroupSpec) -> Group:
         """Build the group and connect it to every rank before returning. GroupError on failure or timeout."""
 
+    def prepare(self, spec: GroupSpec) -> None:  # noqa: B027 - a hint
+        """Begin to build a group that ``rebuild`` may be asked for soon, and return at once; it may never be.
+
+        It takes part in nothing before. One at a time: what was prepared for another ``spec`` is dropped, as ``rebuild`` for
+        another and ``cancel`` drop it.
+        """
+
     def cancel(self, before: int = 0) -> None:  # noqa: B027 - best effort: a rebuild has a deadline anyway
         """Make a ``rebuild`` under way in another thread fail soon.
 

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,9 @@ _THREADS = 2
 _FINISH = 2.0
 """Seconds that ``close`` waits for old groups to be destroyed, tens of milliseconds each in fact."""
 
+_REMEMBERED = 64
+"""Views whose group was dropped that are remembered."""
+
 _making_device = threading.Lock()
 """Held while a device is made, so that the one new listening socket is its own."""
 
@@ -64,9 +68,13 @@ class GlooFramework(Framework):
         self._host = ""
         self._server: StoreServer | None = None
         self._build: _Build | None = None
+        self._ahead: _Build | None = None
+        """What ``prepare`` has begun and ``rebuild`` has not asked for."""
+        self._spoilt: deque[str] = deque(maxlen=_REMEMBERED)
+        """Views for which a group was prepared and dropped: no other can be built for them."""
         self._turn = threading.Lock()
         self._void_before = 0
-        """Epochs below it were cancelled. Guarded, as is ``_build``, by ``_turn``."""
+        """Epochs below it were cancelled. Guarded, as are ``_build``, ``_ahead`` and ``_spoilt``, by ``_turn``."""
         self._process = os.getpid()
 
     def start(self, host: str) -> Mapping[str, str]:
@@ -92,20 +100,56 @@ class GlooFramework(Framework):
         with self._turn:
             if spec.epoch < self._void_before:
                 raise GroupError(f"building the group of epoch {spec.epoch} was given up: cancelled")
-            self._build = build = _Build(spec, self._host, server)
+            unwanted = self._part_with_all_but(spec)
+            build, self._ahead = self._ahead, None
+            if build is None and spec.view_id not in self._spoilt:
+                build = _Build(spec, self._host, server)
+                build.start()
+            self._build = build
+        if unwanted is not None:
+            unwanted.drop("another view came")
+        if build is None:  # the others may hold the address of what was dropped
+            raise GroupError(f"the group of epoch {spec.epoch} was built ahead and dropped: it takes another view")
         try:
-            self.group = build.run()
+            self.group = build.wait()
         finally:
             self._build = None
         return self.group
 
+    def prepare(self, spec: GroupSpec) -> None:
+        """Build it on a thread of its own (see ``Framework``)."""
+        server = self._server
+        with self._turn:
+            if server is None or spec.epoch < self._void_before or spec.view_id in self._spoilt:
+                return
+            unwanted = self._part_with_all_but(spec)
+            if self._ahead is None:
+                self._ahead = _Build(spec, self._host, server)
+                self._ahead.start()
+        if unwanted is not None:
+            unwanted.drop("another view is expected")
+
+    def _part_with_all_but(self, spec: GroupSpec | None) -> _Build | None:
+        """What was prepared for another group, to be dropped once ``_turn`` is given back. Under ``_turn``."""
+        ahead = self._ahead
+        if ahead is None or ahead.spec == spec:
+            return None
+        self._ahead = None
+        self._spoilt.append(ahead.spec.view_id)
+        return ahead
+
     def cancel(self, before: int = 0) -> None:
         """Give up the rebuild under way, if any (see ``Framework``); it raises GroupError at once."""
+        unwanted = None
         with self._turn:
             self._void_before = max(self._void_before, before)
             build = self._build
+            if self._ahead is not None and (not before or self._ahead.epoch < before):
+                unwanted = self._part_with_all_but(None)
         if build is not None and (not before or build.epoch < before):
             build.give_up("cancelled")
+        if unwanted is not None:
+            unwanted.drop("cancelled")
 
     def check(self, tensor: torch.Tensor) -> None:
         """ConfigError unless the tensor is dense, on the CPU and of a dtype that Gloo reduces."""
@@ -138,7 +182,7 @@ class _Build:
     """One attempt to build a group, on a thread of its own, so that it can be given up whatever it waits for."""
 
     def __init__(self, spec: GroupSpec, host: str, server: StoreServer) -> None:
-        self._spec, self._host, self._server = spec, host, server
+        self.spec, self._host, self._server = spec, host, server
         self.epoch = spec.epoch
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -148,12 +192,21 @@ class _Build:
         self._remote: set[Address] = set()
         self._outcome: GlooGroup | GroupError | None = None
 
-    def run(self) -> GlooGroup:
-        """Build, or raise GroupError."""
+    def start(self) -> None:
+        """Begin to build; once."""
         errand("gloo-build", self._run)
+
+    def drop(self, why: str) -> None:
+        """Give it up, or its group back: nobody waits for it."""
+        self.give_up(why)
+        if isinstance(self._outcome, GlooGroup):
+            self._outcome.close()
+
+    def wait(self) -> GlooGroup:
+        """What was built, or raise GroupError."""
         try:
-            if not self._ended.wait(self._spec.timeout + 1.0):
-                self.give_up(f"no group within {self._spec.timeout:g} s")
+            if not self._ended.wait(self.spec.timeout + 1.0):
+                self.give_up(f"no group within {self.spec.timeout:g} s")
         except BaseException:  # a signal: nobody will take the group
             self.give_up("interrupted")
             raise
@@ -167,7 +220,7 @@ class _Build:
             if self._outcome is not None:
                 return
             self._given_up = True
-            self._outcome = GroupError(f"building the group of epoch {self._spec.epoch} was given up: {why}")
+            self._outcome = GroupError(f"building the group of epoch {self.spec.epoch} was given up: {why}")
             self._ended.set()
             meeting, local, remote = self._meeting, self._local, self._remote
         if meeting is not None:
@@ -186,7 +239,7 @@ class _Build:
             outcome = error.afresh()
         except Exception as error:  # noqa: BLE001 - it must reach the thread that waits
             _log.debug("building the group failed", exc_info=True)
-            outcome = GroupError(f"building the group of epoch {self._spec.epoch} failed: {error}")
+            outcome = GroupError(f"building the group of epoch {self.spec.epoch} failed: {error}")
         with self._lock:
             unwanted = self._given_up
             if not unwanted:
@@ -199,17 +252,17 @@ class _Build:
 
     def _complete(self, group: GlooGroup) -> None:
         """Do what nobody need wait for: tell the addresses of accepted connections, tidy up the store."""
-        meeting, me = self._meeting, str(self._spec.rank)
+        meeting, me = self._meeting, str(self.spec.rank)
         if meeting is not None:
             with contextlib.suppress(GroupError):  # the group may be gone already
                 ends = {str(rank): join_address(local) for rank, local in group.locals().items()}
                 told = meeting.exchange("ends", ends)
                 group.name({split_address(ends[me]): rank for rank, ends in enumerate(told) if me in ends})
-        if split_address(self._spec.store["store"]) == self._server.address:
-            self._server.forget_before(self._spec.epoch)
+        if split_address(self.spec.store["store"]) == self._server.address:
+            self._server.forget_before(self.spec.epoch)
 
     def _build(self) -> GlooGroup:
-        spec = self._spec
+        spec = self.spec
         address = split_address(spec.store["store"])
         meeting = Meeting(address, spec.epoch, spec.view_id, spec.rank, spec.size, spec.timeout)
         owned: list[Inode] = []
@@ -223,7 +276,7 @@ class _Build:
             raise
 
     def _connect(self, meeting: Meeting, owned: list[Inode]) -> GlooGroup:
-        spec = self._spec
+        spec = self.spec
         self._proceed()
         before = sockets.snapshot()
         device, inode, listener = _make_device(self._host)

@@ -27,8 +27,8 @@ __all__ = ["Meeting", "StoreServer", "interface_address", "join_address", "split
 
 _START_TIMEOUT = timedelta(seconds=10)
 """For connecting to the server that this very process has just started."""
-_QUICKEST, _SLOWEST = 0.0005, 0.02
-"""Seconds between two questions whether the others have come."""
+_QUICKEST, _SLOWEST, _RARELY = 0.0005, 0.02, 0.25
+"""Seconds between two questions whether the others have come: soon, after a moment, and where they seem not to come at all."""
 
 
 def join_address(address: Address) -> str:
@@ -132,7 +132,8 @@ class Meeting:
             store.set(keys[self._rank], json.dumps(mine))
             while not store.check(keys):
                 now = time.monotonic()
-                if self._left_early.wait(min(_SLOWEST, _QUICKEST + (now - begin) / 8)):
+                waited = now - begin
+                if self._left_early.wait(max(min(_SLOWEST, _QUICKEST + waited / 8), min(_RARELY, waited / 100))):
                     raise GroupError(f"{self._where} was left by this rank")
                 if now > self._deadline:
                     missing = tuple(rank for rank, key in enumerate(keys) if not store.check([key]))

@@ -23,6 +23,7 @@ MOMENTS = (
     "finished",  # a call
     "frozen",
     "reported",
+    "preparing",  # a group of a view that may be installed
     "building",
     "activated",
     "giving",  # a finished call's result

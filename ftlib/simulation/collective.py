@@ -7,7 +7,7 @@ are sure to notice a death. What is given up may write into its buffer until it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -16,13 +16,13 @@ import torch
 
 from consensus.simulation import Host
 from ftlib.errors import GroupError
-from ftlib.frameworks.base import Framework, Group, GroupSpec, Work
+from ftlib.frameworks.base import Group, GroupSpec, Work
 
 from .links import connected
 from .pace import Pace
 from .threads import Fibre, SimulatedThreads
 
-__all__ = ["Rooms", "SimulatedFramework", "SimulatedGroup"]
+__all__ = ["Rooms", "SimulatedGroup"]
 
 GARBAGE = 0.625
 """What an operation that fails leaves in its buffer; no sum of contributions has such a fraction."""
@@ -57,68 +57,6 @@ class Rooms:
             room.lose(host)
             if room.forsaken:
                 del self._rooms[view_id]
-
-
-class SimulatedFramework(Framework):
-    """Builds the groups of one process."""
-
-    name = "simulated"
-
-    def __init__(self, host: Host, threads: SimulatedThreads, rooms: Rooms) -> None:
-        self.group: Group | None = None
-        self._host = host
-        self._threads = threads
-        self._rooms = rooms
-        self._void_before = 0
-        self._building: tuple[int, Fibre] | None = None
-
-    def start(self, host: str) -> Mapping[str, str]:  # noqa: ARG002
-        """Nothing to advertise: members meet by the view's id."""
-        return {}
-
-    def rebuild(self, spec: GroupSpec) -> Group:
-        """See ``Framework``."""
-        room, rng, pace = self._rooms.room(spec), self._rooms.rng, self._rooms.pace
-        end = self._threads.now() + spec.timeout
-        group = SimulatedGroup(room, spec, self._host, self._threads)
-        room.seats[spec.rank] = group
-        self._building = (spec.epoch, self._threads.current())
-        pause = 0.001
-        try:
-            while True:
-                if spec.epoch < self._void_before:
-                    raise GroupError("given up")
-                if room.lost:
-                    raise GroupError("connection refused", tuple(sorted(room.lost)))
-                missing = group.unconnected()
-                if not missing:
-                    break
-                if self._threads.now() > end:
-                    raise GroupError("nobody came", tuple(missing))
-                self._threads.sleep(pause)
-                pause = min(2 * pause, 0.05)
-            self._threads.sleep(rng.uniform(0.0, pace.build))
-            if spec.epoch < self._void_before or rng.random() < pace.unbuilt:
-                raise GroupError("given up")
-        except GroupError:
-            group.abort()
-            raise
-        finally:
-            self._building = None
-        self.group = group
-        return group
-
-    def cancel(self, before: int = 0) -> None:
-        """See ``Framework``."""
-        self._void_before = max(self._void_before, before)
-        if self._building is not None and (not before or self._building[0] < before):
-            self._threads.wake(self._building[1])
-
-    def check(self, tensor: torch.Tensor) -> None:
-        """Every tensor will do."""
-
-    def close(self) -> None:
-        """See ``Framework``."""
 
 
 class _Work(Work):

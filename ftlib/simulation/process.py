@@ -19,8 +19,8 @@ from ftlib.session import Session
 from ftlib.turns import Turns
 from ftlib.waited_for import Limits
 
-from .collective import SimulatedFramework
 from .door import Door, Pipe
+from .framework import SimulatedFramework
 from .state import SimulatedTransfer
 from .threads import SimulatedThreads
 from .trainer import Trainer
@@ -50,7 +50,7 @@ class Process:
         self.plane = _Plane(self, self.threads)
         self._framework = SimulatedFramework(host, self.threads, jobs.rooms)
         self._ranks = RankAssignScheme()
-        self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build)
+        self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build, self._prepare)
         limits = Limits()
         self.turns = Turns(limits.step_timeout, self.threads)
         self.caller = Caller(self.plane, self.door, self._rebuilder, self.turns, limits, jobs.in_flight)
@@ -69,6 +69,10 @@ class Process:
     def freeze(self, epoch: int, after_call: int | None) -> None:
         """See ``SimulatedPlane``."""
         self._inbox.send(lambda: self._rebuilder.freeze(epoch, after_call))
+
+    def expect(self, view: View) -> None:
+        """See ``SimulatedPlane``."""
+        self._inbox.send(lambda: self._rebuilder.expect(view))
 
     def install(self, view: View, reports: Mapping[str, bytes]) -> None:
         """See ``SimulatedPlane``."""
@@ -106,14 +110,27 @@ class Process:
         members = self.door.get_member_list()
         if tuple(member.id for member in members) != view.ids:
             raise RebuildError("the members changed meanwhile")
-        ranks = {member.id: self._ranks.get_rank_and_size(members, member.id)[0] for member in members}
-        if len(members) == 1:
+        ranks, spec = self._plan_group(view)
+        if spec is None:
             return ranks, None
-        spec = GroupSpec(view.view_id, view.epoch, ranks[self.host.id], len(members), {}, BUILD_TIMEOUT)
         try:
             return ranks, self._framework.rebuild(spec)
         except GroupError as error:
             raise RebuildError(str(error), [view.ids[rank] for rank in error.peers]) from error
+
+    def _prepare(self, view: View) -> None:
+        """``Lifetime._prepare``."""
+        _, spec = self._plan_group(view)
+        if spec is not None:
+            self.jobs.tell(self.host, "preparing")
+            self._framework.prepare(spec)
+
+    def _plan_group(self, view: View) -> tuple[Mapping[str, int], GroupSpec | None]:
+        members = view.members
+        ranks = {member.id: self._ranks.get_rank_and_size(members, member.id)[0] for member in members}
+        if len(members) == 1:
+            return ranks, None
+        return ranks, GroupSpec(view.view_id, view.epoch, ranks[self.host.id], len(members), {}, BUILD_TIMEOUT)
 
 
 class _Plane(Plane):

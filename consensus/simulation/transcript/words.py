@@ -13,6 +13,7 @@ from ...messages import (
     EvidenceKind,
     FlushReply,
     FlushRequest,
+    Forecast,
     Install,
     JoinReply,
     JoinRequest,
@@ -67,6 +68,8 @@ def words(message: Message, people: People) -> str:  # noqa: C901, PLR0911, PLR0
             return f"FLUSH-REQUEST: epoch {message.epoch} is chosen, your report?"
         case FlushReply():
             return f"FLUSH-REPLY: report for epoch {message.epoch}"
+        case Forecast():
+            return f"FORECAST: epoch {message.epoch} is about to be proposed"
         case Install():
             return f"INSTALL epoch {message.epoch}, with everybody's report"
         case Ready():
