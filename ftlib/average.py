@@ -71,18 +71,19 @@ class Attempt:
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         group = session.group
         assert group is not None
-        if session.agreed is not layout:
-            agreed = session.agreed
-            if not isinstance(agreed, Layout) or agreed.signature != layout.signature:
-                self._prelude(agreed.head if isinstance(agreed, Layout) else BARE, saying, entered)
+        agreed, said = session.agreed, None
+        if agreed is not layout and (not isinstance(agreed, Layout) or agreed.signature != layout.signature):
+            said = self._say(agreed.head if isinstance(agreed, Layout) else BARE, saying)
         slots = []
         for number, bucket in enumerate(layout.buckets):
-            if len(window) == in_flight:
+            if number and len(window) == in_flight:
                 self._reap(entered)
             slot = self._staging.slot(number, session.codec.elements)
-            call.fill(slot)
+            call.fill(slot)  # the head beside a prelude: it has a slot to spare
             if number == 0:
                 session.codec.write(slot.trailer, saying, bucket.op)
+                if said is not None:
+                    self._hear(said, entered)
             window.append((group.allreduce(slot.flat, bucket.op), slot))
             slots.append(slot)
         while window:
@@ -94,8 +95,7 @@ class Attempt:
     def wait(self, work: Work, slot: Slot | None) -> None:
         """Wait for one operation outside of ``run``; ``slot``: what it works on."""
         self._window.append((work, slot))
-        self._wait(work)
-        self._window.popleft()
+        self._end_oldest()
 
     def settle(self, timeout: float) -> None:
         """After the group was aborted: see that nothing writes into the staging any more, or give up what is written into."""
@@ -106,13 +106,28 @@ class Attempt:
                 self._staging.abandon(slot)
 
     def _prelude(self, head: Bucket, saying: Saying, entered: Callable[[], None]) -> None:
+        self._hear(self._say(head, saying), entered)
+
+    def _say(self, head: Bucket, saying: Saying) -> torch.Tensor:
+        """Begin a prelude as large as ``head``; what everybody says in it, once it has ended."""
         session = self._session
         assert session.group is not None
         buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype, device="cpu")
-        session.codec.write(buffer[head.count :], saying, head.op)
-        self.wait(session.group.allreduce(buffer, head.op), None)
-        self._check(session.codec.read(buffer[head.count :]))
+        said = buffer[head.count :]
+        session.codec.write(said, saying, head.op)
+        self._window.append((session.group.allreduce(buffer, head.op), None))
+        return said
+
+    def _hear(self, said: torch.Tensor, entered: Callable[[], None]) -> None:
+        """Wait for the prelude, all that is under way."""
+        self._end_oldest()
+        self._check(self._session.codec.read(said))
         entered()
+
+    def _end_oldest(self) -> None:
+        """Wait for the operation that was begun first."""
+        self._wait(self._window[0][0])
+        self._window.popleft()
 
     def _reap(self, entered: Callable[[], None]) -> None:
         """Wait for the oldest operation."""
