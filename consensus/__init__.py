@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .membership import Membership
     from .null_plane import NullPlane
     from .shared_storage import SharedStorage
+    from .slices import short_slices
     from .view import Cause, Reason, View
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "get",
     "parse_address",
     "read_secrets",
+    "short_slices",
 ]
 
 _HOMES = {
@@ -124,6 +126,7 @@ _HOMES = {
     "get": "client",
     "parse_address": "member",
     "read_secrets": "keys",
+    "short_slices": "slices",
 }
 """The module of each."""
 

@@ -174,6 +174,7 @@ class Rebuilder:
     # --- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._plane.threads.hurry()
         try:
             while (item := self._items.get()) is not _END:
                 self._handle(item)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from consensus import short_slices
+
 __all__ = ["SYSTEM", "Thread", "Threads", "stand_back"]
 
 _NICE = 10
@@ -51,6 +53,10 @@ class Threads:
     def thread(self, target: Callable[[], None], name: str) -> Thread:
         """A thread that does not keep the process alive; to be started."""
         return threading.Thread(target=target, name=name, daemon=True)
+
+    def hurry(self) -> None:
+        """The thread that asks is waited for by others, and computes little."""
+        short_slices()
 
     def current(self) -> Thread:
         """The thread that asks."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ConsensusError, StoppedError
+from ..slices import short_slices
 from ..view import View
 from .agent import Agent, Outside
 from .assembly import make_agent, perform, question
@@ -41,6 +42,9 @@ _LOG = logging.getLogger("ftlib.consensus")
 _FACTS_TIMEOUT = 0.3
 """Seconds that the training process gets to say where it is: it may be busy, and status must answer all the same."""
 
+_SWITCH = 0.0005
+"""Seconds after which a thread that computes lets the loop go on: a joiner's agent imports while all wait for its word."""
+
 _PR_SET_NAME = 15
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What reaches a whole process group is for the training process to decide upon; this one follows it."""
@@ -53,6 +57,8 @@ def main() -> None:
     pipe, parent, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    short_slices()
+    sys.setswitchinterval(_SWITCH)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     try:
         lifeline = Lifeline(parent)

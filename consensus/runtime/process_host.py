@@ -25,6 +25,7 @@ from typing import Any
 from ..errors import ConsensusError, StoppedError
 from ..interface import Source
 from ..progress import Progress
+from ..slices import short_slices
 from .fork import release_in_children
 from .host import Descriptors, Ears, Setup
 from .pipe import Pipe
@@ -186,6 +187,7 @@ class ProcessHost:
     def _listen(self) -> None:
         pipe = self._pipe
         assert pipe is not None
+        short_slices()
         try:
             while True:
                 kind, *values = pipe.receive()

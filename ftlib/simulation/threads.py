@@ -101,6 +101,9 @@ class SimulatedThreads(Threads):
         """See ``Threads``."""
         return cast("queue.SimpleQueue[Any]", _Queue(self))
 
+    def hurry(self) -> None:
+        """See ``Threads``: all are at once what they are, in virtual time."""
+
     def sleep(self, seconds: float) -> None:
         """See ``Threads``."""
         self.park(seconds)
