@@ -43,7 +43,10 @@ def lag(job: Job, victim: Host, calls: int) -> None:
 
 
 def lagging(seed: int) -> Job:
-    """One of them lags when a view changes, for a death at once or a joiner after a call; anybody may be the senior."""
+    """One of them lags when somebody dies, alone or with a joiner at the door; anybody may be the senior.
+
+    Not where all stop after a call: they have reported as soon as that has ended.
+    """
     rng = Random(seed)
     with Job(seed, rng.choice([3, 4]), compute=0.02, pace=Pace(unbuilt=0.0)) as job:
         job.world.run(1.0)
@@ -51,8 +54,8 @@ def lagging(seed: int) -> Job:
         lag(job, victim, rng.choice([2, 3, 5]))
         if rng.random() < 0.5:
             job.join("j")
-        else:
-            job.world.kill(other)
+            job.world.run(rng.random())
+        job.world.kill(other)
         job.world.run(1.5)
         job.join("k")
         job.world.run(1.5)
@@ -61,8 +64,10 @@ def lagging(seed: int) -> Job:
 
 
 def test_it_goes_on_with_the_state_of_the_others() -> None:
-    jobs = [lagging(seed) for seed in range(12)]
-    assert all(job.trainers.promises.counts["healed"] == 1 for job in jobs)
+    jobs = [lagging(seed) for seed in range(20)]
+    lagged = [job for job in jobs if job.trainers.on_moment is None]
+    assert len(lagged) > 8, "in the others the victim was never stopped within a call, or with what nobody else had finished"
+    assert all(job.trainers.promises.counts["healed"] == 1 for job in lagged)
     assert sum(job.total("adopted") for job in jobs), "some of those histories leave a call to be adopted by others"
 
 
