@@ -153,7 +153,7 @@ class Caller:
     def _run(self, call: Call) -> Status:
         staging = self._pool.staging(call.layout)
         if self._plane.phase is Phase.WAITING:
-            staging.warm(kept(call.layout, self._limits.held), self._threads)
+            staging.warm(kept(call.layout, self._limits.held))
             self._consensus.seek_admission()
             if self.recovery is not None and self._limits.may_be_spare:
                 self.recovery.wait(call)

@@ -13,14 +13,11 @@ from collections.abc import Sequence
 import torch
 
 from .bucket import Bucket, Layout
-from .pages import room, touch
-from .threads import SYSTEM, Threads, stand_back
+from .pages import room
 
 __all__ = ["Slot", "Staging", "StagingPool"]
 
 _LAYOUTS_KEPT = 16
-_LARGE = 64 << 20
-"""Bytes of tensors from which on touching the memory for them takes a processor for long."""
 
 
 class Slot:
@@ -72,28 +69,12 @@ class Staging:
             slot = self._slots[number][turn] = Slot(self.layout.buckets[number], wanted)
         return slot
 
-    def warm(self, more: int, threads: Threads = SYSTEM) -> None:
-        """Touch all memory that attempts will use, and ``more`` sets of slots besides, before anybody waits for it.
-
-        Where that is much, others go first, who train on the same machine.
-        """
-        if self.layout.nbytes < _LARGE:
-            self._warm(more)
-            return
-
-        def make() -> None:
-            stand_back()
-            self._warm(more)
-
-        thread = threads.thread(make, "ftlib-warm")
-        thread.start()
-        thread.join()
-
-    def _warm(self, more: int) -> None:
+    def warm(self, more: int) -> None:
+        """Touch all memory that attempts will use, and ``more`` sets of slots besides, before anybody waits for it."""
         for number, bucket in enumerate(self.layout.buckets):
             while len(self._spare[number]) < self._turns[number] + more:
                 self._spare[number].append(Slot(bucket, 0))
-                touch(self._spare[number][-1].buffer)
+                self._spare[number][-1].buffer.zero_()
 
     def cool(self) -> None:
         """Give back the slots that are in no use."""

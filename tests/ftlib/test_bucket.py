@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import math
-import threading
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlib import staging as staging_module
 from ftlib.bucket import HEAD_BYTES, lay_out
 from ftlib.staging import Staging
 from ftlib.trailer import CARRIERS
@@ -72,21 +69,3 @@ def test_staging_spares_what_the_call_before_left() -> None:
     assert grown.flat.numel() == layout.head.count + 51
     assert staging.slot(0, 17) is grown
     assert grown.flat.numel() == layout.head.count + 17
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_staging_is_touched_before_it_is_used(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where that takes long, by a thread that comes after all others."""
-    touched: list[tuple[str, int]] = []
-    last: list[str] = []
-    monkeypatch.setattr(staging_module, "stand_back", lambda: last.append(threading.current_thread().name))
-    monkeypatch.setattr(staging_module, "touch", lambda row: touched.append((threading.current_thread().name, row.numel())))
-    layout = lay_out("average", [(torch.float32, (1000,))], "SUM", 1000)
-    monkeypatch.setattr(staging_module, "_LARGE", layout.nbytes + (not large))
-    staging = Staging(layout, in_flight=2)
-    staging.warm(1)
-    assert last == ["ftlib-warm"] * large
-    assert {name for name, _ in touched} == {"ftlib-warm" if large else threading.current_thread().name}
-    assert sorted(count for _, count in touched) == sorted([250] * (3 + 3 + 2 + 2)), "two turns, or one, and one set more"
-    staging.warm(1)
-    assert len(touched) == 10, "all is there"
