@@ -1,9 +1,9 @@
 """Short time slices for threads that others wait for and that compute little: agents, and whoever passes on what they say.
 
 Where more threads want to run than there are processors, a thread that wakes waits until the slice of another is over, a few
-milliseconds, at every hop of a view change and of a collective operation. Since Linux 6.12 a thread may ask for slices of its
-own length: it gets no more of a processor, but gets it sooner, by preempting threads with longer ones (sched_setattr(2),
-``sched_runtime`` of SCHED_OTHER; EEVDF, Stoica and Abdel-Wahab 1995). That takes no privilege. Elsewhere nothing changes.
+milliseconds, at every hop of a view change. Since Linux 6.12 a thread may ask for slices of its own length: it gets no more
+of a processor, but gets it sooner, by preempting threads with longer ones (sched_setattr(2), ``sched_runtime`` of
+SCHED_OTHER; EEVDF, Stoica and Abdel-Wahab 1995). That takes no privilege. Elsewhere nothing changes.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ProcessGroupGloo
 
-from consensus import short_slices
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
 from ftlib.frameworks.base import Framework, Group, GroupSpec
@@ -234,7 +233,6 @@ class _Build:
 
     def _run(self) -> None:
         outcome: GlooGroup | GroupError
-        short_slices()  # Gloo's threads inherit it: all wait for each of them in every operation
         try:
             outcome = self._build()
         except GroupError as error:
