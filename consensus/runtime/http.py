@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -80,9 +81,21 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._web: web.Server | None = None
         self._closing = asyncio.Event()
+        self._opening = asyncio.Lock()
+        """Held while this opens: what is half in could not be closed."""
 
     async def open(self, sock: socket.socket, accepted: Iterable[socket.socket] = ()) -> None:
         """Take over the listening ``sock``, and connections that were ``accepted`` before."""
+        waiting = deque(accepted)
+        try:
+            async with self._opening:
+                if not self._closing.is_set():
+                    await self._open(sock, waiting)
+        finally:
+            for connection in waiting:
+                connection.close()
+
+    async def _open(self, sock: socket.socket, waiting: deque[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
 
         def request(*args: Any) -> web.BaseRequest:
@@ -91,12 +104,16 @@ class HttpServer:
 
         self._web = QuietServer(self._handle, request_factory=request, handler_cancellation=True)
         self._server = await loop.create_server(self._web, sock=sock, backlog=512)
-        for connection in accepted:
-            await loop.connect_accepted_socket(self._web, connection)
+        while waiting and not self._closing.is_set():
+            await loop.connect_accepted_socket(self._web, waiting.popleft())
 
     async def close(self) -> None:
         """Refuse new connections, then end the open ones. Idempotent."""
         self._closing.set()
+        async with self._opening:
+            await self._close()
+
+    async def _close(self) -> None:
         if self._server is not None:
             # No connection may be on its way into the server when it closes: asyncio would lose it, unclosed.
             for sock in self._server.sockets:

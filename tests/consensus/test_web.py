@@ -19,6 +19,8 @@ from consensus import Config, ConfigError, Gossip, Home, Member, View
 from consensus.messages import Accepted, Message, Nack
 from consensus.protocol.effects import Send
 from consensus.runtime import web
+from consensus.runtime.gate import Gate
+from consensus.runtime.http import HttpServer
 from consensus.runtime.porter import Porter
 from consensus.runtime.tether import ask
 
@@ -226,3 +228,32 @@ def test_no_process_is_left_where_nothing_can_be_bound(monkeypatch: pytest.Monke
             member.bind()
     [pid] = begun
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "its agent's process is gone")
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_no_connection_is_lost_where_the_server_closes_as_it_opens(turns: int) -> None:
+    """However far it has come: all are closed at this end, so that who came reads the end."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            visitors, accepted = [], []
+            for _ in range(4):
+                visitors.append(socket.create_connection(listener.getsockname()))
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                accepted.append(connection)
+            server = HttpServer(Gate(None, Member("a" * 16, "127.0.0.1", 1), "test"), *[None] * 5)  # type: ignore[list-item]
+            opening = asyncio.create_task(server.open(listener.dup(), accepted))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await asyncio.wait_for(server.close(), TIMEOUT)
+            await opening
+            await server.close()
+            await asyncio.sleep(0)
+            assert all(connection.fileno() == -1 for connection in accepted)
+            for visitor in visitors:
+                visitor.settimeout(TIMEOUT)
+                assert visitor.recv(1) == b""
+                visitor.close()
+
+    asyncio.run(main())
