@@ -180,9 +180,9 @@ class Consumption:
         self._replay(_START if self._plane.current is None else self._plane.finished)
 
     def left_behind(self, batches: int) -> bool:
-        """Whether the call that has just been finished was the others' last in their loop, and would not be this member's.
+        """Whether the others leave their loop now, or after the next call, and this member would have to go on with it.
 
-        It is asked where ``caught_up`` could follow; the call would use up ``batches`` here.
+        A call has just been finished, and ``caught_up`` could follow; the call would use up ``batches`` here.
         """
         plane = self._plane
         with plane.changed:

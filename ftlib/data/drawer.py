@@ -221,7 +221,8 @@ class Drawer:
         if now is None:
             return False
         then = replace(now, ledger=Ledger(now.epoch)).finish(shares, step)
-        return then.left == 0 and self._queue.waiting > batches
+        # As in ``_behind``: with the last batch in hand a loader does not ask again, and its loop cannot be made longer.
+        return then.left is not None and then.left <= batches < self._queue.waiting - then.left
 
     def unfinished(self) -> None:
         """See ``Sampling.unfinished``."""

@@ -58,9 +58,9 @@ class Sampling(Protocol):
         """Note that the program's call ended without being finished."""
 
     def left_behind(self, shares: Mapping[str, Share], step: int, batches: int) -> bool:
-        """Tell whether a call, if it used up ``batches`` here, would be the others' last in this loop, but not this member's.
+        """Tell whether the others leave their loop after a call, or the next one, but not this member.
 
-        Of a call to which the state that was loaded last is that on entry. Changes nothing. See ``finished``.
+        ``batches``: what the call would use up here; the state that was loaded last is that on entry to it. Changes nothing.
         """
 
     def report(self) -> bytes:

@@ -91,8 +91,8 @@ class Catchup:
         self._asked: dict[str, Member] = {}
         """Who may have pinned something for this member."""
         self._failures = 0
-        self._lingers = False
-        """The state was here as of the last call of a loop, and went on."""
+        self._lingered = 0
+        """How often the state was here as of the end of a loop, and went on."""
         self._refused = False
         """This lifetime does not follow any more."""
 
@@ -317,10 +317,10 @@ class Catchup:
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
         proof.load()
-        # Its loader would hand out more batches after the others' last one. It comes in with the next epoch, if there is one;
-        # where each of them is that short, all the same.
-        self._lingers = not self._lingers and self._plane.data.left_behind(self._first.batches)
-        return not self._lingers
+        # Its loader would go on after the others' last batch: it comes in with the next epoch, or where all of them are short.
+        lingers = self._lingered < _TRIES and self._plane.data.left_behind(self._first.batches)
+        self._lingered += lingers
+        return not lingers
 
     def _unanswered(self, session: Session, error: Exception) -> None:
         """What was asked did not come: it is asked anew, unless that has happened too often."""

@@ -277,15 +277,20 @@ def test_batches_of_calls_that_came_to_nothing_are_not_adrift(caplog: pytest.Log
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("calls", "drawn", "left_behind"), [(4, 2, True), (4, 1, False), (3, 2, False)])
-def test_a_joiner_is_left_behind_by_the_last_call_of_a_loop(calls: int, drawn: int, left_behind: bool) -> None:
-    """Where it has drawn more than its own call would use up; it is told beforehand, and nothing changes by that."""
+@pytest.mark.parametrize(
+    ("calls", "ahead", "drawn", "left_behind"),
+    [(4, 0, 2, True), (4, 0, 1, False), (3, 0, 2, False), (4, 1, 3, True), (4, 1, 2, False), (4, 2, 4, False)],
+)
+def test_a_joiner_is_left_behind_by_the_last_calls_of_a_loop(calls: int, ahead: int, drawn: int, left_behind: bool) -> None:
+    """Where it has drawn more than others who cannot go on any more; it is told beforehand, and nothing changes by that."""
     a, joiner = _member("a"), ElasticSampler(range(20), batch_size=4, shuffle=False)
     mine = iter(a)
     joiner.bind("j")
     theirs = iter(joiner)
     for _ in range(drawn):
         next(theirs)
+    for _ in range(ahead):
+        next(mine)
     for step in range(1, calls + 1):
         next(mine)
         _call(("a", a), step=step)
