@@ -173,6 +173,7 @@ class Caller:
                 self.entering(call.number)
                 if self.load_state(call, session):
                     call.reloaded()
+                    staging.cool()  # of what was there for averages to be kept in
                 results = self._attempt(call, session)
             if results is not None:
                 break
@@ -198,8 +199,7 @@ class Caller:
                 if self.said_goodbye:
                     break
                 complete = recovery.finished(results)
-                spare = recovery.kept(results)
-                if spare is not None:
+                if (spare := recovery.kept(results)) is not None:
                     self._pool.staging(results.layout).exchange(results.slots, spare)
                 if complete and results.layout.signature == own.layout.signature:
                     own.began = followed.began

@@ -356,9 +356,10 @@ class Lifetime:
 
     def _given_up(self) -> None:
         """The program hangs, as far as the others can tell: it ends where a launcher starts another, unless it may rejoin."""
-        settings, returned = self._means.settings, self._means.turns.returned()
+        settings, turns = self._means.settings, self._means.turns
+        returned = turns.returned()
         if settings.supervisor and not settings.rejoin:
-            task = (self.plane, lambda: self._ended or returned(), settings.consensus.stall_timeout)
+            task = (self.plane, lambda: self._ended or turns.leaving or returned(), settings.consensus.stall_timeout)
             threading.Thread(target=end_hung, args=task, name="ftlib-hung", daemon=True).start()
 
     def _tell_of(self, past: _Past, view: View) -> None:

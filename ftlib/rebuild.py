@@ -214,7 +214,10 @@ class Rebuilder:
             newest = 0 if session is None else session.view.epoch
             wanted = phase is not Phase.STOPPED and self._wanted <= view.epoch
         if wanted and view.epoch > max(newest, self._newest):
-            self._prepare(view)
+            try:
+                self._prepare(view)
+            except Exception as error:  # noqa: BLE001 - it was a hint: what is wrong is found again where it matters, and said
+                logger.debug("nothing is built ahead for %s: %r", view, error, extra=about(self._plane, "not_built_ahead"))
 
     def _install(self, item: _Install) -> None:
         view = item.view
@@ -228,6 +231,8 @@ class Rebuilder:
         began = self._plane.threads.now()
         try:
             chosen = plan(view, item.reports)
+            if len(view) == 1:
+                self._framework.cancel(view.epoch + 1)  # what was built ahead with others, who are gone
             ranks, self._group = self._build(view)
             self._built = Session(view, chosen, self._plane.member_id, ranks, self._group)
         except Exception as error:  # noqa: BLE001 - whatever it is: this member has no group, and says so

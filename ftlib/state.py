@@ -19,6 +19,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from .errors import ConfigError
 
@@ -169,6 +170,17 @@ def _raw(tensor: torch.Tensor) -> Iterator[bytes]:
         yield bytes(data[start : start + _CHUNK])
 
 
+def _pack_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> object:
+    if is_lazy(tensor):
+        raise ConfigError(f"{path}: it has no shape yet; run a forward pass before register_state")
+    if tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
+        raise ConfigError(
+            f"{path}: a tensor of {tensor.dtype} with layout {tensor.layout} cannot be transferred; make it dense"
+        )
+    tensors[path] = tensor
+    return ["T", _NAMES[tensor.dtype], list(tensor.shape)]
+
+
 def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> object:
     if depth > DEPTH_LIMIT:
         raise ConfigError(f"{path}: nested deeper than {DEPTH_LIMIT} levels")
@@ -182,12 +194,7 @@ def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) ->
             raise ConfigError(f"{path}: the integer {tree} does not fit 64 bits")
         return tree
     if isinstance(tree, torch.Tensor):
-        if tree.layout is not torch.strided or tree.dtype not in _NAMES:
-            raise ConfigError(
-                f"{path}: a tensor of {tree.dtype} with layout {tree.layout} cannot be transferred; make it dense"
-            )
-        tensors[path] = tree
-        return ["T", _NAMES[tree.dtype], list(tree.shape)]
+        return _pack_tensor(tree, path, tensors)
     if isinstance(tree, Mapping):
         for key in tree:
             if type(key) not in (str, int):

@@ -43,6 +43,8 @@ SILENCE = 15.0
 """Seconds without a byte after which another donor is tried."""
 RETRY = 0.5
 """Seconds to wait for a view change where no donor answered."""
+_COMPARED = 30.0
+"""Seconds for which a member that registered nothing asks whether the others did, at most."""
 CHUNK = 1 << 20
 LATER, NOTHING, UNFIT = "ask again", "nothing", "unfit"
 """What a donor's refusal says."""
@@ -124,7 +126,7 @@ class Transfer:
         if authority and plane.origin == authority:
             return False
         if self._registered is None:
-            self._compare(session)
+            self._compare(call, session)
             return False
         if not authority:
             if self._outdated:  # nobody has what would replace it, and it must not be acted on
@@ -150,13 +152,17 @@ class Transfer:
                 plane.wait_end(session, RETRY)
         return False
 
-    def _compare(self, session: Session) -> None:
-        """ConfigError where this member has registered nothing, and the others have: its weights would never be theirs."""
+    def _compare(self, call: Call, session: Session) -> None:
+        """ConfigError where this member has registered nothing, and the others have: its weights would never be theirs.
+
+        Where it does not learn that for long, it goes on, and waits for the others in ``call`` as always.
+        """
         plane, plan = self._plane, session.plan
         if self._compared or not plan.holders or plan.holders[0] == plane.member_id:
             return
         donor = session.view.member(plan.holders[0])
-        while plane.acting_in(session) and not plane.leaving():
+        deadline = call.began + min(self._step_timeout, _COMPARED)
+        while plane.acting_in(session) and not plane.leaving() and plane.threads.now() < deadline:
             try:
                 with get(donor.address, f"{PATH}?registered=1", self._ring, timeout=SILENCE) as answer:
                     text = answer.read(1000).decode(errors="replace")
@@ -168,6 +174,7 @@ class Transfer:
             if LATER not in text:
                 self._compared = True
                 return
+            plane.wait_end(session, RETRY)
 
     def _ask(
         self, holders: Sequence[Member], query: Mapping[str, str], registered: Registered, session: Session

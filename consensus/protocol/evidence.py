@@ -104,9 +104,14 @@ class EvidenceBook:
             self.last_calls[member_id] = after_call
 
     @property
+    def harm(self) -> bool:
+        """Whether somebody may never end the call that others are in with it."""
+        return bool(self.proofs or self.silent or self.unready or self.cut_off)
+
+    @property
     def last_call(self) -> int | None:
         """The call that everybody can still end, as members only leave; None where it would wait for somebody in vain."""
-        if self.proofs or self.silent or self.unready or self.cut_off or self.frozen_since is not None:
+        if self.harm or self.frozen_since is not None:
             return None
         return max(self.last_calls.values(), default=None)
 

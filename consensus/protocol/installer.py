@@ -59,6 +59,8 @@ class Installer:
         installation = self._installation
         if installation is None or installation.active:
             return
+        if self._core.evidence.harm:  # who has not reported may wait for the last bytes of that call from who is gone
+            installation.after_call = None
         self._push(now)
         if self._in_vain(installation, now):
             self._core.out(installation.view)

@@ -278,7 +278,10 @@ class Proposer:
 
     @property
     def _after_call(self) -> int | None:
-        return self._core.evidence.last_call if self._boundary is None else self._boundary
+        evidence = self._core.evidence
+        if self._boundary is None:
+            return evidence.last_call
+        return None if evidence.harm else self._boundary
 
     def _send(self, attempt: Attempt, now: float) -> None:
         if self._after_call is None:  # somebody will not end that call

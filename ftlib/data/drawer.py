@@ -63,6 +63,8 @@ class Drawer:
         """Batches of the own sequence under the current deal that were drawn, used up or not."""
         self._loop: int | None = None
         """The epoch of the loop under way or last ended; None: there was none, or it began before the state was here."""
+        self._last = -1
+        """The same, as last known: a member that gets the state anew is in the loop that it was in."""
         self._looping = False
         """Whether a loop is under way that was not told to end."""
         self._call: _Call | None = None
@@ -111,7 +113,7 @@ class Drawer:
     @property
     def looped(self) -> int:
         """The epoch of the loop under way, or of the last one; -1 where there was none, or where it is not known yet."""
-        return -1 if self._loop is None else self._loop
+        return self._last if self._loop is None else self._loop
 
     @property
     def using(self) -> int:
@@ -127,7 +129,7 @@ class Drawer:
         self._looping = True
         now = self._now
         if now is None:
-            self._loop = None
+            self._loop, self._last = None, -1
             return
         if not self._bound:
             now, epoch = self._alone(now, epoch)
@@ -237,6 +239,7 @@ class Drawer:
         """See ``Sampling.bind``."""
         if self._bound or not self._loaded:
             self._base = self._now = None
+        self._last = self.looped
         self._me, self._bound, self._founding, self._loop = member, True, None, None
         self._call = self._halted = self._report = None
         self._proposed = self._over = False
@@ -293,7 +296,7 @@ class Drawer:
         self._proposed = False
         self._report = None  # of a freeze that was over before this state was here
         self._base, self._now, self._loaded = now, now, True
-        self._loop = None
+        self._last, self._loop = self.looped, None
         if self._call is not None:
             self._call.share = None
         self._book = now.ledger

@@ -12,6 +12,10 @@ DRIFT = 16
 """After so many calls that used up fewer batches than were taken from the loader, or more, a program is told."""
 
 
+_MANY = 64
+"""So many that no call used up are no look ahead any more."""
+
+
 class Drift:
     """Of one loop, from its first call on."""
 
@@ -21,6 +25,8 @@ class Drift:
         self._moves = 0
         """Calls that changed it in one direction since it last changed in the other; below 0 where that is down."""
         self._told = False
+        self._uses = False
+        """Whether any call has used up batches."""
 
     def of(self, attempts: int, used: int) -> int | None:
         """The difference, once: when it has gone on in one direction for ``DRIFT`` calls."""
@@ -28,6 +34,9 @@ class Drift:
             self._origin = attempts
             return None
         self._origin += used
+        self._uses = self._uses or used > 0
+        if not used and (self._uses or attempts - self._origin < _MANY):  # a call for something else, between two averages
+            return None
         before, self._drift = self._drift, attempts - self._origin
         if self._drift > before:
             self._moves = max(0, self._moves) + 1

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import resource
 import threading
 from collections import deque
 from datetime import timedelta
@@ -97,17 +98,20 @@ class GlooFramework(Framework):
         server = self._server
         if server is None:
             raise ConfigError("start the framework before building groups")
-        with self._turn:
-            if spec.epoch < self._void_before:
-                raise GroupError(f"building the group of epoch {spec.epoch} was given up: cancelled")
-            unwanted = self._part_with_all_but(spec)
-            build, self._ahead = self._ahead, None
-            if build is None and spec.view_id not in self._spoilt:
-                build = _Build(spec, self._host, server)
-                build.start()
-            self._build = build
-        if unwanted is not None:
-            unwanted.drop("another view came")
+        unwanted = None
+        try:
+            with self._turn:
+                if spec.epoch < self._void_before:
+                    raise GroupError(f"building the group of epoch {spec.epoch} was given up: cancelled")
+                unwanted = self._part_with_all_but(spec, "another view came")
+                build, self._ahead = self._ahead, None
+                if build is None and spec.view_id not in self._spoilt:
+                    build = _Build(spec, self._host, server)
+                    build.start()
+                self._build = build
+        finally:
+            if unwanted is not None:
+                unwanted.drop()
         if build is None:  # the others may hold the address of what was dropped
             raise GroupError(f"the group of epoch {spec.epoch} was built ahead and dropped: it takes another view")
         try:
@@ -118,24 +122,32 @@ class GlooFramework(Framework):
 
     def prepare(self, spec: GroupSpec) -> None:
         """Build it on a thread of its own (see ``Framework``)."""
-        server = self._server
-        with self._turn:
-            if server is None or spec.epoch < self._void_before or spec.view_id in self._spoilt:
-                return
-            unwanted = self._part_with_all_but(spec)
-            if self._ahead is None:
-                self._ahead = _Build(spec, self._host, server)
-                self._ahead.start()
-        if unwanted is not None:
-            unwanted.drop("another view is expected")
+        server, unwanted = self._server, None
+        try:
+            with self._turn:
+                if server is None or spec.epoch < self._void_before or spec.view_id in self._spoilt or _scarce(spec.size):
+                    return
+                unwanted = self._part_with_all_but(spec, "another view is expected")
+                if self._ahead is None:
+                    build = _Build(spec, self._host, server)
+                    build.start()
+                    self._ahead = build
+        finally:
+            if unwanted is not None:
+                unwanted.drop()
 
-    def _part_with_all_but(self, spec: GroupSpec | None) -> _Build | None:
-        """What was prepared for another group, to be dropped once ``_turn`` is given back. Under ``_turn``."""
+    def _part_with_all_but(self, spec: GroupSpec | None, why: str) -> _Build | None:
+        """What was prepared for another group, or has failed before anybody could notice: given up, and to be dropped.
+
+        Under ``_turn``; what is dropped closes after that.
+        """
         ahead = self._ahead
-        if ahead is None or ahead.spec == spec:
+        if ahead is None or (ahead.spec == spec and (ahead.told or not ahead.failed)):
             return None
         self._ahead = None
-        self._spoilt.append(ahead.spec.view_id)
+        ahead.give_up(why)
+        if ahead.told:
+            self._spoilt.append(ahead.spec.view_id)
         return ahead
 
     def cancel(self, before: int = 0) -> None:
@@ -145,11 +157,11 @@ class GlooFramework(Framework):
             self._void_before = max(self._void_before, before)
             build = self._build
             if self._ahead is not None and (not before or self._ahead.epoch < before):
-                unwanted = self._part_with_all_but(None)
+                unwanted = self._part_with_all_but(None, "cancelled")
         if build is not None and (not before or build.epoch < before):
             build.give_up("cancelled")
         if unwanted is not None:
-            unwanted.drop("cancelled")
+            unwanted.drop()
 
     def check(self, tensor: torch.Tensor) -> None:
         """ConfigError unless the tensor is dense, on the CPU and of a dtype that Gloo reduces."""
@@ -187,6 +199,8 @@ class _Build:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._given_up = False
+        self.told = False
+        """Whether others may know its address: then no other can be built for that view."""
         self._meeting: Meeting | None = None
         self._local: set[Address] = set()
         self._remote: set[Address] = set()
@@ -196,9 +210,13 @@ class _Build:
         """Begin to build; once."""
         errand("gloo-build", self._run)
 
-    def drop(self, why: str) -> None:
-        """Give it up, or its group back: nobody waits for it."""
-        self.give_up(why)
+    @property
+    def failed(self) -> bool:
+        """Whether it has come to nothing."""
+        return isinstance(self._outcome, GroupError)
+
+    def drop(self) -> None:
+        """After ``give_up``: give its group back, if that was built before."""
         if isinstance(self._outcome, GlooGroup):
             self._outcome.close()
 
@@ -265,7 +283,7 @@ class _Build:
         spec = self.spec
         address = split_address(spec.store["store"])
         meeting = Meeting(address, spec.epoch, spec.view_id, spec.rank, spec.size, spec.timeout)
-        owned: list[Inode] = []
+        owned: list[Inode | Address] = []
         try:
             with self._lock:
                 self._meeting = meeting
@@ -275,7 +293,7 @@ class _Build:
             sockets.untrack(owned)
             raise
 
-    def _connect(self, meeting: Meeting, owned: list[Inode]) -> GlooGroup:
+    def _connect(self, meeting: Meeting, owned: list[Inode | Address]) -> GlooGroup:
         spec = self.spec
         self._proceed()
         before = sockets.snapshot()
@@ -283,12 +301,16 @@ class _Build:
         if inode is not None:
             owned.append(inode)
             sockets.track(owned)
+        with self._lock:
+            self.told = not self._given_up
         addresses = meeting.exchange("listener", listener and join_address(listener))
         peers = {split_address(text): rank for rank, text in enumerate(addresses) if text and rank != spec.rank}
         with self._lock:
             self._local = {listener} if listener else set()
             self._remote = set(peers)
         self._proceed()
+        owned.extend((*self._local, *self._remote))  # whoever forks while Gloo connects does not know the sockets yet
+        sockets.track(owned)
         make: Any = ProcessGroupGloo
         options = make._Options()  # noqa: SLF001
         options._devices = [device]  # noqa: SLF001
@@ -309,6 +331,12 @@ class _Build:
     def _proceed(self) -> None:
         if self._given_up:
             raise GroupError("given up")
+
+
+def _scarce(size: int) -> bool:
+    """Whether the descriptors of two groups of that size, two a connection, are more than half of what a process may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit != resource.RLIM_INFINITY and 8 * size > limit
 
 
 def _make_device(host: str) -> tuple[Any, Inode | None, Address | None]:

@@ -105,6 +105,7 @@ class Donor:
         """Drop what is kept for members that are gone."""
         lacking = [member_id for member_id in session.view.ids if member_id not in session.plan.holders]
         self._pins.keep_only([*lacking, *self.tutor.guests(session.view)])
+        self._hold.forget()
         self._sending.forget()
 
     def forget(self) -> None:

@@ -59,6 +59,12 @@ class Hold:
                     self._again.setdefault(version, []).append(plane.threads.now() + GRACE)
                 plane.changed.notify_all()
 
+    def forget(self) -> None:
+        """Whoever was told to ask again may be gone, or asks for something else in the new view."""
+        with self._plane.changed:
+            self._again.clear()
+            self._plane.changed.notify_all()
+
     def ending(self, number: int) -> None:
         """The operations of call ``number`` have ended. On the training thread, before anything else sees that."""
         if not self._open and not self._again:

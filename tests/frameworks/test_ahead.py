@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 
 import pytest
 
-from ftlib.frameworks import GroupSpec
+from ftlib.errors import GroupError
+from ftlib.frameworks import GroupSpec, gloo
 from ftlib.frameworks.gloo import GlooFramework
 from tests.frameworks.crew import Crew, Worker, rebuild
 from tests.frameworks.orders import building_threads, exchange, reduce_one, try_rebuild
+from tests.ftlib.real import eventually
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +24,15 @@ def crew() -> Iterator[Crew]:
 
 def prepare(worker: Worker, spec: GroupSpec) -> None:
     worker.framework.prepare(spec)
+
+
+def prepare_and_tell(worker: Worker, spec: GroupSpec) -> None:
+    """Return once the others may know its address."""
+    worker.framework.prepare(spec)
+    assert isinstance(worker.framework, GlooFramework)
+    ahead = worker.framework._ahead
+    assert ahead is not None
+    eventually(lambda: ahead.told, "it has told")
 
 
 def prepared(worker: Worker, spec: GroupSpec) -> bool:
@@ -79,12 +91,57 @@ def test_what_was_dropped_is_not_built_again(crew: Crew) -> None:
     hands = crew.hire(2)
     first, second = crew.specs(hands), crew.specs(hands)
     for spec in (first[0], second[0]):
-        hands[0].tell(prepare, spec)
+        hands[0].tell(prepare_and_tell, spec)
         hands[0].answer()
     hands[0].tell(try_rebuild, first[0], None)
     assert "built ahead and dropped" in hands[0].answer()[1]
     crew.build(hands)
     assert crew.run(hands, reduce_one, 1000) == [2.0] * 2
+
+
+def test_what_failed_before_anybody_could_notice_is_built_anew(crew: Crew) -> None:
+    """As where no descriptor was left for a moment."""
+    hands = crew.hire(2)
+    specs = crew.specs(hands)
+    hands[0].tell(prepare_in_vain, specs[0])
+    assert "out of sockets" in hands[0].answer()
+    for hand, spec in zip(hands, specs, strict=True):
+        hand.tell(rebuild, spec)
+    for hand in hands:
+        hand.answer()
+    assert crew.run(hands, reduce_one, 1000) == [2.0] * 2
+
+
+def prepare_in_vain(worker: Worker, spec: GroupSpec) -> str:
+    assert isinstance(worker.framework, GlooFramework)
+    make = gloo._make_device
+
+    def broken(_host: str) -> object:
+        raise OSError("out of sockets")
+
+    gloo._make_device = broken  # type: ignore[assignment]
+    try:
+        worker.framework.prepare(spec)
+        assert worker.framework._ahead is not None
+        worker.framework._ahead.wait()
+    except GroupError as error:
+        return str(error)
+    finally:
+        gloo._make_device = make
+    return ""
+
+
+def test_nothing_is_built_ahead_where_descriptors_are_scarce(crew: Crew) -> None:
+    [hand] = crew.hire(1)
+    hand.tell(prepare_many)
+    assert hand.answer() is None
+
+
+def prepare_many(worker: Worker) -> object:
+    assert isinstance(worker.framework, GlooFramework)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    worker.framework.prepare(GroupSpec("view", 2, 0, limit, {"store": "127.0.0.1:1"}, 1.0))
+    return worker.framework._ahead
 
 
 def test_cancel_drops_it(crew: Crew) -> None:

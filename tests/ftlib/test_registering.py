@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, ElasticSampler, FTLib, Status
-from tests.ftlib.real import Company, at_once, call_until, eventually, in_thread
+from tests.ftlib.real import Company, at_once, call_until, company, eventually, in_thread
 
 
 @contextmanager
@@ -191,3 +191,9 @@ def test_a_state_that_cannot_be_transferred_any_more_ends_the_joiner_alone(recov
         eventually(lambda: alone.size == 1, "it goes on by itself")
         alone.close()
         thread.join()
+
+
+def test_a_model_without_shapes_is_refused_with_a_remedy() -> None:
+    text = "it has no shape yet; run a forward pass before register_state"
+    with company(1) as crew, pytest.raises(ConfigError, match=text):
+        crew.members[0].register_state(model=torch.nn.LazyLinear(3))

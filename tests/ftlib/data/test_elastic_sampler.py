@@ -262,6 +262,34 @@ def test_batches_that_no_call_uses_up_are_told_of_once(
     assert text is None or text in told[0]
 
 
+@pytest.mark.parametrize(("every", "told"), [(24, 0), (1000, 1)])
+def test_calls_for_something_else_are_no_drift(every: int, told: int, caplog: pytest.LogCaptureFixture) -> None:
+    """As the mean of the loss after each of the batches that an average is made of; but something has to use them up."""
+    sampler = ElasticSampler(range(10_000), batch_size=1)
+    sampler.bind("a")
+    sampler.found(["a"])
+    loop = iter(sampler)
+    for step in range(1, 5 * 24):
+        next(loop)
+        _call(("a", sampler), step=step, batches=0)
+        if step % every == 0:
+            _call(("a", sampler), step=step, batches=every)
+    assert len(caplog.records) == told
+
+
+def test_a_member_that_gets_the_state_anew_is_in_the_loop_that_it_was_in() -> None:
+    sampler = _member()
+    assert sampler.epoch == -1
+    loop = iter(sampler)
+    next(loop)
+    assert sampler.epoch == 0
+    state = sampler.state_dict()
+    sampler.bind("a2")
+    assert sampler.epoch == 0
+    sampler.load_state_dict(state)
+    assert sampler.epoch == 0
+
+
 def test_batches_of_calls_that_came_to_nothing_are_not_adrift(caplog: pytest.LogCaptureFixture) -> None:
     """As those of a worker that was late many times: they went back."""
     sampler = ElasticSampler(range(10_000), batch_size=1)

@@ -92,6 +92,21 @@ def test_calls_do_not_wait_long_for_who_was_told_to_ask_again(holder: Holder, mo
     assert not leaving.is_alive()
 
 
+def test_calls_do_not_wait_for_what_was_asked_in_another_view(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "POLL", 0.0)
+    for name in ("PATIENCE", "GRACE"):
+        monkeypatch.setattr(hold, name, TIMEOUT)
+    with pytest.raises(LookupError, match=LATER):
+        ask(holder, version=VERSION + 1, origin=ORIGIN)
+    holder.leave()
+    holder.enter()
+    leaving = in_thread(lambda: holder.donor.ending(VERSION + 1))
+    assert holder.plane.session is not None
+    holder.donor.activated(holder.plane.session)
+    leaving.join(TIMEOUT / 2)
+    assert not leaving.is_alive()
+
+
 def test_calls_do_not_wait_for_ever(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold, "PATIENCE", 0.01)
     with holder.donor._hold.asking(VERSION):
