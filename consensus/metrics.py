@@ -6,6 +6,7 @@ what is not there is left out. ``prometheus_client`` is imported at the first sc
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,9 @@ _UPPER_HISTOGRAMS = (
 
 def render(status: _Values) -> bytes:
     """The text for one scrape, in the format of ``CONTENT_TYPE``."""
+    if sys.modules.get("ssl", sys) is None:  # spared so far in an agent's process: the library wants these with it
+        for name in ("ssl", "http.client", "urllib.request"):
+            sys.modules.pop(name, None)
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - nothing else needs it
 
     registry = CollectorRegistry(auto_describe=False)

@@ -45,6 +45,21 @@ def test_no_http_library_is_waited_for(module: str) -> None:
     assert not found & {"aiohttp", "torch", "prometheus_client", "email"}
 
 
+def test_metrics_are_shown_where_tls_was_spared() -> None:
+    """Their library imports it, in the agents that the others have started without."""
+    status = "{'job': 'j', 'member': 'm', 'acting': True, 'epoch': 1}"
+    shown = f"from consensus.metrics import render; assert render({status})"
+    found = imported(f"import sys; sys.modules['ssl'] = None; from consensus.runtime.web import load; load(); {shown}")
+    assert "prometheus_client" in found
+
+
+def test_an_agent_uses_no_other_http_client() -> None:
+    """It is imported anew, with TLS, where metrics are shown: whoever had the one before would not know its exceptions."""
+    code = "from consensus.runtime import child, web; web.load(); import sys; print('consensus.client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_datagrams_are_answered_before_and_the_rest_afterwards() -> None:
     async def main() -> None:
         released = threading.Event()
