@@ -35,8 +35,8 @@ def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
         eventually(lambda: "deputy_retires" in events(caplog), "it stops")
         missed, nbytes = last.missed, sum(p.numel() * 4 for p in last.model.parameters())
         assert nbytes * missed <= 0.1 * 2**20 < nbytes * (missed + 1)
-        eventually(lambda: first.ft._plane.current is not None, "the others wait")
-        assert first.ft._plane.finished == last.ft._plane.finished
+        one, two = first.ft._plane, last.ft._plane
+        eventually(lambda: one.current is not None and one.finished == two.finished, "the others wait")
         assert "recovery_pending_mb" in caplog.text
         last.come()
         made.end()
