@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from ftlib import ConfigError, ElasticSampler, RebuildTimeout
-from ftlib.data.drift import DRIFT
 from ftlib.data.sampling import Sampling, Share
 from ftlib.state import decode, snapshot
 
@@ -232,51 +229,6 @@ def test_a_loop_that_is_begun_again_gives_back_what_was_drawn() -> None:
     assert [next(again), next(again)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize(
-    ("taken", "batches", "text"),
-    [
-        ([4], 1, "+48 batches"),
-        ([1, 1, 2], 1, "+16 batches"),  # one in three calls is left out
-        ([1, 0], 1, "-16 batches"),  # two averages for one batch
-        ([1], 1, None),
-        ([4], 4, None),
-        ([2, 0], 1, None),
-        ([9, *[1] * 40, *[0] * 8], 1, None),  # a queue of the program's own fills up, and is emptied
-    ],
-)
-def test_batches_that_no_call_uses_up_are_told_of_once(
-    taken: list[int], batches: int, text: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """``taken``: batches before a call, over and over."""
-    sampler = ElasticSampler(range(10_000), batch_size=1)
-    sampler.bind("a")
-    sampler.found(["a"])
-    loop, pattern = iter(sampler), itertools.cycle(taken)
-    with caplog.at_level(logging.WARNING, "ftlib"):
-        for step in range(400):
-            for _ in range(next(pattern)):
-                next(loop)
-            _call(("a", sampler), step=step, batches=batches)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (text is not None)
-    assert text is None or text in told[0]
-
-
-@pytest.mark.parametrize(("every", "told"), [(24, 0), (1000, 1)])
-def test_calls_for_something_else_are_no_drift(every: int, told: int, caplog: pytest.LogCaptureFixture) -> None:
-    """As the mean of the loss after each of the batches that an average is made of; but something has to use them up."""
-    sampler = ElasticSampler(range(10_000), batch_size=1)
-    sampler.bind("a")
-    sampler.found(["a"])
-    loop = iter(sampler)
-    for step in range(1, 5 * 24):
-        next(loop)
-        _call(("a", sampler), step=step, batches=0)
-        if step % every == 0:
-            _call(("a", sampler), step=step, batches=every)
-    assert len(caplog.records) == told
-
-
 def test_a_member_that_gets_the_state_anew_is_in_the_loop_that_it_was_in() -> None:
     sampler = _member()
     assert sampler.epoch == -1
@@ -288,21 +240,6 @@ def test_a_member_that_gets_the_state_anew_is_in_the_loop_that_it_was_in() -> No
     assert sampler.epoch == 0
     sampler.load_state_dict(state)
     assert sampler.epoch == 0
-
-
-def test_batches_of_calls_that_came_to_nothing_are_not_adrift(caplog: pytest.LogCaptureFixture) -> None:
-    """As those of a worker that was late many times: they went back."""
-    sampler = ElasticSampler(range(10_000), batch_size=1)
-    sampler.bind("a")
-    sampler.found(["a"])
-    loop = iter(sampler)
-    for step in range(8 * DRIFT):
-        next(loop)
-        sampler.begin(1)
-        sampler.unfinished()
-        next(loop)
-        _call(("a", sampler), step=step)
-    assert not caplog.records
 
 
 @pytest.mark.parametrize(
