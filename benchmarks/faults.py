@@ -55,7 +55,7 @@ def strike(
     ``whole``: the victim's children (its agent, where that is a process) get the signal too.
     """
     # Past what the last view change left behind, and at whatever moment of a call and of a probe round.
-    time.sleep(0.3 + chance.random() * 0.2)
+    time.sleep(0.3 + chance.random() * 0.2)  # see above
     cluster.read()
     workers = cluster.alive()
     victim = chance.choice(workers)

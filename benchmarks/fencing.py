@@ -37,7 +37,7 @@ def measure(size: int, args: argparse.Namespace) -> list[float]:
     with crew("fencing", size, launched=True, **task) as run:
         for repetition in range(args.repetitions):
             # Past what the last join left behind, and at whatever moment of a call and of a probe round.
-            time.sleep(0.5 + chance.random() * 0.5)
+            time.sleep(0.5 + chance.random() * 0.5)  # see above
             run.read()
             workers = sorted(run.alive(), key=lambda worker: worker.last["rank"])
             victim = workers[repetition % size]

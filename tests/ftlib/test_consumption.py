@@ -61,20 +61,26 @@ def test_what_a_dead_member_had_drawn_goes_back(depth: int, at: int) -> None:
         judge([scholars["a"], scholars["b"]], epochs=2, size=60)
 
 
+def joined(job: Job, depth: int) -> dict[str, Scholar]:
+    """Two that go through three epochs, and a joiner after their third step: they have all come to the end."""
+    scholars = {name: Scholar(120, 3, 3, depth) for name in "abj"}
+    now = threading.Event()
+
+    def call() -> None:
+        if job.workers["a"].ft.step == 3:
+            now.set()
+
+    scholars["a"].hook = call
+    together(job, scholars, {"j": now})
+    judge(list(scholars.values()), epochs=3, size=120)
+    return scholars
+
+
 @pytest.mark.parametrize("recovery", ["live", "wait"])
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_joiner_draws_once_it_has_the_state(depth: int, recovery: str) -> None:
     with Job(2, recovery=recovery) as job:
-        scholars = {name: Scholar(120, 3, 3, depth) for name in "abj"}
-        now = threading.Event()
-
-        def call() -> None:
-            if job.workers["a"].ft.step == 3:
-                now.set()
-
-        scholars["a"].hook = call
-        together(job, scholars, {"j": now})
-        judge(list(scholars.values()), epochs=3, size=120)
+        scholars = joined(job, depth)
         assert {member for _, member, _, _ in scholars["a"].books[2]} == {"a", "b", "j"}
 
 
@@ -89,16 +95,7 @@ def test_a_joiner_that_would_be_left_behind_goes_on_as_a_follower(monkeypatch: p
 
     monkeypatch.setattr(ElasticSampler, "left_behind", always)
     with Job(2) as job:
-        scholars = {name: Scholar(120, 3, 3, 3) for name in "abj"}
-        now = threading.Event()
-
-        def call() -> None:
-            if job.workers["a"].ft.step == 3:
-                now.set()
-
-        scholars["a"].hook = call
-        together(job, scholars, {"j": now})
-        judge(list(scholars.values()), epochs=3, size=120)
+        scholars = joined(job, 3)
         assert scholars["j"].ending == "done"
         assert len(asked) == 3, "and not when it is level again"
         assert job.workers["j"].ft.metrics()["recoveries"] == 1
