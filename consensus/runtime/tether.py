@@ -245,6 +245,7 @@ class Tethers:
         deadline = loop.time() + CHECK_TIMEOUT
         pause = 0.0
         connections = 0
+        closed: OSError | None = None
 
         def connected() -> None:
             nonlocal connections
@@ -255,11 +256,14 @@ class Tethers:
                 async with asyncio.timeout_at(deadline):
                     answer, sock = await ask(member.address, path, self._ring, connected)
             except (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, _TornError) as error:
+                closed = error
                 if loop.time() + pause >= deadline:
                     return self._judge_error(member, error, listens=connections > 0), None
                 await asyncio.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LAST_PAUSE)
             except OSError as error:  # TimeoutError is one of them
+                if isinstance(error, TimeoutError) and closed is not None:
+                    error = closed  # says more than that the bound fell into another attempt
                 return self._judge_error(member, error, listens=connections > 0), None
             else:
                 verdict = _judge_answer(member, answer, proven=self._ring is not None)
