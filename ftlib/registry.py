@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from torch.optim import Optimizer
+
 from .data.sampling import Sampling
 from .errors import ConfigError
 
@@ -88,6 +90,10 @@ class Registered:
         assert isinstance(tree, dict)
         for role, items in self._roles.items():
             for item, state in zip(items, tree[role], strict=True):
+                if isinstance(item, Optimizer):
+                    _same_algorithm(item, state)
+        for role, items in self._roles.items():
+            for item, state in zip(items, tree[role], strict=True):
                 if elastic or not isinstance(item, Sampling):
                     _load(role, item.load_state_dict, state)
         if self._load is not None:
@@ -113,6 +119,24 @@ def _load(role: str, load: Callable[[Any], Any], state: object) -> None:
     except Exception as error:  # the program's own code: whatever it raises, the two states do not fit
         text = " ".join(str(error).split())
         raise ConfigError(f"{role}: the job's state does not fit this worker's ({text}): build the same everywhere") from error
+
+
+def _same_algorithm(optimizer: Optimizer, state: object) -> None:
+    """ConfigError where ``state`` is another algorithm's: an optimizer takes that over, and fails in its first step.
+
+    Versions of PyTorch add settings to an algorithm, schedulers add theirs to groups: each side has to know some that the other
+    does not.
+    """
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    if not isinstance(groups, list) or not groups or not isinstance(groups[0], dict):
+        return
+    missing = sorted(set(optimizer.defaults) - set(groups[0]))
+    foreign = sorted(set(groups[0]) - set(optimizer.param_groups[0]) - {"initial_lr"})
+    if missing and foreign:
+        raise ConfigError(
+            f"optimizer: the job's is another one than this worker's {type(optimizer).__name__} (its settings are "
+            f"{', '.join(foreign)} instead of {', '.join(missing)}): build the same everywhere"
+        )
 
 
 def _listed(role: str, value: object) -> list[Stateful]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, ElasticSampler, FTLib, Status
+from ftlib.registry import Registered
 from tests.ftlib.real import Company, at_once, call_until, company, eventually, in_thread
 
 
@@ -197,3 +198,30 @@ def test_a_model_without_shapes_is_refused_with_a_remedy() -> None:
     text = "it has no shape yet; run a forward pass before register_state"
     with company(1) as crew, pytest.raises(ConfigError, match=text):
         crew.members[0].register_state(model=torch.nn.LazyLinear(3))
+
+
+def test_another_optimizer_is_refused_before_anything_is_taken_over() -> None:
+    """PyTorch takes over its settings, and fails in the first step."""
+
+    def registered(kind: type[torch.optim.Optimizer], bias: float) -> tuple[Registered, nn.Linear]:
+        model = nn.Linear(2, 1)
+        nn.init.constant_(model.bias, bias)
+        return Registered({"model": model, "optimizer": kind(model.parameters(), lr=0.1)}), model
+
+    here, model = registered(torch.optim.SGD, 1.0)
+    there, _ = registered(torch.optim.Adam, 2.0)
+    with pytest.raises(ConfigError, match=r"another one than this worker's SGD \(.*betas.* instead of .*momentum"):
+        here.load(there.tree(0))
+    assert model.bias == 1.0
+
+
+def test_an_optimizer_of_another_version_or_with_a_scheduler_is_none_other() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tree = Registered({"optimizer": optimizer}).tree(0)
+    (group,) = tree["optimizer"][0]["param_groups"]
+    del group["fused"]
+    Registered({"optimizer": optimizer}).load(tree)
+    group |= {"fused": None, "initial_lr": 0.3, "a_later_versions": 1}
+    Registered({"optimizer": optimizer}).load(tree)
+    assert optimizer.param_groups[0]["initial_lr"] == 0.3
