@@ -129,6 +129,7 @@ class Agent:
             self.scout.add(self._met)
         self._spawn(self.scout.attend())
         self._spawn(self.scout.follow_names())
+        self._spawn(self.scout.warn())
 
     async def close(self) -> None:
         """End without a goodbye. New connections are refused from here on. Whoever comes second waits for the first."""

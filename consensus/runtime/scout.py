@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ..config import PROTOCOL_VERSION, Config
@@ -29,6 +29,9 @@ _NOBODY = "nobody listens there"
 
 _LOOKUP_EVERY = 0.5
 """How often introducers that are names are looked up again, until there is a view: other members come up meanwhile."""
+
+_WARN_AFTER = 3.0
+"""How long a member that is not let in waits, in seconds, before it says what keeps it out."""
 
 _DOUBTS = {
     Doubt.ASKS: "the members there have a secret, this one has none: give it the same secret or secret_file",
@@ -167,16 +170,28 @@ class Scout:
 
     async def explain(self, error: JoinError) -> JoinError:
         """The error with what answers at each introducer."""
-        wanted = [address for address in self.introducers if address != self._member.address][:8]
-        answers = await asyncio.gather(*(self._look(address) for address in wanted))
-        found: dict[str, list[str]] = {}
-        for address, answer in zip(wanted, answers, strict=True):
-            found.setdefault(self._describe(answer), []).append(format_address(address))
-        texts = [f"{', '.join(addresses)}: {text}" for text, addresses in found.items()]
+        found = await self._look_around()
         remedy = ""
-        if wanted and wanted[0] == self.introducers[0] and answers[0] == _NOBODY:
-            remedy = f"; start the worker that founds the job with bind={format_address(wanted[0])}, the first introducer"
-        return JoinError(f"{error} ({'; '.join(texts)}){remedy}") if found else error
+        first = next(iter(found), None)
+        if first is not None and first == self.introducers[0] and found[first] == _NOBODY:
+            remedy = f"; start the worker that founds the job with bind={format_address(first)}, the first introducer"
+        return JoinError(f"{error} ({self._describe_all(found)}){remedy}") if found else error
+
+    async def warn(self) -> None:
+        """Say once, long before ``join_timeout``, what waiting alone does not mend. It ends nothing: an answer without proof
+        could be anybody's.
+        """
+        await asyncio.sleep(min(_WARN_AFTER, self._config.join_timeout / 2))
+        if self._driver.core.known_view is not None:
+            return
+        found = {address: answer for address, answer in (await self._look_around()).items() if self._differs(answer)}
+        if found:
+            self._driver.note(logging.WARNING, "not_let_in", f"not let in so far ({self._describe_all(found)})")
+
+    async def _look_around(self) -> dict[Address, Answer | str | None]:
+        """What is to be found at the first introducers (see ``_look``)."""
+        wanted = [address for address in self.introducers if address != self._member.address][:8]
+        return dict(zip(wanted, await asyncio.gather(*map(self._look, wanted)), strict=True))
 
     async def _look(self, address: Address) -> Answer | str | None:
         """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""
@@ -191,6 +206,19 @@ class Scout:
             return error.strerror or str(error)
         sock.close()
         return answer
+
+    def _differs(self, answer: Answer | str | None) -> bool:
+        """Whether a member answers that would not understand this one."""
+        if not isinstance(answer, Answer):
+            return False
+        return bool(answer.doubt) or (answer.version, answer.job) != (PROTOCOL_VERSION, self._config.job)
+
+    def _describe_all(self, found: Mapping[Address, Answer | str | None]) -> str:
+        """Addresses with the same to be said of them together."""
+        alike: dict[str, list[str]] = {}
+        for address, answer in found.items():
+            alike.setdefault(self._describe(answer), []).append(format_address(address))
+        return "; ".join(f"{', '.join(addresses)}: {text}" for text, addresses in alike.items())
 
     def _describe(self, answer: Answer | str | None) -> str:
         if isinstance(answer, str):

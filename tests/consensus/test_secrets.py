@@ -49,6 +49,14 @@ class TestMeeting:
             assert len(member.get_member_list()) == 1
             assert not member.report_join([address(member)])
 
+    def test_it_says_so_long_before_it_gives_up(self, caplog: pytest.LogCaptureFixture) -> None:
+        with members(1, secret=SECRET) as [member]:
+            joiner = begin(introducers=(address(member),), job="test", secret=OTHER)
+            eventually(lambda: "not let in so far" in caplog.text, "it says what keeps it out")
+            assert f"not let in so far ({address(member)}: the members there use another secret" in caplog.text
+            assert joiner.stopped is None
+            joiner.stop()
+
     def test_a_member_that_restarts_at_its_address_is_met_again(self) -> None:
         with members(2, secret=SECRET) as group:
             agree(group, 2)
