@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from socket import MSG_PEEK, socket
 
+from .fork import release_in_children
+
 __all__ = ["Porter"]
 
 _PATIENT = (b"GET /tether ", b"GET /identity ")
@@ -21,8 +23,9 @@ class Porter:
         """``sock`` listens, does not block, and stays its owner's. ``came(patient)``: told of everybody who wants something."""
         self._sock = sock
         self._came = came
-        self._kept: list[socket] = []
+        self._kept = kept = list[socket]()
         self._open = False
+        release_in_children(self, lambda: [connection.fileno() for connection in kept])
 
     def open(self) -> None:
         """Accept from now on."""
@@ -35,7 +38,8 @@ class Porter:
         if self._open:  # else that is the server's by now
             self._open = False
             loop.remove_reader(self._sock.fileno())
-        kept, self._kept = self._kept, []
+        kept = self._kept.copy()
+        self._kept.clear()
         for connection in kept:
             loop.remove_reader(connection.fileno())
         return kept

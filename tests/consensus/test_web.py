@@ -195,6 +195,36 @@ def test_a_joiner_imports_nothing_until_it_is_needed(monkeypatch: pytest.MonkeyP
     asyncio.run(main())
 
 
+def test_a_forked_child_keeps_no_connection_open_that_waits() -> None:
+    async def main() -> None:
+        came = asyncio.Event()
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            door.setblocking(False)
+            porter = Porter(door, lambda _patient: came.set())
+            porter.open()
+            reader, writer = await asyncio.open_connection(*door.getsockname())
+            writer.write(b"GET /tether HTTP/1.1\r\n")
+            await came.wait()
+            waits, ends = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(ends)
+                os.read(waits, 1)  # until the parent closes it
+                os._exit(0)
+            try:
+                for connection in porter.close():
+                    connection.close()
+                with contextlib.suppress(ConnectionResetError):  # what it wrote was not read
+                    assert await asyncio.wait_for(reader.read(), TIMEOUT) == b""
+            finally:
+                os.close(ends)
+                os.close(waits)
+                await asyncio.to_thread(os.waitpid, pid, 0)
+                writer.close()
+
+    asyncio.run(main())
+
+
 def test_whoever_forks_waits_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
