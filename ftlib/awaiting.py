@@ -28,13 +28,17 @@ def await_session(plane: Plane, call: Call, patience: Patience, limits: Limits, 
     Raises what ended this lifetime, RebuildTimeout at the deadline, and LeftError where there is none to act in and this
     worker has to go. ``recovery``: how a spare gets the state meanwhile.
     """
-    since = plane.threads.now()
+    since, spare = plane.threads.now(), False
     while True:
         with plane.changed:
             session = plane.session
             if plane.phase is Phase.STOPPED:
                 raise _ended(plane)
             active = plane.phase is Phase.ACTIVE and session is not None
+            spare, was_spare = plane.phase is Phase.WAITING and limits.may_be_spare, spare
+            if spare or was_spare:  # for whoever was one, too: its time begins as it is admitted
+                call.began = plane.threads.now()
+                patience.deadline = call.began + limits.step_timeout
             if active and session is not None and session.size >= limits.min_size:
                 return session
             until = math.inf
@@ -42,11 +46,8 @@ def await_session(plane: Plane, call: Call, patience: Patience, limits: Limits, 
                 until = since + limits.drain_patience if plane.phase is Phase.FROZEN else -math.inf
                 if plane.threads.now() >= until:
                     raise LeftError("asked to leave while it waited for a view to act in")
-            if plane.phase is Phase.WAITING and limits.may_be_spare:
-                if recovery is not None and recovery.trouble is not None:
-                    raise recovery.trouble
-                call.began = plane.threads.now()
-                patience.deadline = call.began + limits.step_timeout
+            if spare and recovery is not None and recovery.trouble is not None:
+                raise recovery.trouble
             left = patience.deadline - plane.threads.now()
             if left > 0:
                 plane.changed.wait(min(left, WARN_AFTER, max(0.0, until - plane.threads.now())))

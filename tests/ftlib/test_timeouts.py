@@ -7,14 +7,21 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from ftlib import FTLibError, RebuildTimeout, Status, patience, waited_for
-from ftlib.call import Call, Results
+from ftlib.awaiting import await_session
+from ftlib.bucket import Layout
+from ftlib.call import Call, Kind, Results
 from ftlib.frameworks.gloo import GlooFramework
+from ftlib.phase import Phase
+from ftlib.plane import Plane
 from ftlib.session import Session
+from ftlib.threads import Threads
 from tests.ftlib.workers import TIMEOUT, Job, Worker
 
 LIMIT = 0.3
@@ -108,6 +115,39 @@ def test_waiting_to_be_admitted() -> None:
         text = job.run({"w9": joiner})["w9"]
         job.workers["w0"].join()
     assert "not admitted to a view yet for 0.3 s" in text
+
+
+def test_the_time_of_a_spare_begins_as_it_is_admitted() -> None:
+    """However long it had waited since it last looked, it has all of ``step_timeout`` for the call itself."""
+
+    class Admission(Threads):
+        """Its clock stands still but for waits, which end with the admission, all but over."""
+
+        clock = 100.0
+
+        def now(self) -> float:
+            return self.clock
+
+        def condition(self) -> threading.Condition:
+            condition = super().condition()
+            condition.wait = self.admitted  # type: ignore[method-assign]
+            return condition
+
+        def admitted(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            self.clock += 0.95 * timeout
+            plane.phase, plane.session = Phase.ACTIVE, session
+            return True
+
+    threads = Admission()
+    plane, session = Plane(lambda: "w9", threads=threads), cast(Session, SimpleNamespace(size=2))
+    call = Call(Kind.BARRIER, Layout(b"", "barrier", "barrier()", ()), [])
+    limits = waited_for.Limits(2.0, may_be_spare=True)
+    call.began = threads.clock
+    waits = call.patience(2.0, threads.now)
+    assert await_session(plane, call, waits, limits, None) is session
+    assert threads.clock > 101.0
+    assert waits.deadline == call.began + 2.0 == threads.clock + 2.0
 
 
 def test_waiting_for_more_members() -> None:

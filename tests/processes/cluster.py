@@ -197,10 +197,10 @@ class Cluster:
 
     def read(self) -> None:
         """Take in all news."""
+        self._hear()  # first: of whoever is known to have ended all lines are here
         for worker in self.workers:
             if worker.code is None or worker.ended > time.monotonic() - 60:
                 worker.read()
-        self._hear()
 
     def until(self, what: str, condition: Callable[[], Any], limit: float = LIMIT, poll: float = 0.01) -> Any:
         """Wait until ``condition()`` is true and return it; ``Stuck`` with everybody's stacks if it takes too long."""

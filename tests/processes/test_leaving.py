@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -97,7 +98,8 @@ def test_to_a_process_group_with_data_loaders(stage: Stage) -> None:
 def children_of(pid: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
@@ -124,7 +126,8 @@ def test_a_second_signal_ends_it_at_once(stage: Stage) -> None:
 
     def again() -> bool:
         if slow.code is None:
-            slow.signal(signal.SIGTERM)  # one too soon is taken for the first
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                slow.signal(signal.SIGTERM)  # one too soon is taken for the first
         return slow.code is not None
 
     until(stage, "it ends", again)
