@@ -140,7 +140,7 @@ def test_the_time_of_a_spare_begins_as_it_is_admitted() -> None:
             return True
 
     threads = Admission()
-    plane, session = Plane(lambda: "w9", threads=threads), cast(Session, SimpleNamespace(size=2))
+    plane, session = Plane(lambda: "w9", threads=threads), cast("Session", SimpleNamespace(size=2))
     call = Call(Kind.BARRIER, Layout(b"", "barrier", "barrier()", ()), [])
     limits = waited_for.Limits(2.0, may_be_spare=True)
     call.began = threads.clock

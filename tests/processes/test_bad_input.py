@@ -78,7 +78,7 @@ def test_introducer_not_there_other_job_version_terms(stage: Stage) -> None:
     buckets = stage.join("train", bucket_mb=1.0)
     assert stage.ended(absent, other_job, version, terms, buckets) == [1] * 5
     free.close()
-    lonely = stage.start("train", introducers=[nobody], initial_size=3, bind=nobody, join_timeout=2.0)
+    [lonely] = stage.found("train", initial_size=3, join_timeout=2.0)
     assert re.search(rf"JoinError: .*{nobody}.*nobody listens there", one_line(absent.error))
     assert re.search("JoinError: .*job 'another job'", one_line(other_job.error)) or re.search(
         r"JoinError: .*a member of job 'test-\w+', this is 'another job'", one_line(other_job.error)

@@ -29,12 +29,11 @@ def test_a_stopped_worker_joins_again_and_again(nursery: Nursery, tmp_path: Path
         victim = next(worker for worker in cluster.workers if worker.last["rank"] == 0)
         for lifetime in (1, 2):
             victim.killed = victim.signal(signal.SIGSTOP)  # so that nobody counts on it
-            cluster.training(2, 20.0)
-            continued = victim.signal(signal.SIGCONT)
+            cluster.training(2)
+            victim.signal(signal.SIGCONT)
             victim.killed = 0.0
-            cluster.training(3, 20.0)
+            cluster.training(3)  # on an idle machine after one to two seconds
             first = next(line for line in victim.calls if line["lifetime"] == lifetime)
-            assert first["end"] - continued < 20.0  # on an idle machine one to two
             assert first["who"] >> victim.task.slot & 1 == 0, "what it had computed on old weights does not count"
         cluster.advanced()
         verdict = Verdict()
@@ -47,10 +46,12 @@ def test_a_stopped_worker_joins_again_and_again(nursery: Nursery, tmp_path: Path
 def test_under_the_launcher_it_stays_the_same_process(tmp_path: Path) -> None:
     """A worker that hung gives itself up and joins again: the launcher restarts nothing, and can still fence it."""
     settings = {"exclude_after": 2.0, "stall_timeout": 1.5, "rejoin": True}
-    habit = ["tests.processes.test_rejoin:Pause", 5.0]
+    habit = ["tests.processes.test_rejoin:Pause"]
     with LaunchedRun(tmp_path, 2, sizes=[300], settings=settings, habit=habit) as run:
         run.training(2, IMPORTS)
-        worker = run.workers[1]
+        other, worker = run.workers
+        worker.signal(signal.SIGUSR2)
+        run.until("the other one goes on", lambda: other.last["size"] == 1)
         worker.signal(signal.SIGUSR2)
         run.until("it has joined again", lambda: worker.last.get("lifetime") == 1)
         run.training(2)
@@ -65,23 +66,22 @@ def test_under_the_launcher_it_stays_the_same_process(tmp_path: Path) -> None:
 
 def announced(directory: Path, pid: int) -> int:
     """As how many members a process has announced itself to the launcher."""
-    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    whole, _, _ = (directory / "events.jsonl").read_text().rpartition("\n")
+    events = [json.loads(line) for line in whole.splitlines()]
     return len({event["member"] for event in events if event["event"] == "announced" and event["pid"] == pid})
 
 
 class Pause:
-    """A habit. SIGUSR2: the training thread sleeps for ``seconds`` before its next call."""
+    """A habit. SIGUSR2: the training thread sleeps before its next call, until the same signal comes again."""
 
-    def __init__(self, _ft: FTLib, _lines: Lines, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, _ft: FTLib, _lines: Lines) -> None:
         self._asked = False
         signal.signal(signal.SIGUSR2, self._ask)
 
     def _ask(self, *_: object) -> None:
-        self._asked = True
+        self._asked = not self._asked
 
     def __call__(self) -> None:
         """Before a call."""
-        if self._asked:
-            self._asked = False
-            time.sleep(self._seconds)
+        while self._asked:
+            time.sleep(0.01)  # the program hangs
