@@ -236,11 +236,11 @@ def two_threads(actor: Actor) -> None:
 
 @part
 def calls_back(actor: Actor) -> None:
-    """A callback, a state function and a signal handler that call into ``ft``."""
+    """A callback and a signal handler that call into ``ft``; ``late``: in the fourth call only after SIGUSR2."""
     with actor.init() as ft:
         seen: list[str] = []
 
-        def attempt(_: object = None, __: object = None) -> None:
+        def attempt() -> None:
             try:
                 ft.barrier()
                 seen.append("went through")
@@ -253,13 +253,25 @@ def calls_back(actor: Actor) -> None:
             )
             attempt()
 
+        def alarmed(*_: object) -> None:
+            attempt()
+            actor.write(event="alarmed")
+
+        def alarm() -> None:
+            while ft._plane.current is None:  # it is in its call soon
+                time.sleep(0.002)
+            os.kill(os.getpid(), signal.SIGALRM)
+
+        told: list[int] = []
         ft.on_view_change(callback)
-        signal.signal(signal.SIGALRM, attempt)
+        signal.signal(signal.SIGALRM, alarmed)
+        signal.signal(signal.SIGUSR2, lambda number, _: told.append(number))
         actor.together(ft, 3)
         if actor.given.get("late"):
-            time.sleep(0.4)  # meanwhile the other one waits in its call, and its timer goes off there
+            while not told:  # meanwhile the other one waits in its call, and its alarm goes off there
+                time.sleep(0.005)
         else:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            threading.Thread(target=alarm).start()
         actor.together(ft, 3)
         actor.write(event="seen", seen=seen)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 from typing import Any
 
@@ -252,6 +253,8 @@ def test_two_threads(stage: Stage) -> None:
 
 def test_calls_from_callbacks_and_signal_handlers(stage: Stage) -> None:
     players = stage.found("calls_back", "calls_back", given=[{}, {"late": True}])
+    stage.event(players[0], "alarmed")
+    players[1].signal(signal.SIGUSR2)
     assert stage.ended(*players) == [0, 0]
     for player in players:
         first, second, *rest = stage.event(player, "seen")["seen"]

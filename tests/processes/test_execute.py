@@ -33,6 +33,7 @@ def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
 def judge(cluster: Cluster) -> None:
     """All checks."""
     verdict = Verdict()
+    cluster.until("there is enough to judge", lambda: all(worker.last["step"] > 30 for worker in cluster.alive()))
     cluster.drain()
     verdict.check(cluster.workers)
     assert not [*verdict.violations, *cluster.faults()]
