@@ -85,9 +85,9 @@ class Relay:
                 data = data[: self._left]
                 self._left -= len(data)
             if data and not (self._losing.is_set() and answer):
-                self._other[sock].sendall(data)
                 if answer and self.kept is not None:
-                    self.kept += data
+                    self.kept += data  # before the client can have it
+                self._other[sock].sendall(data)
                 return
         except OSError:
             pass

@@ -12,7 +12,6 @@ import ipaddress
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ftlib.launch.process import die_with_parent
+from tests.ports import free_ports
 
 __all__ = ["Certificates", "EtcdServer", "RedisServer", "Server", "etcd_cluster", "running"]
 
@@ -67,7 +67,7 @@ class Server(ABC):
 
     def start(self) -> None:
         """Start it and wait until it serves; on the same port as before, if it had one."""
-        ports = [self.port] if self.port else [_free_port() for _ in range(_TRIES)]
+        ports = [self.port] if self.port else free_ports(_TRIES)
         for self.port in ports:
             self.launch()
             if self.serves():
@@ -235,11 +235,11 @@ def running(server: Server) -> Iterator[Server]:
 def etcd_cluster(directory: Path, size: int) -> Iterator[list[EtcdServer]]:
     """So many, of one cluster; killed in the end."""
     for attempt in range(_TRIES):
-        peers = {f"member{number}": _free_port() for number in range(size)}
+        ports = free_ports(2 * size)
+        peers = {f"member{number}": port for number, port in enumerate(ports[:size])}
         servers = [EtcdServer(directory / f"{attempt}-{name}", name=name, peers=peers) for name in peers]
         try:
-            for server in servers:
-                server.port = _free_port()
+            for server, server.port in zip(servers, ports[size:], strict=True):
                 server.launch()
             served = [server.serves() for server in servers]
             if all(served):
@@ -310,10 +310,3 @@ def _certificate(
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

@@ -19,7 +19,9 @@ from consensus import Config, ConfigError, Gossip, Home, JoinError, format_addre
 from consensus.runtime.names import lookup, resolve_all
 from consensus.runtime.sockets import SocketPair, open_pair
 from tests.network import Host, Network, needs_filter, needs_network
+from tests.ports import free_ports
 
+from .group import ids
 from .peer import Peer, spawn
 
 TIMEOUT = 40.0
@@ -48,14 +50,14 @@ def members(*settings: dict[str, Any], host: list[Host] | None = None) -> Iterat
 
 
 def together(group: list[Gossip]) -> None:
-    """All are in one view, of nobody else."""
+    """Wait until all are in one view, of nobody else. Its size tells nothing: who left may have come again."""
     deadline = time.monotonic() + TIMEOUT
-    for member in group:
-        while member.view is None or len(member.view) != len(group):
+    everybody = {member.member.id for member in group}
+    while len({member.view for member in group}) != 1 or any(set(ids(member.view)) != everybody for member in group):
+        for member in group:
             assert member.stopped is None, member.stopped
             assert time.monotonic() < deadline, (member.view, member.status()["notes"])
-            time.sleep(0.005)
-    assert len({member.view.view_id for member in group if member.view is not None}) == 1
+        time.sleep(0.005)
 
 
 def wait_for(member: Gossip, size: int) -> None:
@@ -71,15 +73,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {TIMEOUT:g} s: {what}"
         time.sleep(0.005)
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    with ExitStack() as stack:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def opened(config: Config) -> SocketPair:
@@ -168,6 +161,7 @@ def test_a_foreign_program_at_the_first_address_is_named() -> None:
             assert text in str(lost.stopped) and "no answer within" in str(lost.stopped)
 
 
+@pytest.mark.usefixtures("patient")
 def test_two_jobs_with_one_list_found_a_cluster_each_where_each_has_its_first_address() -> None:
     """The second job finds the address taken: it says by whom."""
     [port] = free_ports(1)

@@ -15,15 +15,16 @@ from consensus.envelope import Sealed
 from consensus.messages import Nack
 from consensus.protocol.effects import Send
 from consensus.runtime.names import Introducers
+from tests.ports import free_ports
 
 from .fake_core import rig, until
 from .group import TIMEOUT, address, begin, eventually, members
-from .test_addresses import free_ports
 
 SECRET = "a secret of these tests"
 OTHER = "another secret, also long enough"
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("theirs", "ours", "text"),
     [
@@ -112,6 +113,7 @@ def test_one_look_up_of_a_name_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_was_found_besides_the_list_outlives_the_next_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         listed: Address = ("127.0.0.1", free_ports(1)[0])

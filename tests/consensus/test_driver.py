@@ -160,6 +160,7 @@ def test_stopped_is_told_once() -> None:
     run(main)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_failed_join_says_what_was_found_at_the_introducers() -> None:
     async def main() -> None:
         async with rig("b" * 16, job="other") as b:
@@ -185,7 +186,7 @@ class TestBackground:
         async def here() -> bool:
             return background.here()
 
-        assert background.call(here(), 1)
+        assert background.call(here(), 20)
         assert not background.here()
         with pytest.raises(TimeoutError):
             background.call(asyncio.sleep(5), 0.05)
@@ -214,9 +215,9 @@ class TestBackground:
             raise SystemExit("out of a callback")
 
         background.post(crash)
-        assert told.wait(5)
+        assert told.wait(20)
         assert isinstance(failed[0], SystemExit)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while background.running and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not background.running

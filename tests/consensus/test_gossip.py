@@ -174,6 +174,7 @@ def test_healthy_steps_send_nothing() -> None:
         assert sent() == before
 
 
+@pytest.mark.usefixtures("patient")
 def test_report_join() -> None:
     with members(1) as [first], members(1, job="foreign") as [foreign]:
         joiner = begin(job="test", introducers=("127.0.0.1:1",), join_timeout=30)
@@ -192,6 +193,7 @@ def test_report_join() -> None:
             joiner.report_join([address(first)])
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_joiner_that_finds_nobody_is_told_why() -> None:
     with members(1, job="foreign") as [foreign]:
         joiner = begin(job="test", introducers=(address(foreign), "127.0.0.1:1"), join_timeout=0.5)
@@ -248,16 +250,23 @@ def test_a_long_question_is_answered(ring: KeyRing | None, home: Home) -> None:
                 assert answer.read().decode() == part
 
 
+def agents() -> set[threading.Thread]:
+    """Threads that are agents here, or listen to one; such of a test before this may be about to end."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("ftlib-agent")}
+
+
 class TestLifetime:
     def test_stop_is_idempotent_and_final(self) -> None:
         gossip = Gossip()
         gossip.stop()
         with pytest.raises(ConsensusError):
             gossip.start()
+        before = agents()
         gossip = begin()
         assert gossip.wait_view(TIMEOUT) is not None
         with pytest.raises(ConsensusError, match="before"):
             gossip.start()
+        [agent] = agents() - before
         threads = [threading.Thread(target=gossip.stop) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -266,7 +275,7 @@ class TestLifetime:
         gossip.leave()  # words of the dead change nothing
         gossip.flushed(1, b"")
         assert gossip.status()["job"] == "default"
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("ftlib-agent")]
+        assert not agent.is_alive()
 
     def test_before_start(self) -> None:
         gossip = Gossip()
@@ -280,9 +289,11 @@ class TestLifetime:
                 call()
 
     def test_what_is_wrong_with_the_settings_is_raised_by_start(self) -> None:
-        with members(1) as [first], pytest.raises(ConfigError, match="in use"):
-            begin(bind=address(first))
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("ftlib-agent")]
+        with members(1) as [first]:
+            before = agents()
+            with pytest.raises(ConfigError, match="in use"):
+                begin(bind=address(first))
+            assert not agents() - before
 
     def test_it_can_be_stopped_from_a_callback(self) -> None:
         done = threading.Event()
@@ -323,8 +334,8 @@ def test_a_stopped_process_is_excluded_by_silence_and_learns_it() -> None:
     settings = {"job": "test", "initial_size": 3, "exclude_after": 1.0}
     with members(2, **settings) as group, peers(1, introducers=(address(group[0]),), **settings) as [peer]:
         agree(group, 3)
-        peer.pause()
         began = time.monotonic()
+        peer.pause()
         agree(group, 2)
         assert time.monotonic() - began > 0.5, "some time after its last sign of life, which came before the pause"
         os.kill(peer.process.pid, signal.SIGCONT)

@@ -30,6 +30,7 @@ class TestMeeting:
             agree(group, 3)
             assert all(set(dropped(member)) <= {"unauthentic", "replayed"} for member in group)
 
+    @pytest.mark.usefixtures("patient")
     @pytest.mark.parametrize(
         ("theirs", "ours", "text"),
         [

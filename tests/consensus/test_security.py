@@ -50,6 +50,7 @@ class TestMessages:
         asyncio.run(main())
 
 
+@pytest.mark.usefixtures("patient")
 class TestWhoIsThere:
     """The answers on which proofs of death rest."""
 

@@ -13,9 +13,9 @@ import pytest
 from consensus import Config, ConfigError, Gossip, Home, JoinError, Liveness, Membership, Mode, Policy, SharedStorage
 from consensus.runtime.process_host import ProcessHost
 from consensus.runtime.sockets import open_pair
+from tests.ports import free_ports
 
 from .group import TIMEOUT, eventually
-from .test_addresses import free_ports
 
 PASSWORD = "what-nobody-may-see"
 

@@ -195,7 +195,7 @@ def test_an_end_does_not_wait_for_a_store_that_hangs(tmp_path: Path, monkeypatch
             await answer(a, Beat(Lease(a.member, 1)))
             began = time.monotonic()
             await a.agent.close()
-            assert 0.5 < time.monotonic() - began < 4.0
+            assert 0.5 < time.monotonic() - began < 20
 
     asyncio.run(main())
 

@@ -72,6 +72,11 @@ async def with_peer(**settings: Any) -> Peer:
     return await asyncio.to_thread(lambda: spawn(**settings))
 
 
+def listens(address: tuple[str, int]) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(address) == 0
+
+
 def free_address() -> tuple[str, int]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         host, port = sock.getsockname()
@@ -119,6 +124,7 @@ def test_a_process_that_was_replaced_at_its_address_is_dead() -> None:
         first = await with_peer()
         async with watch() as seen:
             first.close()
+            await until(lambda: not listens(first.member.address))  # its agent ends by itself
             second = await with_peer(bind=first.address)
             seen.tethers.check(first.member)
             _, alive, detail = await seen.verdict()
@@ -212,7 +218,7 @@ def test_a_broken_connection_to_a_living_member_is_renewed() -> None:
 async def answering(behaviour: Callable[[socket.socket, int], None]) -> AsyncIterator[Member]:
     """A listener whose n-th connection is handed to ``behaviour`` on a thread; it ends by closing the listener."""
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(3)
+    listener.settimeout(20)
 
     def serve() -> None:
         number = 0

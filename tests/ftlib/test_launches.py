@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ftlib import ConfigError, FTLib, JoinError
-from tests.consensus.test_addresses import free_ports
 from tests.network import Network, needs_network
+from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.process

@@ -67,9 +67,9 @@ def files(path: Path) -> list[str]:
 
 @contextmanager
 def impatient(store: Store) -> Iterator[None]:
-    """What hangs anyway is given up soon. What is to be well has its full time."""
+    """What hangs anyway is given up soon, but not before a busy machine has begun it. What is to be well has its full time."""
     assert isinstance(store, FileStore)
-    patience, store._timeout = store._timeout, 0.15
+    patience, store._timeout = store._timeout, 1.0
     try:
         yield
     finally:

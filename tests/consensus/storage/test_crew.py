@@ -13,6 +13,9 @@ from consensus.storage.crew import Call, Crew, NotBegunError, UnfinishedError
 
 from .conformance import on_a_loop
 
+_SOON = 0.5
+"""Seconds after which a call that hangs is given up: a thread has begun it by then, also on a busy machine."""
+
 
 def _threads(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
@@ -63,7 +66,7 @@ async def test_what_hangs_is_given_up_the_rest_fails_at_once_and_later_all_is_we
     crew, hang, ended = Crew("test-crew-b", 2), Hang(), list[str]()
 
     async def run(name: str) -> None:
-        await crew.run(hang, 0.1, lambda: ended.append(name))
+        await crew.run(hang, _SOON, lambda: ended.append(name))
 
     results = await asyncio.gather(*(run(name) for name in "abcd"), return_exceptions=True)
     assert [type(result) for result in results] == [UnfinishedError, UnfinishedError, NotBegunError, NotBegunError]
@@ -72,7 +75,7 @@ async def test_what_hangs_is_given_up_the_rest_fails_at_once_and_later_all_is_we
     for _ in range(100):
         with pytest.raises(NotBegunError, match="2 earlier calls still hang"):
             await run("e")
-    assert time.monotonic() - began < 5  # and not 100 times 0.1 s
+    assert time.monotonic() - began < 5  # and not 100 times so long
     assert _threads("test-crew-b") == 2 and crew.hanging == 2
     hang.over.set()
     await _until_none_hangs(crew)
@@ -86,7 +89,7 @@ async def test_what_hangs_is_given_up_the_rest_fails_at_once_and_later_all_is_we
 async def test_one_that_hangs_leaves_the_others_room() -> None:
     crew, hang = Crew("test-crew-c", 2), Hang()
     with pytest.raises(UnfinishedError):
-        await crew.run(hang, 0.05)
+        await crew.run(hang, _SOON)
     assert [await crew.run(lambda _: "well", 5.0) for _ in range(10)] == ["well"] * 10
     hang.over.set()
     await _until_none_hangs(crew)
@@ -118,13 +121,13 @@ def test_a_loop_that_ends_meanwhile_is_no_crash(recwarn: pytest.WarningsRecorder
     async def story() -> None:
         crews.append(Crew("test-crew-e", 1))
         with pytest.raises(UnfinishedError):
-            await crews[0].run(hang, 0.05)
+            await crews[0].run(hang, _SOON)
         crews[0].close()
 
     story()
     hang.over.set()
     began = time.monotonic()
     while _threads("test-crew-e"):
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         time.sleep(0.002)
     assert not recwarn.list

@@ -366,14 +366,18 @@ async def test_a_watch_survives_a_restart(own: RedisServer, caplog: pytest.LogCa
 
 
 @on_a_loop
-async def test_a_watch_of_a_server_that_falls_silent_notices(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watch_of_a_server_that_falls_silent_notices(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("consensus.storage.redis_wire._QUIET", 0.1)
     store = await opened(own.url, timeout=0.6)
     views = Heard(store, "views/")
     await views.once()
     await views.nothing()  # quiet is not silent
     own.stop()
-    await asyncio.sleep(1.0)
+    async with asyncio.timeout(20):
+        while "is not watched for now" not in caplog.text:
+            await asyncio.sleep(0.01)
     own.go_on()
     await views.once()
     await store.close()

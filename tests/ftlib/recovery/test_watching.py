@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,8 @@ from consensus import format_address
 from ftlib import FTLib
 from ftlib.launch.cli import main
 from ftlib.recovery import bulletin
-from tests.ftlib.real import at_once, company, eventually, in_thread
+from ftlib.recovery.pace import Pace
+from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 
 WIDTH = 1024
@@ -84,10 +85,19 @@ def test_a_joiner_is_watched(
             recovery = joiner.ft.metrics()["recovery"]
             return recovery is not None and 0 < recovery["got"] < recovery["total"]
 
+        looked = threading.Event()
+        take = Pace.take
+
+        def until_looked(pace: Pace, count: int, go_on: Callable[[], bool]) -> bool:
+            """The rest of the state does not arrive while somebody looks, which may take a busy machine seconds."""
+            return take(pace, count, go_on) and (not some() or looked.wait(TIMEOUT))
+
+        monkeypatch.setattr(Pace, "take", until_looked)
         eventually(some, "some of the state arrives")
         page = scraped(own)
         answer = json.loads(told(capsys, own, "--json"))
         seen, seen_by_another = told(capsys, own), told(capsys, other)
+        looked.set()
 
         nbytes = sum(parameter.numel() for parameter in joiner.model.parameters()) * 4 * 3
         assert (page["ftlib_catching_up"], page["ftlib_catchup_state_bytes"]) == (1, nbytes)
@@ -98,7 +108,7 @@ def test_a_joiner_is_watched(
         assert recovery["total"] == nbytes
         assert 0 < recovery["got"] < nbytes
         assert recovery["pending"] > 0
-        words = r"in call \d+.*, gets the state: [\d.]+ MB of 12.7 MB \(\d+%\) at [\d.]+ MB/s, .+ left; \d+ average"
+        words = r"in call \d+.*, gets the state: [\d.]+ MB of 12.7 MB \(\d+%\) at [\d.]+ [kM]B/s, .+ left; \d+ average"
         assert re.search(words, seen)
         assert re.search(words, seen_by_another), "each tells of the others, too"
 
@@ -113,7 +123,7 @@ def test_a_joiner_is_watched(
     assert len(under_way) > 1
     assert all(record.getMessage().startswith("getting the state: ") for record in under_way)
     [end] = [record for record in records if record.ftlib_event == "caught_up"]
-    words = r"caught up: 12.7 MB of state in [\d.]+ s \([\d.]+ MB/s\), (\d+) averages? replayed, counts from call (\d+) on"
+    words = r"caught up: 12.7 MB of state in [\d.]+ s \([\d.]+ [kM]B/s\), (\d+) averages? replayed, counts from call (\d+) on"
     (replayed, call) = (int(number) for number in re.fullmatch(words, end.getMessage()).groups())
     assert replayed == found["averages_replayed"] > 0
     assert call == end.call

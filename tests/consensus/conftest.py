@@ -1,0 +1,16 @@
+"""Fixtures of the tests of members and agents."""
+
+from __future__ import annotations
+
+import pytest
+
+from consensus import membership
+from consensus.runtime import scout, tether
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens has time to say who it is, as on a busy machine. For tests in which everybody asked does answer."""
+    monkeypatch.setattr(tether, "CHECK_TIMEOUT", 4.0)
+    for module, name in ((scout, "_LOOK_TIMEOUT"), (membership, "_FIND_TIMEOUT")):
+        monkeypatch.setattr(module, name, 20.0)
