@@ -123,7 +123,7 @@ def test_donor_is_killed_in_mid_transfer(cluster: Cluster, rank: int) -> None:
 
 def test_all_donors_of_a_part_are_killed(cluster: Cluster) -> None:
     """Two at once, whichever parts they have in common, and then a third one: one is left that has the state."""
-    certain = slow(cluster, 8e6)
+    certain = slow(cluster, 4e6)
     workers = sorted(found(cluster, 4, sizes=LARGE), key=lambda worker: worker.last["rank"])
     joiner = cluster.join(sizes=LARGE)
     calling(cluster, joiner)
