@@ -99,7 +99,17 @@ def test_interrupt_of_the_launcher(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")} | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "ftlib.launch.cli", "run", "-n", "2", "script.py"],
+        [
+            sys.executable,
+            "-m",
+            "ftlib.launch.cli",
+            "run",
+            "-n",
+            "2",
+            "--grace",
+            "60",
+            "script.py",
+        ],  # nobody is killed for being slow
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -116,7 +126,7 @@ def test_interrupt_of_the_launcher(tmp_path: Path) -> None:
                 break
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         rest = process.stdout.read()
-        assert process.wait(20) == 130, rest
+        assert process.wait(60) == 130, rest
     finally:
         process.kill()
         process.wait()
