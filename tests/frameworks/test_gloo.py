@@ -25,6 +25,7 @@ from tests.frameworks.orders import (
     building_threads,
     child_sockets,
     close_under_way,
+    epochs_kept,
     exchange,
     fail_in_the_middle,
     keep_child,
@@ -33,7 +34,6 @@ from tests.frameworks.orders import (
     patterns,
     rebuild_blindly,
     reduce_one,
-    store_keys,
     try_rebuild,
 )
 
@@ -140,13 +140,13 @@ def test_close_gives_everything_back(crew: Crew) -> None:
 
 def test_rebuild_names_who_is_missing(crew: Crew) -> None:
     hands = crew.hire(3)
-    specs = crew.specs(hands, timeout=0.5)
+    specs = crew.specs(hands, timeout=3.0)
     for hand, spec in zip(hands[:2], specs, strict=False):
         hand.tell(try_rebuild, spec, None)
     for took, text in [hand.answer() for hand in hands[:2]]:
         assert "no sign of ranks [2]" in text
         assert "(2,)" in text
-        assert 0.4 < took < SOON
+        assert 2.5 < took < SOON
 
 
 def test_cancel_ends_a_rebuild(crew: Crew) -> None:
@@ -236,9 +236,8 @@ def test_store_forgets_earlier_epochs(crew: Crew) -> None:
     for _ in range(4):
         crew.build(hands)
         crew.run(hands, reduce_one, 10)
-    hands[0].tell(store_keys)
-    epochs = {key.strip("/").partition("/")[0] for key in hands[0].answer() if "view-" in key}
-    assert len(epochs) == 1
+    hands[0].tell(epochs_kept)
+    assert len(hands[0].answer()) == 1
 
 
 def test_check_names_the_remedy() -> None:
