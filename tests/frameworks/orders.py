@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroupGloo
 from ftlib.errors import GroupError
 from ftlib.frameworks import GroupSpec, gloo, sockets
 from ftlib.frameworks.gloo import GlooFramework
+from ftlib.frameworks.gloo_group import GlooGroup
 from tests.frameworks.crew import Worker, rebuild
 
 TIMEOUT = 20.0
@@ -58,6 +59,16 @@ def exchange(worker: Worker, elements: int) -> float:
         assert work.done()
     assert big[-1].item() == group.size
     return theirs[-1].item()
+
+
+def know_peers(worker: Worker) -> None:
+    """Until errors can name any rank of the group: those that connected to this one say so beside its first operations."""
+    group = worker.group
+    assert isinstance(group, GlooGroup)
+    deadline = time.monotonic() + TIMEOUT
+    while not {link.remote for link in group._links} <= set(group._peers):
+        assert time.monotonic() < deadline, group._peers
+        time.sleep(0.005)
 
 
 def loop(worker: Worker, elements: int) -> tuple[float, int, str, tuple[int, ...]]:

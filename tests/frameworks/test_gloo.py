@@ -29,6 +29,7 @@ from tests.frameworks.orders import (
     exchange,
     fail_in_the_middle,
     keep_child,
+    know_peers,
     loop,
     operate,
     patterns,
@@ -86,6 +87,7 @@ def test_repeated_patterns(crew: Crew) -> None:
 def test_kill_is_felt_at_once_and_survivors_go_on(crew: Crew, victim: int) -> None:
     hands = crew.hire(4)
     crew.build(hands, host=(victim + 1) % 4)
+    crew.run(hands, know_peers)
     for hand in hands:
         hand.tell(loop, 1_000_000)
     time.sleep(0.2)
