@@ -29,7 +29,7 @@ from tests.ports import free_ports
 
 __all__ = ["Certificates", "EtcdServer", "RedisServer", "Server", "etcd_cluster", "running"]
 
-_READY = 20.0
+_READY = 60.0
 """Seconds; both need a tenth of one where nothing else runs."""
 _TRIES = 5
 """Ports tried: between its being found free and its being bound somebody else may take it."""

@@ -67,4 +67,4 @@ def test_degraded_links_lose_and_delay() -> None:
                 assert arrive(one, two, wait=2.0) == 1
                 assert time.monotonic() - began >= 0.02
             network.degrade(0.3)
-            assert 30 < arrive(one, two, 100) < 95
+            assert 30 < arrive(one, two, 100, wait=1.0) < 95

@@ -107,7 +107,7 @@ class Crew:
 
     def __init__(self) -> None:
         self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["ftlib.frameworks.gloo"])
+        self._context.set_forkserver_preload(["tests.frameworks.orders"])  # else the first order takes one longer than another
         self._epoch = 0
         self.hands: list[Hand] = []
 

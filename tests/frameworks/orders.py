@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroupGloo
 from ftlib.errors import GroupError
 from ftlib.frameworks import GroupSpec, gloo, sockets
 from ftlib.frameworks.gloo import GlooFramework
+from ftlib.frameworks.gloo_group import GlooGroup
 from tests.frameworks.crew import Worker, rebuild
 
 TIMEOUT = 20.0
@@ -58,6 +59,16 @@ def exchange(worker: Worker, elements: int) -> float:
         assert work.done()
     assert big[-1].item() == group.size
     return theirs[-1].item()
+
+
+def know_peers(worker: Worker) -> None:
+    """Until errors can name any rank of the group: those that connected to this one say so beside its first operations."""
+    group = worker.group
+    assert isinstance(group, GlooGroup)
+    deadline = time.monotonic() + TIMEOUT
+    while not {link.remote for link in group._links} <= set(group._peers):
+        assert time.monotonic() < deadline, group._peers
+        time.sleep(0.005)
 
 
 def loop(worker: Worker, elements: int) -> tuple[float, int, str, tuple[int, ...]]:
@@ -136,7 +147,7 @@ def close_under_way(worker: Worker) -> tuple[float, int]:
     for work in works:
         with pytest.raises(GroupError):
             work.wait(TIMEOUT)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + TIMEOUT
     while len(sockets.snapshot()) > before - 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     return took, before - len(sockets.snapshot())
@@ -225,7 +236,7 @@ def fail_in_the_middle(worker: Worker, spec: GroupSpec) -> str:
 
 def building_threads(worker: Worker) -> int:
     """Threads still in a build, after some time to end."""
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline and any("build" in thread.name for thread in threading.enumerate()):
         time.sleep(0.02)
     return sum("build" in thread.name for thread in threading.enumerate())
@@ -250,8 +261,15 @@ def abandon(worker: Worker) -> tuple[float, bool, float]:
     return failed, done, time.monotonic() - begin
 
 
-def store_keys(worker: Worker) -> list[str]:
+def epochs_kept(worker: Worker) -> set[str]:
+    """Those of which its store has keys, once it has had time to forget: it does so after a group is built."""
     assert isinstance(worker.framework, GlooFramework)
-    assert worker.framework._server is not None
-    time.sleep(0.1)
-    return worker.framework._server.keys()
+    server = worker.framework._server
+    assert server is not None
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        keys = server.keys()
+        epochs = {key.strip("/").partition("/")[0] for key in keys if "view-" in key}
+        if len(epochs) <= 1 or time.monotonic() > deadline:
+            return epochs
+        time.sleep(0.01)

@@ -38,7 +38,8 @@ def done(name: str = "test") -> threading.Thread:
     return found[0]
 
 
-def test_a_thread_that_is_through_takes_the_next_one() -> None:
+def test_a_thread_that_is_through_takes_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errands, "_LINGER", TIMEOUT)
     assert done("one") is done("two")
 
 
@@ -82,7 +83,8 @@ def test_one_that_fails_takes_nobody_with_it(monkeypatch: pytest.MonkeyPatch) ->
     done()
 
 
-def test_a_forked_child_starts_its_own() -> None:
+def test_a_forked_child_starts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errands, "_LINGER", TIMEOUT)
     done()
     assert errands._idle
     pid = os.fork()

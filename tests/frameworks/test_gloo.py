@@ -25,15 +25,16 @@ from tests.frameworks.orders import (
     building_threads,
     child_sockets,
     close_under_way,
+    epochs_kept,
     exchange,
     fail_in_the_middle,
     keep_child,
+    know_peers,
     loop,
     operate,
     patterns,
     rebuild_blindly,
     reduce_one,
-    store_keys,
     try_rebuild,
 )
 
@@ -86,6 +87,7 @@ def test_repeated_patterns(crew: Crew) -> None:
 def test_kill_is_felt_at_once_and_survivors_go_on(crew: Crew, victim: int) -> None:
     hands = crew.hire(4)
     crew.build(hands, host=(victim + 1) % 4)
+    crew.run(hands, know_peers)
     for hand in hands:
         hand.tell(loop, 1_000_000)
     time.sleep(0.2)
@@ -140,13 +142,13 @@ def test_close_gives_everything_back(crew: Crew) -> None:
 
 def test_rebuild_names_who_is_missing(crew: Crew) -> None:
     hands = crew.hire(3)
-    specs = crew.specs(hands, timeout=0.5)
+    specs = crew.specs(hands, timeout=3.0)
     for hand, spec in zip(hands[:2], specs, strict=False):
         hand.tell(try_rebuild, spec, None)
     for took, text in [hand.answer() for hand in hands[:2]]:
         assert "no sign of ranks [2]" in text
         assert "(2,)" in text
-        assert 0.4 < took < SOON
+        assert 2.5 < took < SOON
 
 
 def test_cancel_ends_a_rebuild(crew: Crew) -> None:
@@ -236,9 +238,8 @@ def test_store_forgets_earlier_epochs(crew: Crew) -> None:
     for _ in range(4):
         crew.build(hands)
         crew.run(hands, reduce_one, 10)
-    hands[0].tell(store_keys)
-    epochs = {key.strip("/").partition("/")[0] for key in hands[0].answer() if "view-" in key}
-    assert len(epochs) == 1
+    hands[0].tell(epochs_kept)
+    assert len(hands[0].answer()) == 1
 
 
 def test_check_names_the_remedy() -> None:

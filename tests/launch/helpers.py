@@ -18,7 +18,7 @@ from consensus import KeyRing
 from ftlib.drain import TWIN
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 60.0
+LIMIT = 150.0
 SECRET = "the secret of these tests"
 KEY = KeyRing([SECRET]).first
 
@@ -46,7 +46,7 @@ def announce(epoch, address="127.0.0.1:1"):
     env = os.environ
     vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
     me = dict(job=env["FTLIB_JOB"], member=f"m{{os.getpid()}}", address=address, epoch=epoch)
-    assert announce(env["FTLIB_SUPERVISOR"], vouch, **me)
+    assert announce(env["FTLIB_SUPERVISOR"], vouch, **me, timeout={LIMIT})
 """
 
 
@@ -150,7 +150,7 @@ def wait_until(condition: Any, what: str, limit: float = LIMIT) -> None:
         time.sleep(0.01)
 
 
-def wait_gone(pid: int, limit: float = 10.0) -> None:
+def wait_gone(pid: int, limit: float = 30.0) -> None:
     """Until the process has ended (a zombie has)."""
     try:
         fd = os.pidfd_open(pid)

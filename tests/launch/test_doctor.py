@@ -100,7 +100,7 @@ def test_a_stopped_member() -> None:
         peer.pause()
         for _ in range(20):  # its agent notices within 10 ms, perhaps only after it said who it is, and later on a busy machine
             stopped = found(peer.address, timeout=0.3)
-            if failed(stopped) == "identity":
+            if "is that worker stopped (SIGSTOP" in stopped.verdict:
                 break
         assert failed(stopped) == "identity" and "is that worker stopped (SIGSTOP" in stopped.verdict
     finally:
@@ -134,7 +134,7 @@ def test_something_else_listens(data: bytes, text: str) -> None:
 
 
 class Impostor(BaseHTTPRequestHandler):
-    """Says at /identity what it is told, and has no UDP."""
+    """Says at /identity what it is told, and has no UDP: at an address where no other test's socket can have its port."""
 
     said: ClassVar[dict[str, str]] = {}
 
@@ -150,10 +150,10 @@ class Impostor(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def impostor() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Impostor) as server:
+    with HTTPServer(("127.77.0.1", 0), Impostor) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"127.0.0.1:{server.server_port}"
+        yield f"127.77.0.1:{server.server_port}"
         server.shutdown()
         thread.join(10)
     Impostor.said = {}
@@ -204,7 +204,7 @@ def test_two_doctors() -> None:
         heard = re.search(r"ftlib doctor (\S+)", process.stdout.readline())
         assert heard is not None and found(heard[1]).healthy
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -217,7 +217,7 @@ BLOCKED = [
     ("input: udp dport 7001 reject", "udp", "nobody listens at 10.77.0.2:7001 on UDP"),
     ("input: udp dport 7001 reject with icmp type host-prohibited", "udp", "UDP to 10.77.0.2:7001 fails: No route to host"),
     ("input: udp length > 1000 drop", "mtu", "those of 1400 bytes do not (lost 4 times): give the whole path"),
-    ("input: tcp dport 7001 drop", "tcp", "TCP to 10.77.0.2:7001 is dropped (no answer within 0.3 s): open port 7001"),
+    ("input: tcp dport 7001 drop", "tcp", "TCP to 10.77.0.2:7001 is dropped (no answer within 2 s): open port 7001"),
     ("input: tcp dport 7001 reject with tcp reset", "tcp", "nobody listens there"),
     ("input: tcp dport 7001 reject with icmp type admin-prohibited", "tcp", "fails: No route to host"),
     ("", "", "all is well"),
@@ -273,12 +273,12 @@ def test_a_firewall_that_rejects_later_is_named(monkeypatch: pytest.MonkeyPatch)
 @needs_network
 @needs_filter
 def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consensus.runtime.pings.WAIT", 0.06)
+    monkeypatch.setattr("consensus.runtime.pings.WAIT", 0.15)
     with Network(2) as [here, there], member(there, "10.77.0.2:7001") as address:
         for rules, name, text in BLOCKED:
             there.block(rules)
             with here.inside():
-                diagnosis = found(address, timeout=0.3)
+                diagnosis = found(address)
             assert failed(diagnosis) == name and text in diagnosis.verdict, (rules, diagnosis)
         assert diagnosis.checks[0].found == "from 10.77.0.1 on eth0 (MTU 1500)"
         with here.inside():
@@ -286,7 +286,7 @@ def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
             assert failed(found("10.77.0.9:7001", timeout=0.2)) == "tcp"
         here.block("output: udp dport 7001 drop")
         with here.inside():
-            assert "UDP to 10.77.0.2:7001 fails: Operation not permitted: open port" in found(address, timeout=0.3).verdict
+            assert "UDP to 10.77.0.2:7001 fails: Operation not permitted: open port" in found(address).verdict
         here.block("input: meta l4proto udp drop")  # the firewall at this end looks the same as the other's output
         with here.inside():
-            assert "let UDP in at the firewall of this host" in found(address, timeout=0.3).verdict
+            assert "let UDP in at the firewall of this host" in found(address).verdict

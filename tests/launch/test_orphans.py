@@ -14,7 +14,7 @@ from ftlib.drain import TWIN
 
 from .helpers import running, script, wait_gone
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 FAMILY = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])

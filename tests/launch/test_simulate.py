@@ -277,7 +277,7 @@ def test_the_same_seed_gives_the_same_output_and_imports_no_torch(tmp_path: Path
         (tmp_path / str(number)).mkdir()
         words = ["--members", "5", "--seed", "11", "--json", "--picture", str(tmp_path / str(number) / "x.svg")]
         processes.append(start("simulate", *words, hash_seed=str(number)))
-    told = [process.communicate(timeout=60) for process in processes]
+    told = [process.communicate(timeout=250) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], told
     assert told[0][0] == told[1][0]
     assert json.loads(told[0][0])["outcome"] == "agreed"
@@ -290,7 +290,7 @@ def test_ctrl_c_ends_with_the_summary_so_far(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert process.stderr.readline() == "running\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     told = json.loads(out)
     assert told["outcome"] == "interrupted"
