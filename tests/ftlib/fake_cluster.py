@@ -248,10 +248,10 @@ class FakeCluster:
         self._ready.add(member.name)
         if self._ready == set(view.ids) and not self.dead & set(view.ids):
             self.idle = True
+            self._wish()  # before anybody can enter a call, which would still say what was wished in the view before
             for name in view.ids:
                 self.members[name].active = view
                 self._plane(name).activate(view)
-            self._wish()
 
     def _wish(self) -> None:
         if self.view is not None and self.idle:

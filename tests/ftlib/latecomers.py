@@ -23,7 +23,7 @@ DEADLINE = 0.3
 class Latecomer(Pupil):
     """It stays in its forward pass while its gate is closed. Each kind of call after the average, by name, in ``also``."""
 
-    def __init__(self, ft: FTLib, seed: int, *, also: str = "", every: int = 0, **more: Any) -> None:
+    def __init__(self, ft: FTLib, seed: int, *, also: str = "", **more: Any) -> None:
         super().__init__(ft, seed, **more)
         self.gate = threading.Event()
         self.gate.set()
@@ -31,7 +31,9 @@ class Latecomer(Pupil):
         """Whether it waits at its gate."""
         self.newest: dict[str, float] = {}
         """What the other calls came to last."""
-        self._also, self._every = also, every
+        self.special = -1
+        """After that step it makes another call, which belongs to no step."""
+        self._also = also
 
     def compute(self) -> None:
         super().compute()
@@ -47,7 +49,7 @@ class Latecomer(Pupil):
         return status
 
     def _others(self) -> None:
-        names = [*self._also, *("E" if self._every and self.ft.step % self._every == 0 else "")]
+        names = [*self._also, *("E" if self.ft.step == self.special else "")]
         for name in names:
             if name == "B":
                 assert self.ft.barrier() or self.ended
@@ -147,11 +149,26 @@ def steps(pupil: Latecomer, count: int) -> None:
     assert pupil.error is None
 
 
+def in_step(count: int, *pupils: Pupil) -> None:
+    """Wait until all of them have made so many steps together: on a busy machine anybody may be late for some."""
+
+    def made() -> bool:
+        assert not [pupil.error for pupil in pupils if pupil.error]
+        return len(set.intersection(*(set(pupil.hashes) for pupil in pupils))) >= count
+
+    eventually(made, f"{count} steps of all")
+
+
 def punctual(ft: FTLib) -> None:
     """However long the test takes, nobody stands in for this one."""
     deputy = ft._lives.life.deputy
     assert deputy is not None
     deputy._ready = lambda: False  # type: ignore[method-assign]
+
+
+def tardy(ft: FTLib) -> None:
+    """Not ``punctual`` any more."""
+    del ft._lives.life.deputy._ready  # type: ignore[union-attr]
 
 
 def awaiting(late: FTLib, other: FTLib) -> None:

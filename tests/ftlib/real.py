@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import torch
 from ftlib import FTLib
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.memory import MemoryHub
+from tests.ports import free_ports
 
 TIMEOUT = 40.0
 """Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
@@ -45,8 +45,7 @@ class Company:
     def __init__(self, founders: int, backend: str = "memory", **settings: Any) -> None:
         self.hub = MemoryHub()
         self.backend = backend
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            self._first = f"127.0.0.1:{held.getsockname()[1]}"
+        self._first = f"127.0.0.1:{free_ports(1)[0]}"
         self.settings = {
             "job": f"company-{id(self)}",
             "introducers": [self._first],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from ftlib import ConfigError, ElasticSampler, FTLib, Status, StepMismatch
 from ftlib.consumption import packed_shares, unpacked_shares
 from ftlib.data.sampling import Share
+from tests.ftlib.real import eventually
 from tests.ftlib.scholars import Scholar, judge, play, together
 from tests.ftlib.workers import Job, Worker
 
@@ -61,16 +63,27 @@ def test_what_a_dead_member_had_drawn_goes_back(depth: int, at: int) -> None:
         judge([scholars["a"], scholars["b"]], epochs=2, size=60)
 
 
+def let_in(job: Job, step: int, now: threading.Event) -> Callable[[], None]:
+    """A hook of worker a: after that step it has j start (``now``), and goes on once that one waits to be admitted.
+
+    By themselves jobs as small as these are over before anybody has come, and has got the state.
+    """
+
+    def call() -> None:
+        if job.workers["a"].ft.step == step and not now.is_set():
+            now.set()
+            eventually(lambda: bool(job.cluster.waiting), "the joiner has knocked")
+        elif now.is_set() and not job.workers["j"].ft.metrics()["state_loads"]:
+            time.sleep(0.1)  # a forward pass of some length: the state comes beside it
+
+    return call
+
+
 def joined(job: Job, depth: int) -> dict[str, Scholar]:
     """Two that go through three epochs, and a joiner after their third step: they have all come to the end."""
     scholars = {name: Scholar(120, 3, 3, depth) for name in "abj"}
     now = threading.Event()
-
-    def call() -> None:
-        if job.workers["a"].ft.step == 3:
-            now.set()
-
-    scholars["a"].hook = call
+    scholars["a"].hook = let_in(job, 3, now)
     together(job, scholars, {"j": now})
     judge(list(scholars.values()), epochs=3, size=120)
     return scholars
@@ -123,10 +136,9 @@ def test_units_use_up_what_their_averages_do(depth: int) -> None:
 
         def die() -> None:
             if job.workers["c"].ft.step == 3:
-                now.set()
                 job.kill("c")
 
-        scholars["c"].hook = die
+        scholars["c"].hook, scholars["a"].hook = die, let_in(job, 4, now)
         for scholar in scholars.values():
             scholar.unit = True
         together(job, scholars, {"j": now})

@@ -14,7 +14,7 @@ from ftlib.deputy import Deputy
 from ftlib.errors import Excluded
 from ftlib.missed import Missed
 from ftlib.rhythm import WINDOW
-from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, events, late, punctual, steps
+from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, events, late, punctual, steps, tardy
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 
@@ -32,7 +32,9 @@ def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
     with late(recovery_pending_mb=0.1) as made:
         first, _, last = made.pupils
         last.gate.clear()
-        eventually(lambda: "deputy_retires" in events(caplog), "it stops")
+        deputy = last.ft._lives.life.deputy
+        assert deputy is not None
+        eventually(lambda: deputy._retired, "it stops")
         missed, nbytes = last.missed, sum(p.numel() * 4 for p in last.model.parameters())
         assert nbytes * missed <= 0.1 * 2**20 < nbytes * (missed + 1)
         one, two = first.ft._plane, last.ft._plane
@@ -166,6 +168,7 @@ def test_nobody_stands_in_within_a_unit() -> None:
     with company(2, straggler_deadline=DEADLINE) as crew:
         first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
         punctual(first.ft)
+        punctual(last.ft)
         for _ in range(WINDOW):
             at_once(first.step, last.step)
         gate = threading.Event()
@@ -174,6 +177,7 @@ def test_nobody_stands_in_within_a_unit() -> None:
             in_thread(lambda: last.ft.execute(lambda: gate.wait(TIMEOUT) and last.step())),
         ]
         eventually(lambda: first.ft._plane.current is not None and last.ft._plane.current is not None, "they are inside")
+        tardy(last.ft)  # only now: it may be late for the unit
         time.sleep(3 * DEADLINE)  # nothing happens
         assert not last.ft._plane.lag.calls
         gate.set()

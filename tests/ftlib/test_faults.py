@@ -279,7 +279,8 @@ def test_inputs_survive_a_failure_and_frozen_calls_do_not_finish(monkeypatch: py
 
     with Job(3) as job:
         workers = [job.start(f"w{i}", body) for i in range(3)]
-        time.sleep(0.2)
+        assert held.wait(TIMEOUT)
+        eventually(lambda: workers[1].ft._plane.running is not None, "all are in the call")
         job.kill("w2")
         until = time.monotonic() + TIMEOUT
         while job.cluster.epoch < 2 and time.monotonic() < until:

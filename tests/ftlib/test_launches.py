@@ -50,9 +50,7 @@ def test_torchrun_works_unchanged() -> None:
 
 def test_slurm_and_plain_shells_over_ipv6() -> None:
     """Two jobs at the same time, of two workers each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_ports(1)[0])
     slurm = {
         "SLURM_JOB_ID": "12",
         "SLURM_STEP_ID": "0",

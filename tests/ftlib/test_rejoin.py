@@ -24,6 +24,7 @@ from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.test_closing import left_behind
 from tests.ftlib.trainees import Trainee, exclude, training, until
 from tests.ftlib.workers import Job, Worker
+from tests.ports import free_ports
 
 
 def test_it_joins_again_with_the_state_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,8 +191,7 @@ def test_again_and_again_but_not_forever(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_fixed_port_is_bound_again_once_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    [port] = free_ports(1)
     with company(1, rejoin=True) as crew:
         staying = Trainee(crew.members[0])
         assert staying.step()
