@@ -205,7 +205,8 @@ class FakeCluster:
 
     def _on_kill(self, name: str) -> None:
         self.dead.add(name)
-        self._on_change()
+        if self.view is not None and name in self.view:  # else its peers' failures had it removed already
+            self._on_change()
 
     def _on_flushed(self, member: FakeConsensus, epoch: int, report: bytes) -> None:
         if self._flushing and epoch == self.epoch and member.name not in self.dead:

@@ -113,7 +113,7 @@ def test_joiners_come_in_at_the_border_and_compute_on_the_state_from_their_first
     def founder(worker: Worker, learner: Learner) -> None:
         def wait_for_the_knock() -> None:
             asked.set()
-            eventually(lambda: bool(job.cluster.waiting), "the joiner has knocked")
+            eventually(lambda: job.workers["w0"].ft._plane.wished, "the joiner has knocked, and w0 was told")
 
         learner.hooks["between"] = once(wait_for_the_knock, lambda: worker.ft.step == 3)
 
