@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlib import Status
@@ -81,13 +81,13 @@ def gloo() -> Iterator[dict[int, Crew]]:
 
 
 @given(case=cases())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120)
 def test_over_memory(memory: dict[int, Crew], case: Case) -> None:
     check_average(memory[len(case.weights)], case)
 
 
 @given(case=cases().filter(lambda case: len(case.weights) in (2, 3, 5)))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 def test_over_gloo(gloo: dict[int, Crew], case: Case) -> None:
     check_average(gloo[len(case.weights)], case)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ftlib import Excluded, FTLib, Status, StepMismatch
-from tests.ftlib.real import at_once, company, eventually, in_thread
+from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.trainees import Trainee, exclude
 
 STEPS = 4
@@ -72,7 +72,7 @@ def test_within_a_call(place: int, caplog: pytest.LogCaptureFixture) -> None:
         lag(late.ft)
         exclude(gone.ft)
         for thread in threads:
-            thread.join(10)
+            thread.join(TIMEOUT)
         assert results == [Status.SUCCESS] * 2
         assert alike(trainees, STEPS + 1)
         assert behind(caplog) == [2]
@@ -88,7 +88,7 @@ def test_it_has_counted_wrong_for_some_calls(caplog: pytest.LogCaptureFixture) -
         thread = in_thread(leaving.ft.close)
         while any(trainee.ft.size == 3 for trainee in trainees):
             at_once(*[trainee.step for trainee in trainees])
-        thread.join(10)
+        thread.join(TIMEOUT)
         at_once(*[trainee.step for trainee in trainees])
         assert alike(trainees, trainees[0].ft.step)
         assert behind(caplog) == [2]

@@ -125,7 +125,7 @@ def test_training_without_registered_state_is_told_of_once(caplog: pytest.LogCap
 def test_calls_that_train_nothing_need_no_state(caplog: pytest.LogCaptureFixture) -> None:
     with founders(2) as crew:
         at_once(*[functools.partial(ft.allreduce_average, torch.ones(2)) for ft in crew.members])
-    assert not warnings(caplog)
+    assert not [text for text in warnings(caplog) if "registered" in text]
 
 
 @pytest.mark.parametrize("registered", [False, True])
