@@ -39,10 +39,11 @@ class Peer:
         os.kill(self.process.pid, signal.SIGKILL)
 
     def tell(self, line: str) -> None:
-        """One of the orders that ``main`` knows."""
-        assert self.process.stdin is not None
+        """One of the orders that ``main`` knows; returns once it is carried out, or ("hold") about to be."""
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
+        assert self.process.stdout.readline() == f"{line}\n", "the peer has ended"
 
     @property
     def agent(self) -> int:
@@ -104,9 +105,11 @@ def main() -> None:
     for line in sys.stdin:
         kind, value = line.split()
         if kind == "hold":  # as a C extension that keeps the interpreter's lock
+            print(line, end="", flush=True)
             ctypes.PyDLL(None).usleep(int(float(value) * 1e6))
         elif kind == "where":
             gossip.progress(*map(int, value.split(",")))
+            print(line, end="", flush=True)
 
 
 if __name__ == "__main__":

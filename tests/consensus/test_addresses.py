@@ -148,7 +148,7 @@ def test_the_first_of_one_list_restarted_does_not_found_while_another_cannot_ans
 
 
 def status_of(peer: Peer) -> Any:
-    with urllib.request.urlopen(f"http://{peer.address}/status", timeout=5) as response:
+    with urllib.request.urlopen(f"http://{peer.address}/status", timeout=TIMEOUT) as response:
         return json.load(response)
 
 
@@ -224,7 +224,7 @@ def test_members_meet_over_ipv6_loopback() -> None:
     with members(one, one) as group:
         together(group)
         assert {member.member.host for member in group} == {"::1"}
-        with urllib.request.urlopen(f"http://[::1]:{port}/status", timeout=5) as response:
+        with urllib.request.urlopen(f"http://[::1]:{port}/status", timeout=TIMEOUT) as response:
             status = json.load(response)
         assert status["address"] == f"[::1]:{port}" and status["members"][0]["address"].startswith("[::1]:")
 

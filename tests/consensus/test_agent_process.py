@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 
 def status(peer: Peer) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://{peer.address}/status", timeout=5) as response:
+    with urllib.request.urlopen(f"http://{peer.address}/status", timeout=TIMEOUT) as response:
         found: dict[str, Any] = json.load(response)
         return found
 
@@ -164,7 +164,7 @@ def test_facts_of_the_layer_above() -> None:
     gossip.start(Plane(gossip))
     try:
         assert gossip.wait_view(TIMEOUT) is not None
-        with urllib.request.urlopen(f"http://{address(gossip)}/status", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{address(gossip)}/status", timeout=TIMEOUT) as response:
             assert json.load(response)["ftlib"] == {"step": 7}
     finally:
         gossip.stop()

@@ -62,7 +62,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def scraped(address: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT) as response:
         families = parse(response.read().decode())
     return {sample.name: sample.value for family in families for sample in family.samples}
 

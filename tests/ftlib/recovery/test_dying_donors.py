@@ -1,0 +1,98 @@
+"""Donors that die while a joiner gets the state from them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ftlib.recovery import hold, stripes
+from ftlib.recovery.catchup import Catchup
+from ftlib.recovery.round import Round
+from tests.ftlib.real import eventually
+from tests.ftlib.recovery.pupils import Pupil, assert_equal
+from tests.ftlib.recovery.test_following import School, followed, school, steps
+
+
+class Punctual(Pupil):
+    """It enters no call that a joiner asks about before the question is there: then all of them are donors."""
+
+    school: School | None = None
+
+    def compute(self) -> None:
+        super().compute()
+        eventually(lambda: self._asked(self.ft._plane.finished + 1), "the joiner's question arrives")
+
+    def _asked(self, number: int) -> bool:
+        made = self.school
+        joiner = None if made is None or made.over.is_set() else made.crew.members[-1]
+        if joiner is None or joiner is self.ft:
+            return True
+        recovery = joiner._lives.life.caller.recovery
+        question = recovery._question if isinstance(recovery, Catchup) else None
+        if question is None or question.version != number or question._answer.done():
+            return True
+        return self.ft._lives.life.donor._hold._open[number] > 0
+
+
+@contextmanager
+def halfway(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, Pupil, Round]]:
+    """Three donors, and a joiner that has some of its many stripes and goes on slowly."""
+    monkeypatch.setattr(stripes, "SMALLEST", 128 << 10)
+    for name in ("PATIENCE", "GRACE"):
+        monkeypatch.setattr(hold, name, 3.0)  # in which a busy machine asks again
+    with school(3, functools.partial(Punctual, width=400), "memory") as made:
+        monkeypatch.setattr(Punctual, "school", made)
+        joiner = made.enrol(recovery_bandwidth=250_000)  # for 1.9 MB
+        eventually(lambda: joiner.ft.metrics()["state_bytes"] > 0, "a stripe has arrived")
+        round_ = joiner.ft._lives.life.caller.recovery._round
+        assert {len(stripe.donors) for stripe in round_.stripes} == {2}
+        yield made, joiner, round_
+
+
+def lose(made: School, name: str) -> None:
+    """The member dies, and the others go on."""
+    [victim] = [pupil for pupil in made.pupils if pupil.ft._plane.member_id == name]
+    made.pupils.remove(victim)
+    victim.crash()
+    steps(made.pupils[0], 5)
+    assert made.pupils[0].ft.size == len(made.pupils)
+
+
+def restarts(caplog: pytest.LogCaptureFixture) -> int:
+    return [getattr(record, "ftlib_event", "") for record in caplog.records].count("recovery_restarts")
+
+
+def test_one_donor_dies_and_nothing_comes_twice(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with halfway(monkeypatch) as (made, joiner, round_):
+        lose(made, round_.stripes[-1].donors[0])
+        assert round_.progress().got < round_.progress().total, "it happens on the way"
+        steps(joiner, 5)
+        made.end()
+    assert followed(caplog) and not restarts(caplog)
+    assert joiner.ft.metrics()["state_bytes"] == round_.progress().total
+    assert assert_equal(*made.pupils) >= 4
+
+
+def test_both_donors_of_a_stripe_die_and_all_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is there already is of an older version than what the donor that is left can give."""
+    caplog.set_level(logging.INFO)
+    with halfway(monkeypatch) as (made, joiner, round_):
+        first, second = round_.stripes[-1].donors
+        lose(made, first)
+        assert not restarts(caplog)
+        assert round_.progress().got < round_.progress().total, "the last stripe has not arrived"
+        lose(made, second)
+        steps(joiner, 5)
+        made.end()
+    assert followed(caplog) and restarts(caplog) == 1
+    got, total = round_.progress().got, round_.progress().total
+    assert joiner.ft.metrics()["state_bytes"] == got + total, "what had arrived, and then everything"
+    assert 0 < got < total
+    assert assert_equal(*made.pupils) >= 4
