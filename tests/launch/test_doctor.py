@@ -25,22 +25,31 @@ import pytest
 from consensus import Config, Gossip, Home, format_address
 from consensus.config import PROTOCOL_VERSION
 from consensus.diagnosis import Diagnosis, Grade
-from consensus.runtime.pings import Pings
+from consensus.runtime.pings import TRIES, Pings
 from ftlib.launch.cli import main
 from ftlib.launch.credentials import Credentials
 from ftlib.launch.doctor import examine
 from tests.consensus.peer import ROOT, spawn
 from tests.network import Host, Network, needs_filter, needs_network
 
+PATIENT = 20.0
+"""Seconds for an answer that comes at once where nothing else runs."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With datagrams too. Only what is lost takes so long."""
+    monkeypatch.setattr("consensus.runtime.pings.WAIT", PATIENT / TRIES)
+
 
 def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", *arguments])
+        main(["doctor", "--timeout", str(PATIENT), *arguments])
     assert isinstance(ended.value.code, int)
     return ended.value.code
 
 
-def found(address: str, *, job: str | None = None, timeout: float = 2.0, bind: str = "") -> Diagnosis:
+def found(address: str, *, job: str | None = None, timeout: float = PATIENT, bind: str = "") -> Diagnosis:
     [diagnosis] = examine(address, job=job, timeout=timeout, environment={"FTLIB_BIND": bind} if bind else {})
     assert "\n" not in diagnosis.verdict
     return diagnosis
@@ -233,7 +242,7 @@ def test_with_a_secret() -> None:
     try:
         for given, text in ((secret, "all is well"), ("", "asks for the job's secret"), (wrong, "uses another secret")):
             environment = {"FTLIB_SECRET": given} if given else {}
-            [diagnosis] = examine(address, job=None, timeout=2.0, environment=environment)
+            [diagnosis] = examine(address, job=None, timeout=PATIENT, environment=environment)
             assert text in diagnosis.verdict, diagnosis
             assert failed(diagnosis) == ("" if given == secret else "secret")
     finally:
@@ -251,7 +260,9 @@ def test_the_secret_of_a_run_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
             assert failed(found(address)) == "secret"
             with ours.kept():
                 assert "all is well" in found(address).verdict
-                [wrong] = examine(address, job=None, timeout=2.0, environment={"FTLIB_SECRET": "another secret, long enough"})
+                [wrong] = examine(
+                    address, job=None, timeout=PATIENT, environment={"FTLIB_SECRET": "another secret, long enough"}
+                )
                 assert failed(wrong) == "secret", "a secret that was given is not replaced"
     finally:
         gossip.stop()
@@ -278,7 +289,7 @@ def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         for rules, name, text in BLOCKED:
             there.block(rules)
             with here.inside():
-                diagnosis = found(address)
+                diagnosis = found(address, timeout=2.0)
             assert failed(diagnosis) == name and text in diagnosis.verdict, (rules, diagnosis)
         assert diagnosis.checks[0].found == "from 10.77.0.1 on eth0 (MTU 1500)"
         with here.inside():
