@@ -79,7 +79,7 @@ def test_twenty_lifetimes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) 
 def test_agents_as_processes_leave_nothing_behind_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, as by a kernel without memory: a worker without its agent is excluded, and gets another one."""
     monkeypatch.setattr(succession, "_REST", 0.0)
-    with company(1, "gloo") as crew:
+    with company(1, "gloo", agent="process") as crew:  # it answers, however long this process looks for garbage
         staying = Trainee(crew.members[0])
         over = threading.Event()
         ft = crew.init(agent="process", rejoin=True)
