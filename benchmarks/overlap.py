@@ -1,6 +1,6 @@
 """What a step takes whose averages are under way while backward goes on (``execute``), against one that averages afterwards.
 
-    python -m benchmarks.overlap [--rounds 5] [--steps 8] [--compute timer]
+    python -m benchmarks.overlap [--rounds 5] [--steps 8] [--batch 1024] [--compute timer]
 
 Two workers with one thread each, on two hosts (network namespaces). The link between them carries so many bytes a second, each
 way, that averaging takes 40 % of the blocking step: the kernel's token bucket (tc tbf) holds packets back, which takes no
@@ -14,6 +14,8 @@ the loops take turns:
 
 With ``--compute timer`` each layer takes a fixed time instead, in which the processor rests, as if an accelerator computed it
 (10 ms forward, 20 ms backward; batches of one): for a machine with other work, where the time of real layers is anybody's.
+Real layers share the cores with the transport, which needs as much of them a step however short that is: the smaller the batch,
+the less is left to be gained (on two cores with ``--batch 256``: nothing).
 
 Needs root, iproute2 and a kernel with tbf. The bar: overlap <= 0.85 x blocking.
 """
@@ -43,7 +45,6 @@ SHARE = 0.4
 """Of the blocking step's time, that averaging is to take."""
 BAR = 0.85
 WIDTH, DEPTH = 512, 8
-BATCH = 256
 FORWARD, BACKWARD = 0.010, 0.020
 """Seconds that a layer takes elsewhere."""
 LIMIT = 900.0
@@ -75,12 +76,12 @@ class Timed(nn.Module):
 class Program:
     """A perceptron of ``DEPTH`` layers."""
 
-    def __init__(self, ft: FTLib, *, timed: bool) -> None:
+    def __init__(self, ft: FTLib, batch: int, *, timed: bool) -> None:
         self.ft = ft
         self.layers = [nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)]
         self.model = nn.Sequential(*[module for layer in self.layers for module in (layer, Timed() if timed else nn.ReLU())])
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        self.inputs = torch.randn(1 if timed else BATCH, WIDTH)
+        self.inputs = torch.randn(1 if timed else batch, WIDTH)
         self.pending: list[Any] = []
         self.overlapping = False
         for layer in self.layers:
@@ -130,12 +131,12 @@ class Program:
         self.optimizer.step()
 
 
-def work(address: str, introducer: str, secret: str, rounds: int, steps: int, *, timed: bool) -> None:
+def work(address: str, introducer: str, secret: str, rounds: int, steps: int, batch: int, *, timed: bool) -> None:
     """One worker; a line of JSON for each block of steps: its median. A line on its input after the first: the link is set."""
     torch.set_num_threads(1)
     settings = {"introducers": [introducer], "initial_size": 2, "bind": address, "secret": secret, "job": "overlap"}
     with FTLib.init(config={}, **settings) as ft:
-        program = Program(ft, timed=timed)
+        program = Program(ft, batch, timed=timed)
         ft.barrier()
 
         def block(name: str) -> float:
@@ -171,13 +172,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="measured in each block")
+    parser.add_argument("--batch", type=int, default=1024, help="rows, where layers are computed here")
     parser.add_argument("--compute", choices=("cpu", "timer"), default="cpu")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         namespace, address, introducer, secret = args.worker
         enter(namespace)
-        work(address, introducer, secret, args.rounds, args.steps, timed=args.compute == "timer")
+        work(address, introducer, secret, args.rounds, args.steps, args.batch, timed=args.compute == "timer")
         return 0
     report = Report(
         f"Averages under way in backward, computed by {args.compute}", 20.0 + args.rounds * (args.steps + 2) * len(LOOPS) * 0.2
@@ -190,7 +192,15 @@ def main() -> int:
         workers = []
         for host in hosts:
             command = [sys.executable, "-m", "benchmarks.overlap", f"--rounds={args.rounds}", f"--steps={args.steps}"]
-            command += [f"--compute={args.compute}", "--worker", host.name, f"{host.v4}:7411", introducer, secret]
+            command += [
+                f"--compute={args.compute}",
+                f"--batch={args.batch}",
+                "--worker",
+                host.name,
+                f"{host.v4}:7411",
+                introducer,
+                secret,
+            ]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             workers.append(subprocess.Popen(command, text=True, env=environment, **pipes))  # type: ignore[call-overload]
