@@ -11,6 +11,7 @@ the loops take turns:
     blocking   the same with allreduce_average(model) after backward
     unit       the blocking step in execute: what keeping the state and the commit cost
     overlap    in execute; each layer's average begins in backward, when its gradients are there
+    ddp        the model in DistributedDataParallel with buckets of a layer each, on Gloo, which also overlaps: for comparison
 
 With ``--compute timer`` each layer takes a fixed time instead, in which the processor rests, as if an accelerator computed it
 (10 ms forward, 20 ms backward; batches of one): for a machine with other work, where the time of real layers is anybody's.
@@ -34,7 +35,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.report import Report, spread
 from ftlib import FTLib
@@ -49,7 +52,9 @@ FORWARD, BACKWARD = 0.010, 0.020
 """Seconds that a layer takes elsewhere."""
 LIMIT = 900.0
 """Seconds for everything."""
-LOOPS = ("local", "blocking", "unit", "overlap")
+LOOPS = ("local", "blocking", "unit", "overlap", "ddp")
+STORE = 7412
+"""The port at which the groups of DistributedDataParallel meet."""
 
 
 class Elsewhere(torch.autograd.Function):
@@ -78,9 +83,11 @@ class Program:
 
     def __init__(self, ft: FTLib, batch: int, *, timed: bool) -> None:
         self.ft = ft
-        self.layers = [nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)]
-        self.model = nn.Sequential(*[module for layer in self.layers for module in (layer, Timed() if timed else nn.ReLU())])
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self.model = _perceptron(timed=timed)
+        self.layers = [layer for layer in self.model if isinstance(layer, nn.Linear)]
+        self.optimizer = _optimizer(self.model)
+        self.wrapped = DistributedDataParallel(_perceptron(timed=timed), bucket_cap_mb=WIDTH * WIDTH * 4 / 1e6)
+        self.other = _optimizer(self.wrapped)
         self.inputs = torch.randn(1 if timed else batch, WIDTH)
         self.pending: list[Any] = []
         self.overlapping = False
@@ -130,10 +137,26 @@ class Program:
             assert handle.wait()
         self.optimizer.step()
 
+    def ddp(self) -> None:
+        self.other.zero_grad(set_to_none=False)
+        self.wrapped(self.inputs).square().mean().backward()
+        self.other.step()
+
+
+def _perceptron(*, timed: bool) -> nn.Sequential:
+    layers = [(nn.Linear(WIDTH, WIDTH), Timed() if timed else nn.ReLU()) for _ in range(DEPTH)]
+    return nn.Sequential(*[module for pair in layers for module in pair])
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
 
 def work(address: str, introducer: str, secret: str, rounds: int, steps: int, batch: int, *, timed: bool) -> None:
     """One worker; a line of JSON for each block of steps: its median. A line on its input after the first: the link is set."""
     torch.set_num_threads(1)
+    store = f"tcp://{introducer.rpartition(':')[0]}:{STORE}"
+    dist.init_process_group("gloo", init_method=store, world_size=2, rank=int(address != introducer))
     settings = {"introducers": [introducer], "initial_size": 2, "bind": address, "secret": secret, "job": "overlap"}
     with FTLib.init(config={}, **settings) as ft:
         program = Program(ft, batch, timed=timed)
@@ -154,6 +177,7 @@ def work(address: str, introducer: str, secret: str, rounds: int, steps: int, ba
         for _ in range(rounds):
             for name in LOOPS:
                 tell(name, block(name))
+    dist.destroy_process_group()
 
 
 def tell(name: str, seconds: float) -> None:
@@ -201,7 +225,7 @@ def main() -> int:
                 introducer,
                 secret,
             ]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             workers.append(subprocess.Popen(command, text=True, env=environment, **pipes))  # type: ignore[call-overload]
         try:
@@ -232,6 +256,8 @@ def main() -> int:
     ratios = [one / both for one, both in zip(times["overlap"], blocking, strict=True)]
     report.row("averaging, of the blocking step", spread(shares, unit="%"))
     report.row("unit / blocking", spread(units, unit="x"))
+    others = [one / both for one, both in zip(times["ddp"], blocking, strict=True)]
+    report.row("ddp / blocking", spread(others, unit="x"))
     held = statistics.median(ratios) <= BAR
     report.row("overlap / blocking", spread(ratios, unit="x"), bar=f"<= {BAR} x", good=held)
     return report.finish()
