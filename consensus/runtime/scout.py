@@ -186,7 +186,7 @@ class Scout:
             return
         found = {address: answer for address, answer in (await self._look_around()).items() if self._differs(answer)}
         if found:
-            self._driver.note(logging.WARNING, "not_let_in", f"not let in so far ({self._describe_all(found)})")
+            self._driver.note(logging.WARNING, "join", f"not let in so far ({self._describe_all(found)})")
 
     async def _look_around(self) -> dict[Address, Answer | str | None]:
         """What is to be found at the first introducers (see ``_look``)."""
