@@ -1,7 +1,8 @@
-"""A spare in a process of its own takes the place of a member that got SIGKILL: at once, with the state that it has by then."""
+"""A spare in a process of its own takes the place of a member that got SIGKILL, with the state that it has by then."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,21 +34,31 @@ def spare(cluster: Cluster, **task: object) -> Worker:
     return worker
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)])
-def test_spare_takes_the_place_of_whoever_is_killed(cluster: Cluster, victim: int) -> None:
-    """Its tutor is one of the three."""
+def identity(worker: Worker) -> str:
+    """As it is called in logs."""
+    found = re.search(r"start: (\w+)@", worker.output())
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("role", ["senior", "tutor", pytest.param("junior", marks=pytest.mark.soak)])
+def test_spare_takes_the_place_of_whoever_is_killed(cluster: Cluster, role: str) -> None:
+    """At once; where its tutor took the last average along, it gets the state like any joiner."""
     task = {"sizes": SIZES, "given": {"rest": 0.02}}
     members = cluster.found(3, **task)
     cluster.training(3)
     cluster.advanced()
     warm = spare(cluster, **task)
-    dead = members.pop(victim)
+    tutors = [worker for worker in members if f"keeps pace with {identity(worker)}@" in warm.output()]
+    assert len(tutors) == 1
+    others = [worker for worker in members if worker not in tutors]
+    dead = {"senior": others[0], "tutor": tutors[0], "junior": others[-1]}[role]
     dead.kill()
     cluster.until("the spare counts", lambda: warm.last.get("who", 0) >> warm.task.slot & 1)
     cluster.training(3)
     for _ in range(3):
         cluster.advanced()
-    assert "beside the training" not in warm.output(), "it had to get the state first"
+    assert dead in tutors or "beside the training" not in warm.output(), "it had to get the state first"
     assert not warm.calls[0]["who"] >> warm.task.slot & 1, "computed on weights of its own"
     assert warm.calls[1]["who"] >> warm.task.slot & 1
     verdict = Verdict()
