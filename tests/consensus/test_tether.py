@@ -15,6 +15,7 @@ from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member, format_address
 from consensus.runtime import tether
 from consensus.runtime.tether import CHECK_TIMEOUT, Answer, Tethers, ask
+from tests.ports import free_ports
 
 from .fake_core import rig, until
 from .peer import Peer, spawn
@@ -78,9 +79,7 @@ def listens(address: tuple[str, int]) -> bool:
 
 
 def free_address() -> tuple[str, int]:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        host, port = sock.getsockname()
-    return host, port
+    return "127.0.0.1", free_ports(1)[0]
 
 
 @pytest.mark.process
