@@ -7,6 +7,7 @@ moments. A portion holds both, so that portions may be of different versions, an
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ def cut(
     blocks = -(-nbytes // SMALLEST)
     length = SMALLEST * max(1, -(-blocks // min(MOST, EACH * len(holders))))
     count = -(-nbytes // length)
-    first = turn * (count % len(holders) or 1) % len(holders)  # the next joiner begins where this one ends
+    first = _first(turn, count, len(holders))
     donors = _Donors([*holders[first:], *holders[:first]], apart=count)
     stripes: list[Stripe] = []
     for index in range(count):
@@ -86,6 +87,17 @@ def cut(
         chosen = donors.choose(stop - begin)
         stripes.append(Stripe(first_index + index, start + begin, start + stop, version, chosen))
     return tuple(stripes)
+
+
+def _first(turn: int, count: int, donors: int) -> int:
+    """Which of so many donors gives the first of ``count`` stripes: each joiner begins where the one before ended.
+
+    That alone would leave the last stripes, which are shorter, to the same few donors again and again. So the joiners move on
+    by one more whenever they have gone round, until every donor has given one of them.
+    """
+    step = count % donors or 1
+    rounds = math.gcd(step, donors)
+    return (turn * step + turn // (donors // rounds) % rounds) % donors
 
 
 def surviving(stripe: Stripe, holders: Sequence[str]) -> Stripe:
