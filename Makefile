@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | bench | soak | pictures | transcripts | clean
+# make setup | demo | test | fuzz | lint | bench | soak | pictures | transcripts | clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 
-.PHONY: setup demo test lint bench soak pictures transcripts clean
+.PHONY: setup demo test fuzz lint bench soak pictures transcripts clean
 
 setup: $(STAMP)
 
@@ -26,11 +26,9 @@ $(STAMP): setup.cfg setup.py pyproject.toml requirements-ci.txt
 demo: setup
 	$(BIN)/ftlib demo
 
-# Tests wait for time-outs and for each other: three at once keep two cores busy, and four of those that start processes, which
-# come apart from those that compute.
+# All but the longest, in parts that are all reported; PART=processes runs that one alone.
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not process and not soak"
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "process and not soak"
+	@$(BIN)/python -m tests $(PART)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -39,6 +37,16 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Every property test, with examples of its own in each round. CI and make test try the same ones each time.
+ROUNDS ?= 20
+SEED   ?= $(shell date +%s)
+fuzz: setup
+	@for seed in $$(seq $(SEED) $$(($(SEED) + $(ROUNDS) - 1))); do \
+	  echo "make fuzz ROUNDS=1 SEED=$$seed"; \
+	  $(BIN)/python -m pytest -q -n 3 -m "hypothesis and not soak" --hypothesis-profile=fuzz --hypothesis-seed=$$seed \
+	    || { echo "to repeat: make fuzz ROUNDS=1 SEED=$$seed"; exit 1; }; \
+	done
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

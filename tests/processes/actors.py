@@ -1,7 +1,5 @@
 """Workers that do what they should not, in processes forked from a zygote; what each does is its part (``parts``).
 
-    python -m tests.processes.actors FD
-
 An actor writes JSON lines for ``stage`` to read: ``{"event": "init"}``, one a finished call (``"call"`` and what it gave), and
 what its part adds. An exception ends it like any program: its context closes, the traceback is printed, exit code 1; the log
 has it as ``{"event": "error", "kind", "text"}``. With ``whole_end`` the interpreter finalizes as it does by itself.
@@ -11,24 +9,21 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-import gc
 import logging
 import os
 import signal
-import socket
-import sys
 import traceback
 from typing import Any
 
 import torch
 
-from tests.processes import learner, worker, zygote
+from tests.processes import learner, worker
 
 from . import leavers as _leavers  # noqa: F401 - its parts
 from .actor import Actor
 from .parts import PARTS
 
-__all__ = ["main"]
+__all__ = ["main", "prepare", "run"]
 
 
 def prepare() -> None:
@@ -61,15 +56,8 @@ def main(task: dict[str, Any]) -> int:
     return 0
 
 
-def _main() -> int:
-    zygote.die_with_parent(os.getppid())
-    control = socket.socket(fileno=int(sys.argv[1]))
-    prepare()
-    control.send(b'{"pid": 0}')
-    gc.freeze()
-    task = zygote.serve(control)
-    if task is None:
-        return 0
+def run(task: dict[str, Any]) -> int:
+    """Play the part in a process that was forked; returns where the interpreter's whole end is wanted."""
     code = 1
     try:
         code = main(task)
@@ -79,7 +67,3 @@ def _main() -> int:
         return code
     atexit._run_exitfuncs()
     os._exit(code)  # the rest of the interpreter's end visits every object: seconds of copying pages shared with the zygote
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

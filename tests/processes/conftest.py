@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,17 @@ from .cluster import Cluster
 from .nursery import Nursery
 from .stage import Stage
 
+PREPARED = ("learner", "stepper", "reader", "actors")
+"""Modules whose programs the fork server has ready."""
+
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Where workers come from."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "tests.processes.learner", "tests.processes.stepper")
-    yield nursery
-    nursery.close()
+    """Where workers come from: one fork server for all processes of this run of pytest."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with Nursery(shared / "nursery", *(f"tests.processes.{name}" for name in PREPARED)) as nursery:
+        yield nursery
 
 
 @pytest.fixture
@@ -30,11 +35,11 @@ def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def theatre(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Where actors come from."""
-    stage = Stage(tmp_path_factory.mktemp("stage"))
+    stage = Stage(tmp_path_factory.mktemp("stage"), nursery)
     yield stage
-    stage.close()
+    stage.clear()
 
 
 @pytest.fixture

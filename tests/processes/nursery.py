@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 __all__ = ["ROOT", "End", "Nursery", "Stuck"]
 
@@ -21,6 +22,7 @@ _READY = 180.0
 """Seconds until it has imported everything; three on an idle machine."""
 _LIMIT = 40.0
 """Seconds that anything else may take."""
+_WORKER = "tests.processes.worker"
 
 
 class Stuck(AssertionError):
@@ -37,39 +39,33 @@ class End(NamedTuple):
 
 
 class Nursery:
-    """One zygote. Whoever starts a process asks for its end, too."""
+    """A connection to a zygote. Whoever starts a process asks for its end, too."""
 
-    def __init__(self, directory: Path, *modules: str, zygote: str = "tests.processes.zygote") -> None:
-        """Start it and wait until it is ready. ``zygote``: the module to run; ``modules``: more for it to prepare."""
+    def __init__(self, directory: Path, *modules: str) -> None:
+        """Wait until the zygote of ``directory`` is ready. The first to ask starts it; ``modules``: for it to prepare."""
         directory.mkdir(parents=True, exist_ok=True)
         self._output = directory / "zygote.out"
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        with theirs, self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", zygote, str(theirs.fileno()), *modules],
-                pass_fds=[theirs.fileno()],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        self._control = ours
         self._pids: list[int] = []
         self._ends: dict[int, End] = {}
+        with (directory / "zygote.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._control = self._connected(directory / "zygote", modules)
         self._await_pid(_READY)
 
-    def close(self) -> None:
-        """End the zygote, and with it all that it started. Idempotent."""
-        self._control.close()
-        self._process.kill()  # an interpreter with torch takes a second to end by itself
-        self._process.wait()
+    def __enter__(self) -> Self:
+        return self
 
-    def start(self, task: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> int:
-        """Fork a process for ``task``, which gets ``sockets``; its pid."""
-        socket.send_fds(self._control, [json.dumps(task).encode()], [item.fileno() for item in sockets])
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all that was started here; the zygote ends with the last one who uses it. Idempotent."""
+        self._control.close()
+
+    def start(self, task: dict[str, Any], sockets: Sequence[socket.socket] = (), module: str = _WORKER) -> int:
+        """Fork a process that runs ``module.run(task)`` and gets ``sockets``; its pid."""
+        order = json.dumps({"module": module, "task": task}).encode()
+        socket.send_fds(self._control, [order], [item.fileno() for item in sockets])
         pid = self._await_pid(_LIMIT)
         self._ends.pop(pid, None)  # of an earlier process with the same number
         return pid
@@ -84,8 +80,6 @@ class Nursery:
 
     def kill(self, pids: Iterable[int]) -> None:
         """SIGKILL to those of these that have not ended, and wait for their ends."""
-        if self._process.poll() is not None:
-            return  # they have ended with it
         left = {pid for pid in pids if self.end(pid) is None}
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -95,6 +89,31 @@ class Nursery:
             if time.monotonic() > deadline:
                 raise Stuck(f"processes {sorted(left)} have not ended within {_LIMIT:g} s of SIGKILL")
             self._receive(deadline)
+
+    def _connected(self, address: Path, modules: Sequence[str]) -> socket.socket:
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(_READY)
+        with contextlib.suppress(FileNotFoundError, ConnectionError):
+            control.connect(str(address))
+            if control.recv(1, socket.MSG_PEEK):  # else it has just ended, as nobody was left
+                return control
+        control.close()
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with self._output.open("wb") as output:
+            subprocess.run(
+                [sys.executable, "-m", "tests.processes.zygote", str(address), _WORKER, *modules],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=_READY,
+                check=True,
+            )
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.connect(str(address))
+        return control
 
     def _await_pid(self, limit: float) -> int:
         deadline = time.monotonic() + limit

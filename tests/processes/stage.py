@@ -93,17 +93,12 @@ class Player:
 class Stage:
     """The players of the test in progress."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, nursery: Nursery) -> None:
         self.directory = directory
         self.players: list[Player] = []
         self._settings: dict[str, Any] = {}
         self._count = 0
-        self._nursery = Nursery(directory, zygote="tests.processes.actors")
-
-    def close(self) -> None:
-        """Kill everything."""
-        self.clear()
-        self._nursery.close()
+        self._nursery = nursery
 
     def clear(self, **settings: Any) -> None:
         """End all players; ``settings`` hold for the next ones, with a new job."""
@@ -142,7 +137,7 @@ class Stage:
             "given": given or {},
             "settings": {**self._settings, **settings},
         }
-        player.pid = self._nursery.start(task, pair)
+        player.pid = self._nursery.start(task, pair, module="tests.processes.actors")
         for item in pair:
             item.close()
         self.players.append(player)

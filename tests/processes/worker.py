@@ -21,7 +21,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -95,6 +95,21 @@ class Lines:
     def write(self, **values: Any) -> None:
         """One line."""
         os.write(self._file, json.dumps({"t": time.monotonic(), **values}).encode() + b"\n")
+
+
+def run(values: dict[str, Any]) -> NoReturn:
+    """Run the task in a process that was forked, and end it."""
+    code = 1
+    try:
+        code = main(values)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        # Not through the interpreter's end: it visits every object that was imported, and as these pages are shared with the
+        # zygote, copying them takes seconds.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def main(values: dict[str, Any]) -> int:

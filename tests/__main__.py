@@ -1,0 +1,162 @@
+"""``make test``: all tests but those that take minutes, in three parts. Each runs and reports whatever became of the others.
+
+    python -m tests [PART ...]
+
+What is *simulated* computes and watches no clock, so it runs all the time, at the lowest priority: it takes what the other
+parts leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
+processors, as they mostly wait for each other. The last lines say what failed, and what could not be tested here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from ftlib.launch.process import die_with_parent
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "out" / "tests"
+CORES = len(os.sched_getaffinity(0))
+SIMULATED = ("tests/simulation", "tests/protocol", "tests/transcripts")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the tests, run by one pytest."""
+
+    name: str
+    marks: str
+    workers: int
+    paths: Sequence[str] = ("tests",)
+    options: Sequence[str] = ()
+    beside: bool = False
+    """At the lowest priority beside all others; its output is shown once it has ended."""
+
+    @property
+    def report(self) -> Path:
+        """What became of each test (JUnit)."""
+        return RESULTS / f"{self.name}.xml"
+
+    @property
+    def log(self) -> Path:
+        """Its output, where it runs beside others."""
+        return RESULTS / f"{self.name}.log"
+
+    @property
+    def command(self) -> list[str]:
+        """What runs it."""
+        pytest = [sys.executable, "-m", "pytest", "-rfE", "-n", str(self.workers), "-m", self.marks]
+        first = ["nice", "-n", "19"] if self.beside else []
+        return [*first, *pytest, f"--junitxml={self.report}", *self.options, *self.paths]
+
+
+PARTS = (
+    Part("simulated", "not process and not soak", CORES, SIMULATED, ["--dist=worksteal"], beside=True),
+    Part(
+        "threads",
+        "not process and not soak",
+        3 * CORES,
+        options=["--dist=worksteal", *(f"--ignore={path}" for path in SIMULATED)],
+    ),
+    # One at a time, the longest first (see ``conftest``): what takes long must not be what begins last.
+    Part("processes", "process and not soak", 2 * CORES + 1, options=["--dist=load", "--maxschedchunk=1"]),
+)
+
+
+class Summary:
+    """What became of all parts."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failed: list[str] = []
+        self.skipped = Counter[str]()
+        """Tests by the reason."""
+
+    def take(self, part: Part, code: int) -> None:
+        """Count what ``part`` reported. A pytest that ended in another way than by a verdict is a failure of its own."""
+        failed = len(self.failed)
+        if part.report.exists():
+            for case in ET.parse(part.report).iter("testcase"):
+                self._count(case)
+        if code and len(self.failed) == failed:
+            self.failed.append(f"the part {part.name!r}: pytest ended with exit code {code}")
+
+    def _count(self, case: ET.Element) -> None:
+        found = {item.tag: item for item in case}
+        if found.keys() & {"failure", "error"}:
+            self.failed.append(f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}")
+        elif "skipped" in found:
+            self.skipped[found["skipped"].get("message", "")] += 1
+        else:
+            self.passed += 1
+
+    def unexpected(self, allowed: Iterable[str] | None) -> list[str]:
+        """Packages that are missing although everything is installed but those that are ``allowed`` to be (None: any)."""
+        wanted = {package for reason in self.skipped for package in _packages(reason)}
+        return [] if allowed is None else sorted(wanted - set(allowed))
+
+    def tell(self, seconds: float) -> None:
+        """The last lines."""
+        counts = [f"{self.passed} passed", f"{len(self.failed)} failed", f"{self.skipped.total()} skipped"]
+        print(f"\n{', '.join(counts)} in {seconds / 60:.1f} minutes; reports are in {RESULTS.relative_to(ROOT)}")
+        if self.skipped:
+            print("Not tested here:")
+            for reason, count in self.skipped.most_common():
+                print(f"  {count:4} {'test ' if count == 1 else 'tests'}  {reason}")
+        for name in self.failed:
+            print(f"FAILED {name}")
+
+
+def _packages(reason: str) -> list[str]:
+    """What to install, as the reason of a skip says it."""
+    found = re.search(r"apt-get install ([a-z0-9 -]+)", reason)
+    return found[1].split() if found else []
+
+
+def _start(part: Part) -> subprocess.Popen[bytes]:
+    part.report.unlink(missing_ok=True)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other: more threads each would fight over the cores
+    dies = functools.partial(die_with_parent, os.getpid())
+    if not part.beside:
+        return subprocess.Popen(part.command, cwd=ROOT, env=environment, preexec_fn=dies)  # noqa: PLW1509 - no thread here
+    with part.log.open("wb") as log:
+        return subprocess.Popen(part.command, cwd=ROOT, env=environment, stdout=log, stderr=log, preexec_fn=dies)  # noqa: PLW1509
+
+
+def main(names: Sequence[str]) -> int:
+    """Run these parts, by default all; 0 if nothing failed."""
+    began = time.monotonic()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    parts = [part for part in PARTS if part.name in (names or [each.name for each in PARTS])]
+    codes: dict[Part, int] = {}
+    beside = {part: _start(part) for part in parts if part.beside}
+    for part in parts:
+        if not part.beside:
+            print(f"== {part.name} ==", flush=True)
+            codes[part] = _start(part).wait()
+    for part, process in beside.items():
+        print(f"== {part.name} ==", flush=True)
+        codes[part] = process.wait()
+        print(part.log.read_text(errors="replace"), flush=True)
+    summary = Summary()
+    for part in parts:
+        summary.take(part, codes[part])
+    allowed = os.environ.get("CI_WITHOUT")
+    missing = summary.unexpected(None if allowed is None else allowed.split())
+    summary.failed += [f"{package} should be installed: CI_WITHOUT does not name it (see .ci/run)" for package in missing]
+    summary.tell(time.monotonic() - began)
+    return 1 if summary.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
