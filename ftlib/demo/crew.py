@@ -31,10 +31,10 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 class Crew:
     """Starts and ends everything. Use from the main thread (the kernel ties the children's life to it)."""
 
-    def __init__(self, directory: Path, job: str, seed: int) -> None:
+    def __init__(self, directory: Path, job: str, seed: int, rest: float) -> None:
         self._directory = directory
         self._job = job
-        self._seed = seed
+        self._worker = ["-m", "ftlib.demo.trainer", ".", str(seed), str(rest)]
         self._secret = secrets.token_hex(32)
         self._launcher: subprocess.Popen[bytes] | None = None
         self.added: subprocess.Popen[bytes] | None = None
@@ -44,8 +44,7 @@ class Crew:
         """Start the launcher, which starts the workers."""
         options = ["-n", WORKERS, "--max-restarts", _RESTARTS, "--grace", _GRACE, "--job", self._job]
         files = ["--events", "events.jsonl", "--log-dir", "logs"]
-        worker = ["-m", "ftlib.demo.trainer", ".", self._seed]
-        command = [sys.executable, "-m", "ftlib.launch.cli", "run", *map(str, (*options, *files, *worker))]
+        command = [sys.executable, "-m", "ftlib.launch.cli", "run", *map(str, (*options, *files, *self._worker))]
         self._launcher = self._spawn(command, {}, "launcher.log")
 
     def add(self, introducers: Sequence[str]) -> int:
@@ -58,8 +57,7 @@ class Crew:
             "OMP_NUM_THREADS": "1",
             "PYTHONFAULTHANDLER": "1",
         }
-        command = [sys.executable, "-m", "ftlib.demo.trainer", ".", str(self._seed)]
-        self.added = self._spawn(command, facts, f"logs/worker-{WORKERS}.log")
+        self.added = self._spawn([sys.executable, *self._worker], facts, f"logs/worker-{WORKERS}.log")
         return self.added.pid
 
     @property

@@ -59,8 +59,15 @@ def main(args: list[str]) -> int:
     help="Where plot, report and logs go.",
 )
 @click.option("--seed", type=int, default=7, show_default=True, help="Of the model and of the data's order.")
+@click.option(
+    "--rest",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds that every worker sleeps after each step, where the processors are wanted by others.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; everything else goes to stderr.")
-def _command(*, seconds: float, out: Path, seed: int, as_json: bool) -> int:
+def _command(*, seconds: float, out: Path, seed: int, rest: float, as_json: bool) -> int:
     """Train on handwritten digits while workers are killed, stopped and added; about a minute.
 
     Four workers train a small convolutional net on scikit-learn's digits. One is lost to SIGKILL, one to
@@ -74,7 +81,7 @@ def _command(*, seconds: float, out: Path, seed: int, as_json: bool) -> int:
     console.print(_INTRODUCTION, highlight=False)
     earlier = signal.signal(signal.SIGTERM, _terminated)
     try:
-        report = _run(console, seconds, out, seed)
+        report = _run(console, seconds, out, seed, rest)
     except KeyboardInterrupt:
         console.print("\nInterrupted. All workers are gone.", highlight=False)
         return 130
@@ -90,7 +97,7 @@ def _command(*, seconds: float, out: Path, seed: int, as_json: bool) -> int:
     return 0 if report.kept else 1
 
 
-def _run(console: Console, seconds: float, out: Path, seed: int) -> Report:
+def _run(console: Console, seconds: float, out: Path, seed: int, rest: float) -> Report:
     try:
         prepare(out)
     except OSError as error:
@@ -98,7 +105,7 @@ def _run(console: Console, seconds: float, out: Path, seed: int) -> Report:
     digits = Digits.bundled()
     digits.save(out / "digits.npz")
     timeline = Timeline(time.monotonic())
-    crew = Crew(out.resolve(), random_job(), seed)
+    crew = Crew(out.resolve(), random_job(), seed, rest)
     story = Story(timeline, crew, seconds)
     title = "ftlib demo: 284,000 parameters, handwritten digits, Gloo"
     view: View = Screen(console, seconds, title) if console.is_terminal else Lines(console)

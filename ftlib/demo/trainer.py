@@ -1,6 +1,6 @@
 """The worker: what ``ftlib run`` starts. An ordinary training loop; the lines that take notes are all that is special.
 
-    python -m ftlib.demo.trainer DIRECTORY SEED     (by ftlib run; DIRECTORY holds digits.npz and gets the notes)
+    python -m ftlib.demo.trainer DIRECTORY SEED REST     (by ftlib run; DIRECTORY holds digits.npz and gets the notes)
 
 When to stop is agreed without a word of its own: everybody who sees the file ``stop`` says so in a number that is
 averaged along with the gradients, so all see it after the same step.
@@ -23,8 +23,8 @@ STOP = "stop"
 """File whose existence ends the training."""
 
 
-def main(directory: Path, seed: int) -> None:
-    """Train until told to stop."""
+def main(directory: Path, seed: int, rest: float) -> None:
+    """Train until told to stop; sleep for ``rest`` seconds after each step."""
     worker = int(os.environ["FTLIB_WORKER_INDEX"])
     notes = Notes(directory / STEPS, worker)
     notes.write("born", worker=worker)
@@ -73,8 +73,9 @@ def main(directory: Path, seed: int) -> None:
                 loss=told[0].item(),
                 hash=task.fingerprint(model),
             )
+            time.sleep(rest)
         notes.write("done", step=ft.step, correct=task.correct(model, digits))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
