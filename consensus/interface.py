@@ -151,6 +151,13 @@ class Consensus(ABC):
         """
 
     @abstractmethod
+    def commit_to_leave(self) -> None:
+        """Others may read from now on that this member leaves: it discounts nobody any more (``docs/protocol.md``, rule 8).
+
+        Call it before the first byte that says so is sent; it binds the agent before it returns, and for good. Local and cheap.
+        """
+
+    @abstractmethod
     def average_success(self, call: int) -> None:
         """The data plane finished ``call``. Local bookkeeping; sends nothing."""
 

@@ -241,6 +241,11 @@ class Membership(Consensus):
         if self._host is not None:
             self._host.progress(Progress(finished, current, now(), busy))
 
+    def commit_to_leave(self) -> None:
+        """Others may read from now on that this member leaves."""
+        if self._host is not None:
+            self._host.commit_to_leave()
+
     def average_success(self, call: int) -> None:
         """Remember that ``call`` is finished. Sends nothing."""
         self._latest_call = call

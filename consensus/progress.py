@@ -1,4 +1,6 @@
-"""Where a member's data plane is: the few numbers that ride on pings, so that peers know whom they wait for."""
+"""Where a member's data plane is: the few numbers that ride on pings, so that peers know whom they wait for, and what binds
+the own agent from this moment on.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ _WIRE = struct.Struct("<QQd")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """``finished``: the last call that ended; ``current``: the call in progress, 0 for none; ``busy``: whether operations of
-    it are under way (for the own agent alone, it does not travel).
+    """``finished``: the last call that ended; ``current``: the call in progress, 0 for none.
+
+    For the own agent alone, these do not travel: ``busy``, whether operations of the call are under way; ``leaving``, whether
+    others may have read by now that this member leaves (once True it stays so).
 
     ``since``: when ``current`` was entered, on this host's boot-time clock. Clocks of different hosts have nothing in
     common, so what travels is how long that has been.
@@ -23,6 +27,7 @@ class Progress:
     current: int
     since: float = 0.0
     busy: bool = False
+    leaving: bool = False
 
     def pack(self, now: float) -> bytes:
         """For a ping sent at ``now``; nothing where there is nothing to tell."""

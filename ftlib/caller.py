@@ -262,14 +262,16 @@ class Caller:
         call.address(session)
         if not (self.units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
-        share = plane.data.share(call)
-        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if self._turns.says_goodbye else Flag(0))
+        share, goodbye = plane.data.share(call), self._turns.says_goodbye
+        flags = (Flag.FREEZE if plane.wished else Flag(0)) | (Flag.LEAVING if goodbye else Flag(0))
         flags |= Flag.NONFINITE if self._veto.tainted else Flag(0)
         flags |= (Flag.FOLLOWING if call.foreign else Flag(0)) | (Flag.LATE if call.stand_in else Flag(0))
         given = (share.ahead, share.dropped, share.data_epoch, share.deal)
         saying = Saying(call.weight, share.samples, flags, call.layout.check, *given, plane.tempo.busy)
         if session.group is None:
             return self._alone(call, session, saying)
+        if goodbye:
+            self._consensus.commit_to_leave()  # before anybody can read it, and perhaps act on it, while this call fails here
         attempt = self._attempt_at(call, session)
         try:
             trailer, results = attempt.run(saying, self._in_flight, plane.entered)

@@ -79,7 +79,7 @@ class Blockage:
             self._next_note = now + BLOCKED_EVERY
             core.outbox.note(logging.WARNING, "blocked", f"{self.text()} ({blocked:.0f} s so far)")
             self._ask_around()
-        if core.leaving and blocked >= core.config.ready_timeout:  # for the others it is a crash from here on
+        if core.going and blocked >= core.config.ready_timeout:  # for the others it is a crash from here on
             core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
         elif blocked >= core.config.quorum_timeout:
             core.stop(QuorumLostError(f"{self.text()} (quorum_timeout={core.config.quorum_timeout:g} s is over)"))

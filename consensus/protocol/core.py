@@ -80,6 +80,10 @@ class Core:
         """Whom we do not ack any more in this epoch, having been asked to exclude them (see ``acceptor``)."""
         self.progress = NOWHERE
         """Where the data plane is, as it was told last."""
+        self.committed_to_leave = False
+        """Whether a trailer that says that this member leaves may have been read by others; it need not know yet that its call
+        has ended. For good, whatever becomes of that call.
+        """
         self.gone: frozenset[str] = frozenset()
         """Whose death led to ``view``. What they chose for its epoch before that nobody can have followed (invariant 4)."""
         self.life = LIFE.start
@@ -138,9 +142,10 @@ class Core:
 
     @property
     def going(self) -> bool:
-        """Whether it wants to leave, as it said or the trailer of a call told; or has left by the view that it leads."""
+        """Whether it wants to leave, as others may have been told; or has left by the view that it leads."""
         evidence, own_id = self.evidence, self.member.id
-        return self.leaving or own_id in evidence.leaving or own_id in evidence.parted
+        told = self.leaving or self.committed_to_leave or own_id in evidence.leaving
+        return told or own_id in evidence.parted
 
     def advance(self, news: News) -> None:
         """The newest chosen view comes to life, step by step."""

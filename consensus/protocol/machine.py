@@ -194,8 +194,12 @@ class Machine:
         self._settle(now)
 
     def set_progress(self, progress: Progress) -> None:
-        """Where the data plane is: what rides on pings and acks from now on."""
+        """Where the data plane is: what rides on pings and acks from now on.
+
+        Its ``leaving`` has to be as new as whatever this member is told next (see ``proposer``).
+        """
         self._core.progress = progress
+        self._core.committed_to_leave |= progress.leaving
 
     def die(self, detail: str, error: StoppedError) -> None:
         """This member's process is over, or as good as over: say so to all, as proof, and never act again.

@@ -340,7 +340,8 @@ class Proposer:
 
     @property
     def discounted(self) -> frozenset[str]:
-        """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody.
+        """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody, from the moment
+        at which others may know its wish, whether it has learned of the end of that call or not.
 
         Under ``any``: everybody there is reason to remove. Of those that are cut off, promises alone: who is cut off only after
         a value was proposed that keeps it lives, and has to take that one.
@@ -349,15 +350,22 @@ class Proposer:
         if self._core.config.policy is Policy.ANY:
             asking = self.attempt is not None and self.attempt.phase is Phase.PREPARE
             return evidence.accused.union(key for key in evidence.cut_off if asking and key != own_id)
-        return frozenset() if own_id in evidence.leaving else evidence.discounted
+        return frozenset() if self._core.going else evidence.discounted
 
     @property
     def _leaves_the_dead(self) -> bool:
-        """Whether this member leaves, and all others of its view are gone."""
-        view, evidence = self._core.view, self._core.evidence
-        if view is None or self._core.member.id not in evidence.leaving or self._core.member.id not in view:
+        """Whether this member leaves, all others of its view are gone, and it has nothing to end, or may not end it alone."""
+        core, view, own_id = self._core, self._core.view, self._core.member.id
+        if view is None or not core.going or own_id not in view or len(view) == 1:
             return False
-        return len(view) > 1 and all(key in evidence.proofs for key in view.ids if key != self._core.member.id)
+        if not all(key in core.evidence.proofs for key in view.ids if key != own_id):
+            return False
+        return own_id in core.evidence.leaving or not self._decides_alone(view)
+
+    def _decides_alone(self, view: View) -> bool:
+        """Whether this member needs nobody's answer for the successor of ``view``."""
+        policy, own_id = self._core.config.policy, self._core.member.id
+        return policy is Policy.STORAGE or promising(view, policy, {own_id}, self.discounted)
 
     def _matching(self, message: Promise | Promised | Accepted) -> Attempt | None:
         attempt = self.attempt

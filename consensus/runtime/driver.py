@@ -126,7 +126,6 @@ class Driver:
             return
 
         def deliver(now: float) -> None:
-            self._core.set_progress(self._progress())
             self._core.receive(envelope.sender, envelope.address, envelope.message, now)
 
         self.perform(deliver)
@@ -172,6 +171,8 @@ class Driver:
         try:
             while not self._crashed:
                 while self._inbox:
+                    # What the data plane's trailers promised before this happened binds what follows from it.
+                    self._core.set_progress(self._progress())
                     self._inbox.popleft()(now())
                 self._renew_snapshot()
                 effects = self._core.drain()
@@ -212,11 +213,7 @@ class Driver:
             self._ticks += 1
             self._ticks_late += late
 
-        def tick(now: float) -> None:
-            self._core.set_progress(self._progress())
-            self._core.tick(now)
-
-        self.perform(tick)
+        self.perform(self._core.tick)
 
     def _renew_snapshot(self) -> None:
         core, last = self._core, self._snapshot

@@ -74,6 +74,9 @@ class Host(Protocol):
     def progress(self, progress: Progress) -> None:
         """Where the data plane is. Local and cheap."""
 
+    def commit_to_leave(self) -> None:
+        """See ``Consensus``: the agent knows it in whatever it does after this call has returned."""
+
     def serve(self, path: str, source: Source) -> None:
         """Answer GET ``path`` with what ``source`` yields, in the training process."""
 

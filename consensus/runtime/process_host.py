@@ -164,6 +164,10 @@ class ProcessHost:
         """See ``Host``."""
         self._cell.write(progress)
 
+    def commit_to_leave(self) -> None:
+        """See ``Host``."""
+        self._cell.commit_to_leave()
+
     def serve(self, path: str, source: Source) -> None:
         """See ``Host``."""
         self._sources.serve(path, source)

@@ -100,6 +100,10 @@ class ThreadHost:
         """See ``Host``."""
         self._cell.write(progress)
 
+    def commit_to_leave(self) -> None:
+        """See ``Host``."""
+        self._cell.commit_to_leave()
+
     def serve(self, path: str, source: Source) -> None:
         """See ``Host``."""
         self._sources.serve(path, source)

@@ -129,8 +129,8 @@ def reason_to_block(world: World) -> str:
     if not inside:
         return f"nobody of {newest} lives"
     asker = inside[0]  # the coordinator, once nothing is held against it: others ask nobody
-    evidence = asker.machine._core.evidence  # noqa: SLF001 - what it may discount shows nowhere else
-    if is_quorum(newest, answers, frozenset() if asker.id in evidence.leaving else evidence.discounted):
+    core = asker.machine._core  # noqa: SLF001 - what it may discount shows nowhere else
+    if is_quorum(newest, answers, frozenset() if core.going else core.evidence.discounted):
         return ""
     missing = [world.hosts[key].name for key in newest.ids if key not in answers]
     count = f"{len(inside)} of {len(newest)} live in epoch {newest.epoch}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from consensus import Consensus, DataPlane, Member, Mode, Source, View
-from consensus.progress import Progress
+from consensus.progress import NOWHERE, Progress
 from consensus.simulation import Host
 
 __all__ = ["Door", "Pipe"]
@@ -48,6 +49,7 @@ class Door(Consensus):
         self._host = host
         self._dead = dead
         self.tell = tell
+        self._where = NOWHERE
         self._latest_call: int | None = None
         self._pipe = Pipe(host, rng, lambda action: host.world.inside(host, action))
 
@@ -62,7 +64,18 @@ class Door(Consensus):
     def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
         """See ``Consensus``."""
         if not self._dead():
-            self._host.machine.set_progress(Progress(finished, current, self._host.now, busy))
+            self._share(Progress(finished, current, self._host.now, busy, self._where.leaving))
+
+    def commit_to_leave(self) -> None:
+        """See ``Consensus``."""
+        if not self._dead():
+            self._share(replace(self._where, leaving=True))
+            self.tell("goodbye")
+
+    def _share(self, progress: Progress) -> None:
+        """By shared memory: the agent knows it at once, even if it is held up for what it is told."""
+        self._where = progress
+        self._host.machine.set_progress(progress)
 
     def average_success(self, call: int) -> None:
         """See ``Consensus``."""

@@ -13,6 +13,7 @@ import pytest
 from consensus.errors import ConsensusError, JoinError, LeftError, StoppedError
 from consensus.member import Member
 from consensus.messages import Envelope, Nack
+from consensus.progress import NOWHERE
 from consensus.protocol.effects import Activated, Freeze, Installed, Note, PeerProgress, Stopped, Wish
 from consensus.runtime.background import Background
 from consensus.runtime.clock import now
@@ -89,6 +90,19 @@ def test_one_timer_follows_the_next_deadline() -> None:
             assert len(a.core.named("tick")) == 1  # no deadline, no timer
             arm(0.01)  # it lies in the past
             await until(lambda: len(a.core.named("tick")) == 2)
+
+    run(main)
+
+
+def test_whatever_the_core_is_told_it_knows_first_what_the_data_plane_has_promised() -> None:
+    """A proof may come by a check, a tether or the data plane's own words, and not in a packet: it must not outrun that."""
+
+    async def main() -> None:
+        async with rig() as a:
+            for _ in range(2):
+                a.core.progress, seen = NOWHERE, []
+                a.agent.driver.perform(lambda _now: seen.append(a.core.progress))
+                assert seen == [PROGRESS]
 
     run(main)
 

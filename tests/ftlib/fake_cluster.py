@@ -30,6 +30,7 @@ class FakeConsensus(Consensus):
         self.boundaries: list[tuple[int, tuple[str, ...]]] = []
         self.failures: list[tuple[int, tuple[str, ...]]] = []
         self.successes = 0
+        self.committed = False
         self.stop_error: StoppedError | None = None
         self.server: ThreadingHTTPServer | None = None
 
@@ -65,6 +66,9 @@ class FakeConsensus(Consensus):
 
     def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
         self.where = (finished, current)
+
+    def commit_to_leave(self) -> None:
+        self.committed = True
 
     def average_success(self, call: int) -> None:
         self.successes += 1

@@ -19,6 +19,8 @@ from .test_forks import (
     chain_of_four,
     count_any_ack,
     count_the_living,
+    forget_the_goodbye,
+    goodbye_before_the_end,
     let_leavers_discount,
     seven,
     two_leavers,
@@ -131,6 +133,32 @@ def fork_leavers(tale: Tale) -> None:
         aside=True,
     )
     _wrong(page, lambda _: two_leavers(page), let_leavers_discount, Activation, Choice)
+
+
+def fork_goodbye(tale: Tale) -> None:
+    tale.head(
+        "Who may have been heard to leave discounts nobody",
+        "6, 8 (invariants 1, 4)",
+        """A wish to leave rides on a call, in its trailer. A and B have finished the call, so they know that L leaves,
+        and go on without it at once, as they may with whoever leaves. L's own copy of the result is lost: it does not
+        know that the call has ended. A and B let J in, and are killed. L is in touch with nobody but the dead, whom
+        it has heard less than T ago.""",
+    )
+    page = tale.page(
+        "The rule",
+        """L is bound from the moment at which its trailer can be read, not from the end of the call. It discounts
+        nobody. As nobody else is left in its view, it stops, as it wanted to. J goes on.""",
+    )
+    world, (leaver, _) = goodbye_before_the_end(page)
+    end(world)
+    assert isinstance(leaver.stopped, LeftError)
+    page = tale.page(
+        "The wrong rule",
+        """L is bound once it knows that the call has ended. It discounts A and B, as they were in touch, and has {L}
+        chosen for the epoch in which A and B have acted.""",
+        aside=True,
+    )
+    _wrong(page, lambda _: goodbye_before_the_end(page), forget_the_goodbye, Activation, Choice)
 
 
 def fork_newer_ack(tale: Tale) -> None:

@@ -15,6 +15,7 @@ import pytest
 from consensus.config import Config
 from consensus.errors import ExcludedError, LeftError
 from consensus.messages import Ack, Chosen, EvidenceKind, Introduction, Message
+from consensus.progress import Progress
 from consensus.protocol import attempt, evidence
 from consensus.protocol.detection import Detection
 from consensus.protocol.proposer import Proposer
@@ -163,6 +164,56 @@ def test_leavers_that_discount_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     unchecked(monkeypatch, Activation)
     with pytest.raises(AssertionError, match="active"):
         two_leavers()
+
+
+def goodbye_before_the_end(page: Transcript | None = None) -> tuple[World, list[Host]]:
+    """A and B have finished the call whose trailer says that L leaves; L's own copy is lost. They let J in, and die."""
+    world, members = start_job(3, config=CUT_ONLY, page=page, names="A B L")
+    a, b, leaver = members
+    call = 17
+    for host in members:
+        host.machine.set_progress(Progress(call - 1, call, host.now, busy=True))
+    remark(world, "All are in a call, whose trailer says that L leaves after it. A and B finish it; L is cut off before.")
+    leaver.machine.set_progress(Progress(call - 1, call, leaver.now, busy=True, leaving=True))
+    cut(world, (a, leaver), (b, leaver))
+    for host in (a, b):
+        host.machine.set_progress(Progress(call, 0, host.now))
+        world.inside(host, lambda host=host: host.machine.boundary(call, (leaver.id,), host.now))  # type: ignore[misc]
+    agree(world, [a, b])
+    j = world.start("J", introducers=(a.name, b.name))
+    cut(world, (j, leaver))
+    world.run_until(lambda: bool(j.activated), 5.0)
+    for host in (a, b):
+        world.kill(host)
+    remark(world, "The links are back.")
+    world.faults.heal()
+    world.run(5.0)
+    return world, [leaver, j]
+
+
+def test_who_may_have_been_heard_to_leave_discounts_nobody() -> None:
+    """It does not know that the call has ended, and that the others let it go."""
+    _, (leaver, j) = goodbye_before_the_end()
+    assert epochs([leaver]) == [1]
+    assert isinstance(leaver.stopped, LeftError), "nobody is left to wait for"
+    assert j.activated[-1].ids == (j.id,)
+
+
+def forget_the_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound is who knows that the call has ended."""
+
+    def discounted(self: Proposer) -> frozenset[str]:
+        evidence = self._core.evidence
+        return frozenset() if self._core.member.id in evidence.leaving else evidence.discounted
+
+    monkeypatch.setattr(Proposer, "discounted", property(discounted))
+
+
+def test_to_be_bound_at_the_end_of_the_call_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_the_goodbye(monkeypatch)
+    unchecked(monkeypatch, Activation)
+    with pytest.raises(AssertionError, match="both can activate"):
+        goodbye_before_the_end()
 
 
 class Acks(Observer):

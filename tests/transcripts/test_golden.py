@@ -27,6 +27,7 @@ STORIES: dict[str, Callable[[Tale], None]] = {
     "fork_chain_of_four": fork_stories.fork_chain_of_four,
     "fork_seven": fork_stories.fork_seven,
     "fork_leavers": fork_stories.fork_leavers,
+    "fork_goodbye": fork_stories.fork_goodbye,
     "fork_newer_ack": fork_stories.fork_newer_ack,
     "fork_stale_votes": fork_stories.fork_stale_votes,
     "fork_late_news": fork_stories.fork_late_news,

@@ -133,6 +133,7 @@ def standing(machine: Machine) -> dict[str, Any]:
         "views": (core.view_id, core.installed and core.installed.view_id, core.active and core.active.view_id),
         "stopped": core.stopped,
         "leaving": core.leaving,
+        "committed": core.committed_to_leave,
         "driver": core.driver,
         "proofs": sorted(book.proofs),
         "silent": sorted(book.silent),

@@ -1,0 +1,95 @@
+"""A trailer that says that this member leaves is sent by a member that is bound by it already (``docs/protocol.md``, rule 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from consensus import Consensus
+from ftlib.average import Attempt
+from ftlib.call import Call
+from ftlib.caller import Caller
+from ftlib.following import FollowedAttempt
+from ftlib.session import Session
+from ftlib.trailer import Flag, Slot
+from tests.ftlib.latecomers import late
+from tests.ftlib.real import TIMEOUT, eventually
+
+from tests.ftlib.workers import Job, Worker
+
+Said = list[tuple[type[Attempt], bool, bool]]
+"""What kind of attempt began, whether its trailer said goodbye, and whether its member was bound then."""
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    found: Said = []
+    callers: dict[Attempt, Consensus] = {}
+    make = Caller._attempt_at
+
+    def attempt_at(caller: Caller, call: Call, session: Session) -> Attempt:
+        attempt = make(caller, call, session)
+        callers[attempt] = caller._consensus
+        return attempt
+
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(attempt: Attempt, saying: Slot, *more: Any) -> Any:
+            found.append((type(attempt), bool(saying.flags & Flag.LEAVING), bound(callers.pop(attempt))))
+            return run(attempt, saying, *more)
+
+        return watch
+
+    monkeypatch.setattr(Caller, "_attempt_at", attempt_at)
+    for kind in (Attempt, FollowedAttempt):
+        monkeypatch.setattr(kind, "run", watched(kind.run))  # type: ignore[attr-defined]
+    return found
+
+
+def bound(consensus: Any) -> bool:
+    """Whether its agent would read so now."""
+    return consensus.committed if hasattr(consensus, "committed") else consensus._host._cell.read().leaving
+
+
+def bound_in_time(said: Said) -> bool:
+    return all(bound == goodbye for _, goodbye, bound in said) and any(goodbye for _, goodbye, _ in said)
+
+
+@pytest.mark.parametrize("kind", ["allreduce_average", "allreduce", "barrier", "execute"])
+def test_of_a_program_in_any_kind_of_call(kind: str, said: Said) -> None:
+    def call(worker: Worker) -> object:
+        match kind:
+            case "barrier":
+                return worker.ft.barrier()
+            case "execute":
+                return worker.ft.execute(lambda: worker.ft.allreduce(torch.ones(3)))
+        return getattr(worker.ft, kind)(torch.ones(3))
+
+    def body(worker: Worker) -> None:
+        worker.ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+        for _ in range(3):
+            call(worker)
+        if worker.name == "w1":
+            worker.ft._turns.leaving = True  # what the signal handler does
+            with pytest.raises(SystemExit):
+                call(worker)
+            return
+        call(worker)
+
+    with Job(2) as job:
+        job.run({"w0": body, "w1": body})
+    assert bound_in_time(said)
+
+
+def test_of_a_deputy_in_the_name_of_its_program(said: Said) -> None:
+    with late() as made:
+        first, _, last = made.pupils
+        last.stay_away()
+        last.ft._turns.leaving = True
+        eventually(lambda: first.ft.size == 2, "the others go on without it")
+        last.gate.set()
+        made.threads[2].join(TIMEOUT)
+    assert bound_in_time(said)
+    assert any(kind is FollowedAttempt and goodbye for kind, goodbye, _ in said)
