@@ -217,13 +217,14 @@ class Consumption:
     def activated(self, session: Session) -> None:
         """A view is active; the plane's counts are those that its plan grants."""
         plane, plan = self._plane, session.plan
-        self._here = self._here and plane.origin == plane.authority and plane.member_id not in plan.healed
+        self._here = self._here and plane.origin == plane.authority
         if plane.member_id in plan.blank:
             self._events.clear()  # calls were missed
         if not session.view.parent_id:
             return
-        if self._events and isinstance(self._events[-1], _Changed):
-            self._events.pop()  # no call has finished in that view: it is as if it had not been
+        last = self._events[-1] if self._events else None
+        if isinstance(last, _Changed) and last.call == plan.call:
+            self._events.pop()  # no call has finished in that view, here or elsewhere: it is as if it had not been
         if not plan.drawn:  # nobody who is left has the state of the data; only founders can begin without
             if self._founding:
                 self.founded([member_id for member_id in session.view.ids if member_id not in plan.blank])

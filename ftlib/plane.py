@@ -310,12 +310,12 @@ class Plane:
             if self._reported is not None and self._reported[0] > session.view.epoch:
                 return False
             if self.member_id in plan.healed:
-                self.founder, self.blank, self.origin, self.results = False, True, "", None
+                self.founder, self.blank, self.results = False, True, None
                 self.lag = Lag()
                 self._last_signature = b""
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
-                    self.origin = ""  # what was loaded belonged to a call that nobody alive has finished
+                    self.origin = ""  # it is behind, or what was loaded belonged to a call that nobody alive has finished
                 self.finished, self.step = plan.call, plan.step
                 if self.current is not None:
                     self.current.number = self.finished + 1

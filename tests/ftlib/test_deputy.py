@@ -14,7 +14,7 @@ from ftlib import Status
 from ftlib.checkpoints.checkpoint import newest
 from ftlib.rhythm import WINDOW
 from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, in_step, late, punctual, steps
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually
+from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import assert_equal
 from tests.ftlib.trainees import exclude
 
@@ -337,3 +337,26 @@ def test_random_histories(seed: int) -> None:
             assert_equal(one, other)
     assert len({pupil.ft.step for pupil in made.pupils}) <= 2
     assert assert_equal(*made.pupils) >= 3
+
+
+def test_who_is_late_hands_on_nothing() -> None:
+    """Spares get their averages elsewhere: what its deputy keeps for the program nobody else may have, and use again."""
+
+    def listen() -> None:
+        with pytest.raises(LookupError, match="lacks the state itself"):
+            for _ in lessons:
+                pass
+
+    with late() as made:
+        first, _, last = made.pupils
+        made.halt()
+        lessons = last.ft._lives.life.donor.tutor.averages(last.ft._plane._last_signature)
+        told = in_thread(listen)
+        for pupil in made.pupils[:2]:
+            pupil.gate.set()
+        steps(first, 8)
+        last.come()
+        in_step(3, *made.pupils)
+        made.end()
+        told.join(TIMEOUT)
+    assert assert_equal(*made.pupils) > WINDOW

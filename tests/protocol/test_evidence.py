@@ -155,3 +155,13 @@ def test_newcomers_of_a_view_whose_parent_is_unknown_need_contact() -> None:
     book.adopt(view_of("abc", 3), view_of("ab", 1))
     book.prove("c", "refused", NEVER, 100.0)
     assert book.discounted == frozenset()
+
+
+def test_newcomers_that_are_more_than_half_need_contact() -> None:
+    """They are a quorum without those who were there before, who may have been voted out by them."""
+    old = view_of("ab", 1)
+    book = EvidenceBook(CONFIG)
+    book.adopt(view_of("abcde", 2, old.view_id), old)
+    book.prove("c", "refused", NEVER, 100.0)
+    book.prove("d", "refused", 100.0, 100.0)
+    assert book.discounted == frozenset("d")

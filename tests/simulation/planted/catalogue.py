@@ -9,6 +9,14 @@ ones, and 60 random ones with every fault (``draw``).
   members of its own view. (On the other side, at who counts votes, the parent's id is needed: ``no_parent_id``.)
 * *A member installs a view with another report of its own than it gave.* The second lock: a driver takes reports from votes and
   FLUSH-REPLYs alone, which all carry the one stored report (``new_report_each_time``).
+* *Newcomers are discounted though they are more than half of a view.* The second lock: no proposal lets in more than it keeps
+  (``more_joiners_than_members`` breaks that one). Without both it forks (``newcomers_outvote``), with either it does not;
+  ``tests/protocol/test_evidence.py`` shows it at once.
+* *Who follows a view of which it hears that it can never be active stays in it.* The second lock: who acts elsewhere does not
+  follow it, so it never acts (``follows_any_newer_view`` breaks that one); what is lost is that it stops at once.
+* *A data plane makes a new report for each question of one epoch.* The second lock: ``FlushReports`` keeps the first report
+  and asks no more (``new_report_each_time`` breaks that one, with a plane that never reports the same twice);
+  ``tests/ftlib/test_plane.py`` shows it at once.
 * *A ping for an earlier lifetime is acked.* The second lock: an ack fits the ping's number and target, a tether that closes and
   a request to join from the same address make the others check, and the check finds another lifetime.
 * *A member acts on ACTIVATE though its own group is not built.* The second lock: its driver has counted its READY

@@ -297,12 +297,32 @@ def late_news(seed: int) -> World:
 
 
 def strays(seed: int) -> World:
-    """See ``ASTRAY`` in ``tests/simulation/test_found.py``."""
+    """See ``ASTRAY`` in ``tests/simulation/test_found.py``. What m4 says of its own view, so that m1 would stop, is lost."""
     scenario = Scenario.parse(test_found.ASTRAY)
     world = prepare(scenario)
+    world.watch = lambda host, message: not (host.name == "m4" and isinstance(message, Introduction))
     safety(world, scenario)
     world.heal()
     world.run(2.0)
+    world.watch = None
+    world.run(2.0)
+    return world
+
+
+def upstarts(seed: int) -> World:
+    """Two let in four, who outvote them: they go on without the two that they lost touch with, and die."""
+    rng = Random(seed)
+    world = World(seed)
+    founders = world.cluster(2)
+    world.run(0.6)
+    joiners = [world.start(f"j{index}", introducers=tuple(host.name for host in founders)) for index in range(4)]
+    world.run_until(lambda: all(len(host.activated[-1]) == 6 for host in founders), 10.0)
+    world.isolate(founders, joiners)
+    world.run(rng.uniform(3.0, 4.5))
+    for host in joiners:
+        world.kill(host)
+    world.faults.heal()
+    world.run(5.0)
     return world
 
 

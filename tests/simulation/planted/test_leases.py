@@ -17,10 +17,11 @@ from consensus.protocol.probe import Prober
 from consensus.protocol.proposer import Proposer
 from consensus.protocol.verdict import Verdicts
 from consensus.simulation.invariants import Activation, Ballots, Choice, Exclusion, Replays, Succession
-from consensus.view import Cause
+from consensus.view import Cause, View
 
 from .bug import Bug, Patch
-from .losses import alarms, bridges, deaf, delays, farewells, ghosts, gossips, mutes, naps, partitions, stale_votes
+from .losses import alarms, bridges, deaf, delays, farewells, ghosts, gossips, mutes, naps, partitions, stale_votes, upstarts
+from .test_members import more_joiners_than_members
 
 
 def no_lease(patch: Patch) -> None:
@@ -98,6 +99,19 @@ def leavers_discount(patch: Patch) -> None:
 def old_votes_help(patch: Patch) -> None:
     """A dead newcomer is discounted with votes from before its death."""
     patch.setattr(EvidenceBook, "late", lambda *_: frozenset())
+
+
+def newcomers_outvote(patch: Patch) -> None:
+    """Newcomers are discounted though they are more than half (and as many are let in, which rule 2 forbids)."""
+    more_joiners_than_members(patch)
+    honest = EvidenceBook.adopt
+
+    def adopt(self: EvidenceBook, view: View, parent: View | None) -> None:
+        honest(self, view, parent)
+        if parent is not None and parent.view_id == view.parent_id:
+            self._newcomers = frozenset(view.ids).difference(parent.ids)
+
+    patch.setattr(EvidenceBook, "adopt", adopt)
 
 
 def silence_is_proof(patch: Patch) -> None:
@@ -180,6 +194,8 @@ BUGS = [
     Bug(pings_from_one, ghosts, 20, Ballots, "votes .* out .* after its last ack"),
     Bug(leavers_discount, farewells, 10, Succession, "is no ancestor"),
     Bug(old_votes_help, stale_votes, 1, Choice, "activate"),
+    Bug(newcomers_outvote, upstarts, 10, Activation, "more newcomers than members that stay"),
+    Bug(newcomers_outvote, upstarts, 10, Choice, "activate", alone=True),
     Bug(silence_is_proof, partitions, 40, Exclusion, "for proof, .* it lived"),
     Bug(hints_are_proof, alarms, 10, Exclusion, "for proof, .* it lived"),
     Bug(no_answer_is_proof, alarms, 10, Exclusion, "for proof, .* it lived"),

@@ -1,0 +1,110 @@
+"""One member's data plane by itself: what it reports where it is frozen, and what its sampler is told of views and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from consensus import Member, View
+from ftlib.bucket import lay_out
+from ftlib.call import Call, Kind, Results
+from ftlib.data.sampling import Share
+from ftlib.following import Followed
+from ftlib.orders import Order
+from ftlib.plane import Plane
+from ftlib.salvage import Plan, Report, plan
+from ftlib.session import Session
+
+MEMBERS = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate("abc"))
+LAYOUT = lay_out("average", [(torch.float32, (3,))], "SUM", 1 << 20)
+GROUP: Any = SimpleNamespace()
+
+
+def session(epoch: int, plan: Plan, me: str) -> Session:
+    return Session(View(epoch, "parent", MEMBERS), plan, me, {"a": 0, "b": 1, "c": 2}, GROUP)
+
+
+def test_every_question_of_one_epoch_gets_the_same_report() -> None:
+    """Its program may have entered a call since the first one; of the next epoch's report that is a part."""
+    plane = Plane(lambda: "a")
+    assert plane.activate(session(3, Plan(7, 7, authority="a", holders=("a",)), "a"))
+    first = plane.freeze(Order(4, None))
+    assert first is not None
+    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert plane.freeze(Order(4, None)) == plane.freeze(Order(4, 7)) == (first[0], None)
+    following = plane.freeze(Order(5, None))
+    assert following is not None
+    assert [Report.decode(data).current for data in (first[0], following[0])] == [0, 8]
+
+
+class Heard:
+    """A sampler that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, object]] = []
+
+    def bind(self, member_id: str, *, patience: float) -> None:
+        pass
+
+    def begin(self, batches: int) -> Share:
+        return Share()
+
+    def report(self) -> bytes:
+        return b""
+
+    def finished(self, shares: Mapping[str, Share], step: int) -> None:
+        self.events.append(("finished", step))
+
+    def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
+        self.events.append(("activated", reports["a"]))
+
+
+def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state() -> None:
+    """A joiner loses the result of call 8, and the next view fails at once. It adopts that call in the one after, and then has
+    the state on entry to it. Those who were there dealt the samples of call 8 as the first view said, and not as the second.
+    """
+    plane, sampler = Plane(lambda: "c"), Heard()
+    plane.data.register(sampler)  # type: ignore[arg-type]
+    plane.activate(session(2, Plan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", b"two"),)), "c"))
+    call = Followed(0.0, veto=False)
+    plane.enter(call)
+    plane.freeze(Order(3, None))
+    for epoch, drawn in ((3, b"three"), (4, b"four")):
+        lost = Plan(8, 8, adoptions=(("c", "a"),), authority="a", holders=("a", "b"), drawn=(("a", drawn),))
+        newest = session(epoch, lost, "c")
+        assert plane.activate(newest)
+        if epoch == 3:
+            plane.freeze(Order(4, None))
+    call.learn(LAYOUT)
+    assert plane.begin(newest)
+    assert plane.adopt(newest, call, Results(8, LAYOUT, (), 2.0))
+    assert not sampler.events, "it does not have the state yet"
+    assert plane.caught_up("a", 8)
+    assert sampler.events == [("activated", b"two"), ("finished", 8), ("activated", b"four")]
+
+
+def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:
+    """Both have loaded the state on entry to the same call; what either did before is forgotten, and nothing to differ in."""
+    reports = {}
+    for name in "bc":
+        plane = Plane(lambda name=name: name)  # type: ignore[misc]
+        plane.has_state = True
+        if name == "b":
+            before = session(3, Plan(7, 7, authority="a", holders=("a", "b")), name)
+            plane.activate(before)
+            call = Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True)
+            plane.enter(call)
+            assert plane.adopt(before, call, Results(8, LAYOUT, (), 2.0))
+            plane.freeze(Order(4, None))
+        healed = session(4, Plan(20, 20, blank=("b", "c"), healed=("b",), authority="a", holders=("a",)), name)
+        assert plane.activate(healed)
+        assert plane.loaded(healed, "a")
+        answer = plane.freeze(Order(5, None))
+        assert answer is not None
+        reports[name] = answer[0]
+    chosen = plan(View(5, "parent", MEMBERS[1:]), reports)
+    assert chosen.fault is None
+    assert (chosen.call, chosen.holders) == (20, ("b", "c"))
