@@ -46,7 +46,7 @@ MakeClerk = Callable[["Host", SimulatedStore], CarriesOut]
 
 def real_clerk(host: Host, store: SimulatedStore) -> CarriesOut:
     """What a process has outside of a simulation, too."""
-    return Clerk(store, host.world.config, host.member)
+    return Clerk(store, host.world.config, host.member, say=lambda text: None)
 
 
 Task = Coroutine[Any, Any, None] | Generator[Any, Any, None]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from ..storage.store import Created, Store
+from ..storage.store import Created, Store, Value
 from .shelf import Shelf
 
 __all__ = ["Call", "Character", "Notice", "SimulatedStore", "Steps"]
@@ -100,9 +100,9 @@ class SimulatedStore(Store):
                 return Created.BELOW
         return Created.DONE
 
-    async def read(self, key: str) -> bytes | None:
+    async def read(self, key: str) -> Value | None:
         """See ``Store.read``."""
-        value: bytes | None = await self._do(_moment(lambda: self._shelf.read(key)), f"read {key}")
+        value: Value | None = await self._do(_moment(lambda: self._shelf.read(key)), f"read {key}")
         return value
 
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
@@ -120,9 +120,9 @@ class SimulatedStore(Store):
                 yield
             self._shelf.delete((key,))
 
-    async def list(self, prefix: str) -> Mapping[str, bytes]:
+    async def list(self, prefix: str) -> Mapping[str, Value]:
         """See ``Store.list``."""
-        found: Mapping[str, bytes] = await self._do(self._list(prefix), f"list {prefix}")
+        found: Mapping[str, Value] = await self._do(self._list(prefix), f"list {prefix}")
         self.operations += max(0, len(found) - 1)
         return found
 
