@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ..storage.store import Created, Store, Value
 from .shelf import Shelf
 
-__all__ = ["Call", "Character", "Notice", "SimulatedStore", "Steps"]
+__all__ = ["Call", "Character", "Notice", "SimulatedStore", "Steps", "garbled"]
 
 T = TypeVar("T")
 
@@ -59,6 +59,15 @@ def _moment(act: Callable[[], T]) -> Steps[T]:
     """An operation of one step."""
     yield from ()
     return act()
+
+
+def garbled(found: Any, spoils: Callable[[], bool]) -> Any:
+    """What was read, where some values (``spoils`` is asked for each) cannot be opened: their secret is another one, say."""
+    if isinstance(found, bytes):
+        return b"?" + found if spoils() else found  # another one still looks like another one
+    if isinstance(found, Mapping):
+        return {key: garbled(value, spoils) for key, value in found.items()}
+    return found
 
 
 class SimulatedStore(Store):

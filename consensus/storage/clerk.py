@@ -36,7 +36,7 @@ class Clerk:
         ring: KeyRing | None = None,
         say: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """``ring``: seals what is written where the job has a secret. ``say``: is told once of each value that nobody can read."""
+        """``ring``: seals what is written where the job has a secret. ``say``: gets a line for each unreadable value."""
         vault, complaints = Vault(config, member, ring), Complaints(store.url, say)
         self._views = ViewRegister(store, vault, complaints)
         self._leases = LeaseBook(store, vault, config.lease, complaints)

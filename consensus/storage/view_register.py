@@ -14,12 +14,12 @@ more of that than a plain create would:
   and it takes its own record back. So nobody takes the newest record for a decision before the one before it was found, too
   (unless that is below the floor): the creator might have died before it could take it back.
 
-* *What cannot be read is not known, and never absent.* A record is sealed with a secret, and of a release, that a reader may not
-  have: it may be a decision all the same, that others act on. So its name stays taken: nothing is created in its place or
-  beside it, and nobody removes it. A reader is told of the newest that it can read; that is safe, as whatever it does next
-  has to be created in the very place that is taken. Where not even that can be read which it asks for, or which is at the
-  floor, it is told so (``UnreadableError``). Bytes that were opened once stay opened: a secret that was dropped since had
-  sealed them.
+* *What cannot be read is not known, and never absent.* A record may be sealed with a secret, or made by a release, that its
+  reader does not have: it may be a decision all the same, that others act on. So its name stays taken: nothing is created
+  there or beside it, and nobody removes it. A reader is told of the newest that it can read; that is safe, as whatever it
+  does next has to be created in the very place that is taken. Where not even that can be read which it asks for, or which
+  is at the floor, it is told so (``UnreadableError``). Bytes that were opened once stay opened: a secret that was dropped
+  since had sealed them.
 
 Nobody is told of a decision that the register did not confirm, and what is unclear is told to be so (``AmbiguousWriteError``).
 Nothing else is kept between two calls: another try, by anybody, begins from what stands.
@@ -58,7 +58,7 @@ _REMEMBERED = 4
 
 
 class ViewRegister:
-    """The records in one store. Its methods raise ``StoreError``, and ``UnreadableError`` (with the key) for what is no record."""
+    """The records in one store. Its methods raise ``StoreError``, and ``UnreadableError`` for what is no record."""
 
     def __init__(self, store: Store, vault: Vault, complaints: Complaints) -> None:
         """Reads and writes nothing yet."""
@@ -154,7 +154,7 @@ class ViewRegister:
         return Recorded(record)
 
     def _after(self, record: ViewRecord, listed: Mapping[str, Value], epoch: int, view_id: str) -> bool:
-        """Whether the record before it stands, as far as that can be read. (A founding record names none.)"""
+        """Whether the record before it stands, as far as that can be read; a founding record names none."""
         before, parent_id = record.view.epoch - 1, record.view.parent_id
         value = listed.get(key_of(before))
         if value is None:
