@@ -21,6 +21,8 @@ __all__ = [
     "ReadLeases",
     "ReadViews",
     "Recorded",
+    "Unread",
+    "UnreadLease",
     "Wiped",
     "Withdraw",
 ]
@@ -84,10 +86,19 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadLease:
+    """Something that is no lease stands where that of ``member_id`` belongs. ``fingerprint``: another one once it changes."""
+
+    member_id: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leases:
-    """Those that were found of the leases asked for."""
+    """Those that were found of the leases asked for, and what was found instead of others."""
 
     leases: tuple[Lease, ...]
+    unread: tuple[UnreadLease, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +121,11 @@ class Wiped:
     detail: str
 
 
-Answer = Recorded | Leases | Done | Away | Wiped
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The store answered, but what stands in the place of the decision cannot be read: it counts as one that is not known."""
+
+    detail: str
+
+
+Answer = Recorded | Leases | Done | Away | Unread | Wiped

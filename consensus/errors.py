@@ -32,6 +32,7 @@ __all__ = [
     "StoreError",
     "StoreRefusedError",
     "StoreWipedError",
+    "UnreadableError",
 ]
 
 
@@ -72,6 +73,10 @@ class SealError(CodecError):
         """``kind``: the word under which it is counted."""
         super().__init__(text)
         self.kind = kind
+
+
+class UnreadableError(CodecError):
+    """What stands in a shared store in a value's place and cannot be opened. The text names the key, and why."""
 
 
 class SecretError(ConsensusError):

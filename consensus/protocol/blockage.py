@@ -109,7 +109,7 @@ class Blockage:
         """Who is waited for, and the remedy."""
         core, attempt = self._core, self._proposer.attempt
         if core.store_away:
-            return f"the next view waits for the store: {core.store_away}; bring it back"
+            return f"the next view waits for the store: {core.store_away}"
         if attempt is not None:
             known, waits = attempt.parent.members, attempt.waiting_for(self._proposer.discounted)
         else:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from math import inf
 
 from ..config import Policy
-from ..errands import Answer, Away, Beat, Clean, CreateView, Errand, ReadViews, Recorded, Wiped
+from ..errands import Answer, Away, Beat, Clean, CreateView, Errand, ReadViews, Recorded, Unread, Wiped
 from ..errors import StoreWipedError
 from ..messages import ViewRecord
 from ..view import View
@@ -81,7 +81,7 @@ class Register:
         self._failures = 0
         self._away_since: float | None = None
         self._failing: set[type[Errand]] = set()
-        """Which of ``ROUTINE`` were not answered the last time."""
+        """Which of ``ROUTINE`` were not answered the last time, and which found something that cannot be read."""
         self._wiped_since: float | None = None
         self._next_note = inf
 
@@ -131,6 +131,7 @@ class Register:
     def adopt(self, now: float) -> None:
         """A newer view is followed."""
         self._proposed.clear()
+        self._failing.discard(CreateView)
         self._rest = SOON
         self._plan(now)
 
@@ -181,8 +182,9 @@ class Register:
 
     def _take(self, errand: Errand, answer: Answer, now: float) -> ViewRecord | None:
         """Note how the store is; the record that it told of."""
-        if isinstance(answer, Away):
-            self._failing.update({type(errand)}.intersection(ROUTINE))
+        if isinstance(answer, Away | Unread):
+            if isinstance(answer, Unread) or isinstance(errand, ROUTINE):
+                self._failing.add(type(errand))
             self._away(answer, now)
             return None
         self._failing.discard(type(errand))
@@ -201,17 +203,19 @@ class Register:
         config, rng = self._core.config, self._core.rng
         return min(AGAIN_AT_MOST, config.resend * 2.0 ** min(self._failures, 10)) * (0.75 + 0.5 * rng.random())
 
-    def _away(self, answer: Away, now: float) -> None:
+    def _away(self, answer: Away | Unread, now: float) -> None:
         core = self._core
         self._failures += 1
-        core.store_away = answer.detail
+        unread = isinstance(answer, Unread)
+        core.store_away = answer.detail if unread else f"{answer.detail}; bring it back"
         if self._away_since is None:
             self._away_since, self._next_note = now, now
         if now >= self._next_note:
             away = now - self._away_since
             self._next_note = now + max(AWAY_EVERY, away)
-            text = f"{answer.detail}; membership cannot change until it answers ({away:.0f} s so far)"
             calm = core.view is not None and not self._awaits()
+            awaited = "that can be read, or was removed" if unread else "it answers"
+            text = f"{answer.detail}; membership cannot change until {awaited} ({away:.0f} s so far)"
             core.outbox.note(logging.WARNING, "store", f"{text}{', training goes on' if calm else ''}")
 
     def _wiped(self, answer: Wiped, now: float) -> None:

@@ -8,6 +8,11 @@ error in this costs a cluster, never agreement: of the old cluster's next view a
 With leases the store also is the list of introducers: whoever renews its lease lives, and the first of them by id may found.
 Everybody asks the first few, so the first meets all; and whoever asks is known to live before the store says so.
 Leases of killed lifetimes look like those of new ones, until they are proven dead, or had time to be renewed.
+
+What cannot be read (another secret, another release, garbage) names nobody. But where it stands in the place of a member's
+lease and *changes*, by this member's own clock, that member may live, and is not taken for vanished; what stays the same is
+forgotten like a lease that is not renewed. And where the newest record cannot be read nobody founds: there is a cluster, of
+which those who renew their leases may tell.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import Liveness
-from ..errands import Answer, Away, Errand, Leases, ReadLeases, ReadViews, Recorded, Wiped
+from ..errands import Answer, Away, Errand, Leases, ReadLeases, ReadViews, Recorded, Unread, UnreadLease, Wiped
 from ..member import Address, Member, format_address
 from ..messages import ViewRecord
 from .core import Core
@@ -58,6 +63,14 @@ class _Lessee:
     """Whether the lease is in the store, as far as is known."""
 
 
+@dataclass(slots=True)
+class _Riddle:
+    """What stands in the place of somebody's lease and cannot be read. ``moved``: when it appeared, or was seen to change."""
+
+    fingerprint: str
+    moved: float
+
+
 class Survey:
     """One member's looks at the store, until it has a view."""
 
@@ -77,7 +90,13 @@ class Survey:
         self.detail = ""
         """Why the store did not answer, the last time."""
         self.newest: ViewRecord | None = None
+        self._unread = ""
+        """Why the newest record cannot be read, if so."""
+        self._taken = ""
+        """Why this member's own record cannot be created, if what stands in its place cannot be read."""
         self._lessees: dict[str, _Lessee] = {}
+        self._riddles: dict[str, _Riddle] = {}
+        """By member id; of members of the newest record."""
         self._dead: set[str] = set()
         self._checked: dict[str, float] = {}
         self._signs: dict[str, float] = {}
@@ -120,10 +139,14 @@ class Survey:
     def told(self, errand: Errand, answer: Answer, now: float) -> None:
         """What came of an errand, be it ours or another part's."""
         asked = self._asked.pop(errand, now)
-        if isinstance(answer, (Away, Wiped)):
+        if isinstance(answer, Unread) and isinstance(errand, ReadViews):
+            self._views_read, self._unread = True, answer.detail
+        elif isinstance(answer, Unread):
+            self._taken = answer.detail
+        elif isinstance(answer, Away | Wiped):
             self.detail = answer.detail
         elif isinstance(answer, Recorded):
-            self._views_read = True
+            self._views_read, self._unread = True, ""
             self._read(answer.record, now)
         elif isinstance(answer, Leases) and errand == ReadLeases(None):
             self._count(answer, asked, now)
@@ -143,7 +166,7 @@ class Survey:
         for key, lessee in list(self._lessees.items()):
             if key not in found and lessee.held and lessee.counter >= 0:
                 lessee.held, lessee.moved = False, now
-            if not lessee.held and (self.newest is None or key not in self.newest.view):
+            if not lessee.held and not self._recorded(key):
                 del self._lessees[key]
         for key, lease in found.items():
             known = self._lessees.get(key)
@@ -152,6 +175,17 @@ class Survey:
             elif lease.counter > known.counter:
                 known.proven = known.proven or known.counter >= 0
                 known.counter, known.moved, known.held = lease.counter, now, True
+        self._riddles = {
+            lease.member_id: self._riddle(lease, now) for lease in answer.unread if self._recorded(lease.member_id)
+        }
+
+    def _riddle(self, lease: UnreadLease, now: float) -> _Riddle:
+        known = self._riddles.get(lease.member_id)
+        return known if known is not None and known.fingerprint == lease.fingerprint else _Riddle(lease.fingerprint, now)
+
+    def _recorded(self, member_id: str) -> bool:
+        """Whether the newest record names that member."""
+        return self.newest is not None and member_id in self.newest.view
 
     def met(self, member: Member, now: float) -> None:
         """Somebody who looks for a cluster, too, asked us."""
@@ -166,7 +200,7 @@ class Survey:
         self._dead.discard(member_id)  # a firewall may have refused the connection that proved it
         if member_id in self._lessees:
             self._lessees[member_id].proven = True
-        if self.newest is not None and member_id in self.newest.view:
+        if self._recorded(member_id):
             self._signs[member_id] = now
 
     def checked(self, member_id: str, alive: bool | None, now: float, *, listens: bool = False) -> None:
@@ -176,7 +210,7 @@ class Survey:
         if alive:
             self.heard(member_id, now)
         elif listens and alive is None:
-            if self.newest is not None and member_id in self.newest.view:
+            if self._recorded(member_id):
                 self._signs[member_id] = now
         elif alive is False:
             self._dead.add(member_id)
@@ -196,6 +230,8 @@ class Survey:
 
     def orphaned(self, now: float) -> bool:
         """Whether nobody is left of the cluster that the newest record is about, if there is one."""
+        if self._unread:
+            return False
         if self.newest is None:
             return True
         return all(self._gone(member.id, now) for member in self.newest.view.members)
@@ -208,7 +244,9 @@ class Survey:
         if member_id == self._core.member.id:
             return False
         lessee = self._lessees.get(member_id)
-        since = max(self._first_read, self._learnt, NEVER if lessee is None else lessee.moved)
+        riddle = self._riddles.get(member_id)
+        moved = max(NEVER if lessee is None else lessee.moved, NEVER if riddle is None else riddle.moved)
+        since = max(self._first_read, self._learnt, moved)
         silent = max(self._learnt, self._signs.get(member_id, NEVER))
         return self._last_read - since >= self._patience and now - silent >= self._patience
 
@@ -265,7 +303,11 @@ class Survey:
         within = f"within join_timeout={patience:g} s"
         if not self.answered:
             return f"the store did not answer {within}: {self.detail or 'no error was told'}"
+        if self._unread:
+            return f"there is a cluster in the store, and nobody let this member in {within}: {self._unread}"
         alive = self._cluster(now)
+        if not alive and self._taken:
+            return f"nothing can be founded {within}: {self._taken}"
         if self.newest is None or not alive:
             return None
         names = ", ".join(format_address(member.address) for member in alive[:4])

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any, TypeVar
 
 from ..errors import StoreError
-from ..storage.store import Created, Store
+from ..storage.store import Created, Store, Value
 
 __all__ = ["StoreGauge"]
 
@@ -54,7 +54,7 @@ class StoreGauge(Store):
         """See ``Store.create``."""
         return await self._measured("create", self._store.create(key, value, number=number, floor=floor))
 
-    async def read(self, key: str) -> bytes | None:
+    async def read(self, key: str) -> Value | None:
         """See ``Store.read``."""
         return await self._measured("read", self._store.read(key))
 
@@ -66,7 +66,7 @@ class StoreGauge(Store):
         """See ``Store.delete``."""
         await self._measured("delete", self._store.delete(*keys))
 
-    async def list(self, prefix: str) -> Mapping[str, bytes]:
+    async def list(self, prefix: str) -> Mapping[str, Value]:
         """See ``Store.list``."""
         return await self._measured("list", self._store.list(prefix))
 

@@ -97,7 +97,7 @@ class Storekeeper:
             self._tried.set()
             self._driver.end(JoinError(str(error)))
             return
-        self._clerk = Clerk(store, self._config, self._member, self._ring)
+        self._clerk = Clerk(store, self._config, self._member, self._ring, self._warn)
         self._tried.set()
         self._driver.note(logging.INFO, "store", f"uses the store {store.url}")
         self._stir()
@@ -154,6 +154,9 @@ class Storekeeper:
         if isinstance(answer, Away):
             self._unanswered[type(errand).__name__] += 1
         self._driver.perform(lambda now: self._driver.core.answered(errand, answer, now))
+
+    def _warn(self, text: str) -> None:
+        self._driver.note(logging.WARNING, "store", text)
 
     def _stir(self) -> None:
         self._driver.perform(self._driver.core.stirred)

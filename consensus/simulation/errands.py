@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errands import Answer, Errand
 from ..errors import AmbiguousWriteError, StoreAwayError
 from ..storage.clerk import Clerk
+from ..storage.view_register import PREFIX as VIEWS
+from ..storage.view_register import key_of
 from .shelf import Act, Deed, Shelf
-from .store import Call, Character, Notice, SimulatedStore
+from .store import Call, Character, Notice, SimulatedStore, garbled
 
 if TYPE_CHECKING:
     from .host import Host
@@ -46,7 +48,7 @@ MakeClerk = Callable[["Host", SimulatedStore], CarriesOut]
 
 def real_clerk(host: Host, store: SimulatedStore) -> CarriesOut:
     """What a process has outside of a simulation, too."""
-    return Clerk(store, host.world.config, host.member)
+    return Clerk(store, host.world.config, host.member, say=lambda _: None)
 
 
 Task = Coroutine[Any, Any, None] | Generator[Any, Any, None]
@@ -91,6 +93,8 @@ class Errands:
         self._waiting: list[tuple[Host, Notice, Task]] = []
         self._by: Host | None = None
         self.shelf = Shelf(lambda: world.now, self._told)
+        self._strange: dict[str, bytes] = {}
+        """What strangers put where a record belongs that is not made yet."""
         self.operations: dict[str, SimulatedStore] = {}
         """Every process's way to the store, which counts what was asked, by member id."""
 
@@ -200,8 +204,16 @@ class Errands:
         try:
             next(operation.call.steps)
         except StopIteration as end:
-            operation.result = (end.value,)
+            operation.result = (end.value if operation.call.writes else self._seen(operation.host, end.value),)
         self._by = None
+
+    def _seen(self, host: Host, found: Any) -> Any:
+        """What was read, as ``host`` sees it."""
+        faults, rng = self._world.faults.store, self._world.rng
+        if not faults.blind:
+            return found
+        self._trouble(host)
+        return garbled(found, lambda: rng.random() < faults.blind)
 
     def _back(self, operation: _Operation) -> None:
         """The answer to a step reaches the process: the operation is over, or takes its next step."""
@@ -231,6 +243,31 @@ class Errands:
     def wipe(self) -> None:
         """Somebody removes everything that is in the store."""
         self.shelf.wipe()
+
+    def strange(self, where: str) -> None:
+        """Somebody who can write to the store, and has no secret, does so. ``where``: see ``verbs``."""
+        rng, leases = self._world.rng, self.shelf.names("leases/")
+        records = [key for key in self.shelf.names(VIEWS) if key not in self._strange]
+        newest = int(records[-1].removeprefix(VIEWS)) if records else 0
+        garbage = rng.randbytes(rng.choice([0, 1, 100]))
+        if where == "stray":
+            self.shelf.write(f"leases/{rng.getrandbits(64):016x}", garbage, None)
+        elif where == "lease" and leases:
+            self.shelf.write(rng.choice(leases), garbage, None)
+        elif where == "parent" and key_of(newest - 1) in records:
+            self.shelf.write(key_of(newest - 1), garbage, None)
+        elif where in ("next", "beyond"):
+            key = key_of(newest + (1 if where == "next" else 3))
+            if self.shelf.read(key) is None:
+                self._strange[key] = garbage
+                self.shelf.write(key, garbage, None)
+
+    def tidy(self) -> None:
+        """Somebody removes what strangers put where the next records belong: until then no view changes there."""
+        for key, garbage in self._strange.items():
+            if self.shelf.read(key) == garbage:
+                self.shelf.delete((key,))
+        self._strange.clear()
 
     def _told(self, deed: Deed) -> None:
         self._world.network.digest.update(

@@ -63,13 +63,16 @@ class StoreFaults:
     deaf: float = 0.0
     """A change is not told of."""
 
+    blind: float = 0.0
+    """A value that is read cannot be opened: it may be there for others all the same."""
+
     def reaches(self, member_id: str) -> bool:
         """Whether that process and the store hear each other."""
         return not self.away and member_id not in self.cut
 
     def heal(self) -> None:
         """Nothing is wrong any more. What was under way late is still to come."""
-        self.slow = self.lost = self.fails = self.deaf = 0.0
+        self.slow = self.lost = self.fails = self.deaf = self.blind = 0.0
         self.away = False
         self.cut.clear()
 

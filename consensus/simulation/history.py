@@ -322,6 +322,13 @@ class History:
     def _store_deaf(self) -> None:
         self._add("store_deaf", self._rng.choice([0.3, 1.0]))
 
+    def _store_blind(self) -> None:
+        self._doubt("store_blind", self._rng.choice([0.1, 0.5, 1.0]))
+
+    def _store_strange(self) -> None:
+        for _ in range(self._rng.choice([1, 1, 3])):
+            self._add("store_strange", self._rng.choice(["next", "beyond", "parent", "lease", "stray"]))
+
     def _doubt(self, verb: str, chance: float) -> None:
         self._add(verb, chance)
         if self._rng.random() < 0.6:

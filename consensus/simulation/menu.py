@@ -116,6 +116,12 @@ class StoreMenu:
     store_deaf: float = 0.5
     """Nobody is told of changes."""
 
+    store_blind: float = 1.0
+    """Some of what is read cannot be opened, as if its writer had another secret."""
+
+    store_strange: float = 1.5
+    """Somebody without a secret writes garbage: over leases and old records, and where the next ones belong."""
+
     store_race: float = 1.5
     """Somebody sleeps in the middle of what it asks of the store, while others go on."""
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from ..storage.store import Created, Store
+from ..storage.store import Created, Store, Value
 from .shelf import Shelf
 
-__all__ = ["Call", "Character", "Notice", "SimulatedStore", "Steps"]
+__all__ = ["Call", "Character", "Notice", "SimulatedStore", "Steps", "garbled"]
 
 T = TypeVar("T")
 
@@ -61,6 +61,15 @@ def _moment(act: Callable[[], T]) -> Steps[T]:
     return act()
 
 
+def garbled(found: Any, spoils: Callable[[], bool]) -> Any:
+    """What was read, where some values (``spoils`` is asked for each) cannot be opened: their secret is another one, say."""
+    if isinstance(found, bytes):
+        return b"?" + found if spoils() else found  # another one still looks like another one
+    if isinstance(found, Mapping):
+        return {key: garbled(value, spoils) for key, value in found.items()}
+    return found
+
+
 class SimulatedStore(Store):
     """See ``Store``."""
 
@@ -100,9 +109,9 @@ class SimulatedStore(Store):
                 return Created.BELOW
         return Created.DONE
 
-    async def read(self, key: str) -> bytes | None:
+    async def read(self, key: str) -> Value | None:
         """See ``Store.read``."""
-        value: bytes | None = await self._do(_moment(lambda: self._shelf.read(key)), f"read {key}")
+        value: Value | None = await self._do(_moment(lambda: self._shelf.read(key)), f"read {key}")
         return value
 
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
@@ -120,9 +129,9 @@ class SimulatedStore(Store):
                 yield
             self._shelf.delete((key,))
 
-    async def list(self, prefix: str) -> Mapping[str, bytes]:
+    async def list(self, prefix: str) -> Mapping[str, Value]:
         """See ``Store.list``."""
-        found: Mapping[str, bytes] = await self._do(self._list(prefix), f"list {prefix}")
+        found: Mapping[str, Value] = await self._do(self._list(prefix), f"list {prefix}")
         self.operations += max(0, len(found) - 1)
         return found
 

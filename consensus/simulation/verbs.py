@@ -14,6 +14,9 @@ hint m1 m2 m3          m1's data plane fails and blames m2 and m3          refus
 store_away, store_back  the shared store, for everybody or (store_away m1) for some     store_wiped    all in it is gone
 store_slow 0.5         each way to it takes up to so much longer           store_deaf 0.5    changes of which nobody is told
 store_lost 0.1         its answers, and what was asked may be done late    store_fails 0.1   it says so, and does nothing
+store_blind 0.3        of what is read, so much cannot be opened           store_strange next    somebody writes garbage: in
+                       the place of the next record, or of one ``beyond``, over the ``parent`` of the newest record, over
+                       somebody's ``lease``, or as a ``stray`` lease of nobody
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ def _fits(word: str, kind: str) -> bool:
 _CHOICES = {
     "before|after": ("before", "after"),
     "spread": tuple(spread.value for spread in Spread),
+    "where": ("next", "beyond", "parent", "lease", "stray"),
     "message": ("any", *(kind.__name__ for kind in MESSAGES)),
 }
 
@@ -241,6 +245,15 @@ def _store_deaf(world: World, words: Words) -> None:
     world.faults.store.deaf = float(words[0])
 
 
+def _store_blind(world: World, words: Words) -> None:
+    world.faults.store.blind = float(words[0])
+
+
+def _store_strange(world: World, words: Words) -> None:
+    if world.errands is not None:
+        world.errands.strange(words[0])
+
+
 def _store_wiped(world: World, words: Words) -> None:  # noqa: ARG001 - all verbs look alike
     if world.errands is not None:
         world.errands.wipe()
@@ -285,6 +298,8 @@ VERBS: dict[str, tuple[Callable[[World, Words], None], str]] = {
     "store_lost": (_store_lost, "number"),
     "store_fails": (_store_fails, "number"),
     "store_deaf": (_store_deaf, "number"),
+    "store_blind": (_store_blind, "number"),
+    "store_strange": (_store_strange, "where"),
     "store_wiped": (_store_wiped, ""),
 }
 """What each does, and the shape of its words (``names``: one or more; ``names*``: or none)."""

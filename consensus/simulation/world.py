@@ -240,6 +240,8 @@ class World(Timeline):
         if self._usual is not None:
             self.faults.latency, self.faults.spread, self._usual = self._usual.latency, self._usual.spread, None
         self.traps.clear()
+        if self.errands is not None:
+            self.errands.tidy()
         self.network.release()
 
     def delay(self, weather: Faults) -> None:

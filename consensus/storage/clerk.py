@@ -6,11 +6,15 @@ else, and whatever takes too long is the store's to end.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from ..config import Config
-from ..errands import Answer, Away, Beat, Clean, CreateView, Done, Errand, Leases, ReadLeases, ReadViews, Withdraw
-from ..errors import AmbiguousWriteError, CodecError, ConfigError, StoreError
+from ..errands import Answer, Away, Beat, Clean, CreateView, Done, Errand, ReadLeases, ReadViews, Unread, Withdraw
+from ..errors import AmbiguousWriteError, CodecError, ConfigError, StoreError, UnreadableError
 from ..keys import KeyRing
 from ..member import Member
+from .complaints import Complaints
 from .lease_book import LeaseBook
 from .store import Store
 from .vault import Vault
@@ -18,22 +22,33 @@ from .view_register import ViewRegister
 
 __all__ = ["Clerk"]
 
+_LOG = logging.getLogger("ftlib.consensus")
+
 
 class Clerk:
     """One member's, at one open store. Several errands may be under way at once."""
 
-    def __init__(self, store: Store, config: Config, member: Member, ring: KeyRing | None = None) -> None:
-        """``ring``: seals what is written where the job has a secret."""
-        vault = Vault(config, member, ring)
-        self._views = ViewRegister(store, vault)
-        self._leases = LeaseBook(store, vault, config.lease)
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        member: Member,
+        ring: KeyRing | None = None,
+        say: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        """``ring``: seals what is written where the job has a secret. ``say``: gets a line for each unreadable value."""
+        vault, complaints = Vault(config, member, ring), Complaints(store.url, say)
+        self._views = ViewRegister(store, vault, complaints)
+        self._leases = LeaseBook(store, vault, config.lease, complaints)
 
     async def carry_out(self, errand: Errand) -> Answer:
-        """What came of it. Never raises a ``StoreError``: ``Away`` has its text, or names a key that holds nothing of ours."""
+        """What came of it. Never raises a ``StoreError``: ``Away`` has its text."""
         try:
             return await self._carry_out(errand)
         except AmbiguousWriteError as error:
             return Away(str(error), ambiguous=True)
+        except UnreadableError as error:
+            return Unread(str(error))
         except (StoreError, CodecError, ConfigError) as error:  # ConfigError: an id that no store takes for a key
             return Away(str(error))
 
@@ -46,7 +61,7 @@ class Clerk:
             case Beat(lease):
                 await self._leases.beat(lease)
             case ReadLeases(member_ids):
-                return Leases(await self._leases.read(member_ids))
+                return await self._leases.read(member_ids)
             case Withdraw(member_ids):
                 await self._leases.withdraw(member_ids)
             case Clean(floor):

@@ -18,9 +18,9 @@ from typing import Any
 
 from ..errors import ConfigError
 from .etcd_wire import EtcdWire, LeaseGoneError
-from .keys import check_key, check_prefix, check_value
+from .keys import check_key, check_prefix, check_value, found_value, is_key, parse_floor
 from .server_url import escape_job, parse_server_url
-from .store import Created, Store
+from .store import Created, Store, Value
 from .watching import Watches
 
 __all__ = ["EtcdStore"]
@@ -102,10 +102,10 @@ class EtcdStore(Store):
             return Created.EXISTS
         return Created.DONE if _has_put(answer) else Created.BELOW
 
-    async def read(self, key: str) -> bytes | None:
+    async def read(self, key: str) -> Value | None:
         """See ``Store``."""
-        answer = await self.ask("kv/range", {"key": _coded(self._values + check_key(key))})
-        return _value(answer)
+        value = _value(await self.ask("kv/range", {"key": _coded(self._values + check_key(key))}))
+        return None if value is None else found_value(key, value)
 
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
         """See ``Store``."""
@@ -128,17 +128,22 @@ class EtcdStore(Store):
             body = _txn([], [{"request_delete_range": {"key": name}} for name in part])
             await self._wire.ask("kv/txn", body, write=True)
 
-    async def list(self, prefix: str) -> Mapping[str, bytes]:
+    async def list(self, prefix: str) -> Mapping[str, Value]:
         """See ``Store``. As of one moment."""
         answer = await self.ask("kv/range", {**_span(self._values + check_prefix(prefix)), "sort_target": "KEY"})
         found = answer.get("kvs", [])
         self.operations += max(0, len(found) - 1)
         cut = len(self._values)
-        return {b64decode(entry["key"]).decode()[cut:]: b64decode(entry.get("value", "")) for entry in found}
+        names = [b64decode(entry["key"]).decode("utf-8", "replace")[cut:] for entry in found]
+        return {
+            name: found_value(name, b64decode(entry.get("value", "")))
+            for name, entry in zip(names, found, strict=True)
+            if is_key(name)
+        }
 
     async def floor(self, name: str) -> int:
         """See ``Store``."""
-        return int(_value(await self.ask("kv/range", {"key": _coded(self._floors + name)})) or 0)
+        return self._floor(name, await self.ask("kv/range", {"key": _coded(self._floors + name)}))
 
     async def raise_floor(self, name: str, number: int) -> int:
         """See ``Store``."""
@@ -149,11 +154,12 @@ class EtcdStore(Store):
         look = [{"request_range": {"key": level}}]
         higher = _txn([_value_below(level, number)], put, look)
         answer = await self.ask("kv/txn", _txn([_absent(level)], put, [_nested(higher)]), write=True)
-        return (
-            number
-            if _has_put(answer)
-            else int(_value(answer["responses"][0]["response_txn"]["responses"][0]["response_range"]) or 0)
-        )
+        if _has_put(answer):
+            return number
+        return self._floor(name, answer["responses"][0]["response_txn"]["responses"][0]["response_range"])
+
+    def _floor(self, name: str, answer: dict[str, Any]) -> int:
+        return parse_floor(self.url, name, (_value(answer) or b"0").decode("utf-8", "replace"))
 
     def watch(self, prefix: str) -> AsyncIterator[None]:
         """See ``Store``. A value that expires, written again, is no news: a heartbeat; and of floors nothing is told."""

@@ -19,7 +19,7 @@ from .floors import MOST
 from .folder import Folder
 from .keys import check_key, check_prefix, check_value
 from .locate import TIMEOUT, redacted
-from .store import Created, Store
+from .store import Created, Store, Value
 
 __all__ = ["FileStore"]
 
@@ -59,7 +59,7 @@ class FileStore(Store):
             [key], lambda call: self._folder.create(key, value, number, floor, lambda: not call.given_up), f"create {key}"
         )
 
-    async def read(self, key: str) -> bytes | None:
+    async def read(self, key: str) -> Value | None:
         """See ``Store.read``."""
         check_key(key)
         return await self._ask(lambda _: self._folder.read(key), f"read {key}")
@@ -86,7 +86,7 @@ class FileStore(Store):
         self.operations += len(keys) - 1
         await self._change(keys, delete, f"delete {', '.join(keys)}")
 
-    async def list(self, prefix: str) -> Mapping[str, bytes]:
+    async def list(self, prefix: str) -> Mapping[str, Value]:
         """See ``Store.list``."""
         check_prefix(prefix)
         found = await self._ask(lambda _: self._folder.list(prefix), f"list {prefix}")

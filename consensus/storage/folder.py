@@ -29,7 +29,7 @@ from pathlib import Path
 from . import floors, nfs, record
 from .mishap import Mishap, Standing
 from .probe import probe, sync_directory
-from .store import Created
+from .store import Created, Unreadable, Value
 
 __all__ = ["LEFT_OVER", "Folder", "folder_name"]
 
@@ -104,8 +104,8 @@ class Folder:
             found = record.read(path)
             if found is not None and _ID.fullmatch(found.decode("ascii", "replace")):
                 return found.decode()
-            if found is not None:
-                raise record.TornError(path)
+            if found is not None or path.is_dir():
+                raise record.TornError(f"{path} holds no value of ftlib's: remove it")
             trial = self._job / f"trial-{secrets.token_hex(8)}"
             try:
                 self._fill(trial, secrets.token_hex(16).encode(), durable=True)
@@ -179,13 +179,19 @@ class Folder:
             if path.samefile(temp):
                 path.unlink()
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str) -> Value | None:
         """See ``Store.read``."""
         with self._mishaps(f"{key} cannot be read"):
-            value = record.read(self._path(key))
+            value = self._value(key)
             if value is None:
                 self._check_mounted()
             return value
+
+    def _value(self, key: str) -> Value | None:
+        try:
+            return record.read(self._path(key))
+        except record.TornError as torn:
+            return Unreadable(str(torn))
 
     def write(self, key: str, value: bytes, durable: bool, wanted: Wanted) -> None:
         """See ``Store.write``.
@@ -228,21 +234,17 @@ class Folder:
                 except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     self._check_mounted()
 
-    def list(self, prefix: str) -> dict[str, bytes]:
-        """See ``Store.list``. Files that hold no value are named in the log, once, and left out."""
+    def list(self, prefix: str) -> dict[str, Value]:
+        """See ``Store.list``. Files whose names are no keys are named in the log, once."""
         with self._mishaps(f"{prefix} cannot be listed"):
-            found: dict[str, bytes] = {}
+            found: dict[str, Value] = {}
             names = set(self._names(self._root / "keys" / prefix[:-1], prefix))
             # A listing is not taken at one instant. On some file systems a name that is given to another file meanwhile, as a
             # heartbeat does it, may be in neither of its halves. Whose name was there before is therefore asked for by name.
             for key in sorted(names | self._listed.get(prefix, frozenset())):
-                try:
-                    value = record.read(self._path(key))
-                except record.TornError as torn:
-                    self._complain(torn.args[0])
-                else:
-                    if value is not None:
-                        found[key] = value
+                value = self._value(key)
+                if value is not None:
+                    found[key] = value
             self._listed[prefix] = frozenset(found)
             if not found:
                 self._check_mounted()
@@ -256,11 +258,18 @@ class Folder:
                         if not entry.name.startswith("."):  # as an NFS client names what is removed while in use
                             self._complain(Path(entry.path))
                     elif entry.is_dir(follow_symlinks=False):
-                        yield from self._names(Path(entry.path), f"{prefix}{entry.name}/")
+                        yield from self._names_within(Path(entry.path), f"{prefix}{entry.name}/")
                     else:
                         yield f"{prefix}{entry.name}"
         except (FileNotFoundError, NotADirectoryError):
             return
+
+    def _names_within(self, directory: Path, prefix: str) -> Iterator[str]:
+        """Of a directory in another one: one that somebody has closed to us hides nothing but itself."""
+        try:
+            yield from self._names(directory, prefix)
+        except PermissionError:
+            self._complain(directory)
 
     # Floors
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from ..errors import ConfigError
-from .store import MAX_VALUE
+from ..errors import ConfigError, StoreRefusedError
+from .store import MAX_VALUE, Unreadable, Value
 
-__all__ = ["check_key", "check_prefix", "check_value"]
+__all__ = ["check_key", "check_prefix", "check_value", "found_value", "is_key", "parse_floor", "too_large"]
 
 _PART = r"[a-z0-9_-][a-z0-9._-]{0,199}"
 _KEY = re.compile(rf"{_PART}(?:/{_PART})*")
@@ -33,3 +33,27 @@ def check_value(key: str, value: bytes) -> bytes:
     if len(value) > MAX_VALUE:
         raise ConfigError(f"the value of {key!r} has {len(value)} bytes, {MAX_VALUE} are the most")
     return value
+
+
+def is_key(name: str) -> bool:
+    """Whether a name that was found in a store can be one of ours."""
+    return _KEY.fullmatch(name) is not None
+
+
+def found_value(key: str, value: bytes) -> Value:
+    """What a server has at ``key``: nobody of ours writes more than ``MAX_VALUE``."""
+    return value if len(value) <= MAX_VALUE else too_large(key)
+
+
+def too_large(key: str) -> Unreadable:
+    """Of something that need not be fetched to know that."""
+    return Unreadable(f"it has more than {MAX_VALUE} bytes: remove {key}, no member wrote it")
+
+
+def parse_floor(store: str, name: str, text: str) -> int:
+    """The number of a floor as a server keeps it. StoreRefusedError where somebody else has written there."""
+    if not (text.isascii() and text.isdecimal()):
+        raise StoreRefusedError(
+            f"the store {store}: the floor of {name} is {text[:40]!r} and no number: remove this job's keys"
+        )
+    return int(text)

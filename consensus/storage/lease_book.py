@@ -2,13 +2,21 @@
 
 A lease is a counter. Nothing here is timed, and no clock is written: an observer times on its own how long a counter stays the
 same (see ``messages.storage.Lease``). That a store forgets old leases by itself, where it can, is clean-up.
+
+What cannot be read where a lease belongs hides nobody else's. It is named once, and shows no life; only that it is there, and
+whether it changes, is told (see ``protocol.survey``).
 """
 
 from __future__ import annotations
 
-from ..errors import CodecError
+import hashlib
+from collections.abc import Mapping
+
+from ..errands import Leases, UnreadLease
+from ..errors import UnreadableError
 from ..messages import Lease
-from .store import Store
+from .complaints import Complaints
+from .store import Store, Unreadable, Value
 from .vault import Vault
 
 __all__ = ["PREFIX", "LeaseBook"]
@@ -22,12 +30,13 @@ _FORGOTTEN_LEASES = 30
 
 
 class LeaseBook:
-    """The leases in one store. Its methods raise ``StoreError``, and CodecError (with the key) for what is no lease."""
+    """The leases in one store. Its methods raise ``StoreError``."""
 
-    def __init__(self, store: Store, vault: Vault, lease: float) -> None:
+    def __init__(self, store: Store, vault: Vault, lease: float, complaints: Complaints) -> None:
         """``lease``: its length in seconds."""
         self._store = store
         self._vault = vault
+        self._complaints = complaints
         self._expires = max(_FORGOTTEN, _FORGOTTEN_LEASES * lease)
 
     async def beat(self, lease: Lease) -> None:
@@ -35,27 +44,43 @@ class LeaseBook:
         key = _key_of(lease.member.id)
         await self._store.write(key, self._vault.wrap(key, lease), expires=self._expires)
 
-    async def read(self, member_ids: tuple[str, ...] | None) -> tuple[Lease, ...]:
+    async def read(self, member_ids: tuple[str, ...] | None) -> Leases:
         """Those of ``member_ids`` that there are, in that order; of None all, by id."""
         if member_ids is None:
-            return tuple(self._lease(key, value) for key, value in (await self._store.list(PREFIX)).items())
-        found = []
-        for member_id in member_ids:
-            value = await self._store.read(_key_of(member_id))
+            return self._opened(await self._store.list(PREFIX))
+        found = {}
+        for key in map(_key_of, member_ids):
+            value = await self._store.read(key)
             if value is not None:
-                found.append(self._lease(_key_of(member_id), value))
-        return tuple(found)
+                found[key] = value
+        return self._opened(found)
 
     async def withdraw(self, member_ids: tuple[str, ...]) -> None:
         """Remove theirs."""
         if member_ids:
             await self._store.delete(*map(_key_of, member_ids))
 
-    def _lease(self, key: str, value: bytes) -> Lease:
+    def _opened(self, found: Mapping[str, Value]) -> Leases:
+        leases, unread = [], []
+        for key, value in found.items():
+            try:
+                leases.append(self._lease(key, value))
+            except UnreadableError as error:
+                remedy = f"start all workers of the job with one secret and one release, or remove {key}"
+                self._complaints.name(key, f"{error}; it is passed over: {remedy}")
+                unread.append(UnreadLease(key.removeprefix(PREFIX), _fingerprint(value)))
+        return Leases(tuple(leases), tuple(unread))
+
+    def _lease(self, key: str, value: Value) -> Lease:
         lease = self._vault.unwrap(key, value, Lease)
         if _key_of(lease.member.id) != key:
-            raise CodecError(f"{key} holds the lease of member {lease.member.id}")
+            raise UnreadableError(f"{key} holds the lease of member {lease.member.id}")
         return lease
+
+
+def _fingerprint(value: Value) -> str:
+    """Another one once something else stands there."""
+    return "" if isinstance(value, Unreadable) else hashlib.blake2b(value, digest_size=8).hexdigest()
 
 
 def _key_of(member_id: str) -> str:

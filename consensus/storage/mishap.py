@@ -82,7 +82,7 @@ class Mishap:
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         if isinstance(error, TornError):
-            raise StoreRefusedError(f"{self._about}: {error.args[0]} holds no value of ftlib's: remove it") from None
+            raise StoreRefusedError(f"{self._about}: {error}") from None
         if isinstance(error, UnfitError):
             raise StoreRefusedError(f"{self._about}: {error}") from None
         if isinstance(error, OSError):

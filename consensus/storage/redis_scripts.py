@@ -3,6 +3,8 @@
 The first argument is the channel, where there is one; names are as the caller knows them, keys as Redis does.
 """
 
+from .store import MAX_VALUE
+
 __all__ = ["SCRIPTS"]
 
 _BELOW = """
@@ -45,11 +47,30 @@ for i = 2, #KEYS do
 end
 """
 
+_VALUE = f"""
+local function look(key) -- the value, false, or {{why it is none}}
+    local length = redis.pcall('STRLEN', key)
+    if type(length) == 'table' then return {{'type'}} end
+    if length > {MAX_VALUE} then return {{'size'}} end
+    return redis.call('GET', key)
+end
+"""
+
+# Keys: the value.
+_READ = (
+    _VALUE
+    + """
+return look(KEYS[1])
+"""
+)
+
 # Keys: the set of names. Arguments: what stands before a name in its value's key, first and last name.
-_LIST = """
+_LIST = (
+    _VALUE
+    + """
 local found = {}
 for _, name in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], ARGV[2], ARGV[3])) do
-    local value = redis.call('GET', ARGV[1] .. name)
+    local value = look(ARGV[1] .. name)
     if value then
         found[#found + 1] = name
         found[#found + 1] = value
@@ -59,6 +80,7 @@ for _, name in ipairs(redis.call('ZRANGEBYLEX', KEYS[1], ARGV[2], ARGV[3])) do
 end
 return found
 """
+)
 
 # Keys: the floors. Arguments: channel, name, number.
 _RAISE = (
@@ -81,6 +103,7 @@ redis.call('PUBLISH', ARGV[1], '')
 
 SCRIPTS = {
     "create": _CREATE,
+    "read": _READ,
     "write": _WRITE,
     "delete": _DELETE,
     "list": _LIST,

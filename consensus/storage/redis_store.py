@@ -15,10 +15,10 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from ..errors import ConfigError, StoreError
-from .keys import check_key, check_prefix, check_value
+from .keys import check_key, check_prefix, check_value, is_key, parse_floor, too_large
 from .redis_scripts import SCRIPTS
 from .server_url import escape_job, parse_server_url
-from .store import Created, Store
+from .store import Created, Store, Unreadable, Value
 from .watching import Watches
 
 __all__ = ["RedisStore"]
@@ -97,12 +97,19 @@ class RedisStore(Store):
         answer = await self._wire.run(self._scripts["create"], keys, [self._channel, key, value, least, floor], write=True)
         return {b"done": Created.DONE, b"exists": Created.EXISTS, b"below": Created.BELOW}[answer]
 
-    async def read(self, key: str) -> bytes | None:
+    async def read(self, key: str) -> Value | None:
         """See ``Store``."""
         name = self._values + check_key(key)
         self.operations += 1
-        value: bytes | None = await self._wire.ask("GET", name, write=False)
-        return value
+        return self._value(key, await self._wire.run(self._scripts["read"], [name], [], write=False))
+
+    def _value(self, key: str, found: bytes | list[bytes] | None) -> Value | None:
+        """What the scripts' ``look`` found at ``key``."""
+        if not isinstance(found, list):
+            return found
+        if found[0] == b"size":
+            return too_large(key)
+        return Unreadable(f"{self._values}{key} is no string: DEL it, no member made it")
 
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
         """See ``Store``. With ``expires`` watchers are told only when the value appears."""
@@ -119,7 +126,7 @@ class RedisStore(Store):
         if keys:
             await self._wire.run(self._scripts["delete"], names, [self._channel, *keys], write=True)
 
-    async def list(self, prefix: str) -> Mapping[str, bytes]:
+    async def list(self, prefix: str) -> Mapping[str, Value]:
         """See ``Store``. As of one moment."""
         span = (f"[{check_prefix(prefix)}", f"({prefix[:-1]}0")  # "0" comes right after "/": between the two is the prefix
         try:
@@ -128,19 +135,24 @@ class RedisStore(Store):
             self.operations += 1
             raise
         self.operations += max(1, len(answer) // 2)
-        return {name.decode(): value for name, value in zip(answer[::2], answer[1::2], strict=True)}
+        found = ((name.decode("utf-8", "replace"), value) for name, value in zip(answer[::2], answer[1::2], strict=True))
+        return {name: value for name, what in found if is_key(name) and (value := self._value(name, what)) is not None}
 
     async def floor(self, name: str) -> int:
         """See ``Store``."""
         self.operations += 1
-        return int(await self._wire.ask("HGET", self._floors, name, write=False) or 0)
+        return self._floor(name, await self._wire.ask("HGET", self._floors, name, write=False) or b"0")
 
     async def raise_floor(self, name: str, number: int) -> int:
         """See ``Store``."""
         if number <= 0:
             return await self.floor(name)
         self.operations += 1
-        return int(await self._wire.run(self._scripts["raise"], [self._floors], [self._channel, name, str(number)], write=True))
+        arguments = [self._channel, name, str(number)]
+        return self._floor(name, await self._wire.run(self._scripts["raise"], [self._floors], arguments, write=True))
+
+    def _floor(self, name: str, found: bytes) -> int:
+        return parse_floor(self.url, name, found.decode("utf-8", "replace"))
 
     def watch(self, prefix: str) -> AsyncIterator[None]:
         """See ``Store``. Heartbeats (values that expire, written again) are not noticed; a raised floor is, as ``name/``."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["MAX_VALUE", "Created", "Store"]
+__all__ = ["MAX_VALUE", "Created", "Store", "Unreadable", "Value"]
 
 MAX_VALUE = 1 << 20
 """Bytes of a value at most."""
@@ -30,6 +31,19 @@ class Created(Enum):
 
     BELOW = "below the floor"
     """What had that name was cleaned away: this member has missed something. Nothing was left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What stands where a value belongs, and is none: torn, too large, of another type, or not ours to open.
+
+    Its name is taken all the same: nothing can be created there. ``why`` says what it is, and the remedy.
+    """
+
+    why: str
+
+
+Value = bytes | Unreadable
 
 
 class Store(ABC):
@@ -62,8 +76,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def read(self, key: str) -> bytes | None:
-        """The value; None where there is none."""
+    async def read(self, key: str) -> Value | None:
+        """The value; None where there is nothing."""
 
     @abstractmethod
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
@@ -74,8 +88,10 @@ class Store(ABC):
         """Remove; what does not exist is no error."""
 
     @abstractmethod
-    async def list(self, prefix: str) -> Mapping[str, bytes]:
-        """All keys that begin with ``prefix`` (ends in ``/``), with their values, sorted by key."""
+    async def list(self, prefix: str) -> Mapping[str, Value]:
+        """All keys that begin with ``prefix`` (ends in ``/``), with their values, sorted by key. One that is ``Unreadable``
+        hides no other; names that are no keys are left out.
+        """
 
     @abstractmethod
     async def floor(self, name: str) -> int:

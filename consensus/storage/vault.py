@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ..codec import Codec
 from ..config import Config
-from ..errors import CodecError, SealError
+from ..errors import CodecError, SealError, UnreadableError
 from ..keys import KEY_ID, Key, KeyRing
 from ..member import Member
 from ..messages import Envelope, Lease, ViewRecord
-from .store import MAX_VALUE
+from .store import MAX_VALUE, Unreadable, Value
 
 __all__ = ["OVERHEAD", "Vault"]
 
@@ -58,14 +58,16 @@ class Vault:
         header = _HEADER.pack(_MAGIC, first.id, nonce)
         return header + self._cipher(first).encrypt(nonce, packet, header + self._context(key))
 
-    def unwrap(self, key: str, value: bytes, kind: type[T]) -> T:
-        """The message of that ``kind`` in the ``value`` of ``key``; CodecError, with the key, where it is anything else."""
+    def unwrap(self, key: str, value: Value, kind: type[T]) -> T:
+        """The message of that ``kind`` in the ``value`` of ``key``; UnreadableError where it is anything else."""
+        if isinstance(value, Unreadable):
+            raise UnreadableError(f"{key} cannot be read: {value.why}")
         try:
             message = self._codec.decode(self._opened(key, value), limit=MAX_VALUE).message
         except CodecError as error:
-            raise CodecError(f"{key} cannot be read: {error}") from None
+            raise UnreadableError(f"{key} cannot be read: {error}") from None
         if not isinstance(message, kind):
-            raise CodecError(f"{key} holds a {type(message).__name__} where a {kind.__name__} belongs")
+            raise UnreadableError(f"{key} holds a {type(message).__name__} where a {kind.__name__} belongs")
         return message
 
     def _opened(self, key: str, value: bytes) -> bytes:

@@ -14,8 +14,15 @@ more of that than a plain create would:
   and it takes its own record back. So nobody takes the newest record for a decision before the one before it was found, too
   (unless that is below the floor): the creator might have died before it could take it back.
 
+* *What cannot be read is not known, and never absent.* A record may be sealed with a secret, or made by a release, that its
+  reader does not have: it may be a decision all the same, that others act on. So its name stays taken: nothing is created
+  there or beside it, and nobody removes it. A reader is told of the newest that it can read; that is safe, as whatever it
+  does next has to be created in the very place that is taken. Where not even that can be read which it asks for, or which
+  is at the floor, it is told so (``UnreadableError``). Bytes that were opened once stay opened: a secret that was dropped
+  since had sealed them.
+
 Nobody is told of a decision that the register did not confirm, and what is unclear is told to be so (``AmbiguousWriteError``).
-Nothing here is kept between two calls: another try, by anybody, begins from what stands.
+Nothing else is kept between two calls: another try, by anybody, begins from what stands.
 """
 
 from __future__ import annotations
@@ -24,9 +31,10 @@ import re
 from collections.abc import Mapping
 
 from ..errands import Recorded, Wiped
-from ..errors import AmbiguousWriteError, CodecError, StoreAwayError, StoreError, StoreRefusedError
+from ..errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError, UnreadableError
 from ..messages import ViewRecord
-from .store import Created, Store
+from .complaints import Complaints
+from .store import Created, Store, Unreadable, Value
 from .vault import Vault
 
 __all__ = ["FLOOR", "PREFIX", "ViewRegister", "key_of"]
@@ -45,13 +53,20 @@ def key_of(epoch: int) -> str:
     return f"{PREFIX}{epoch:012d}"
 
 
-class ViewRegister:
-    """The records in one store. Its methods raise ``StoreError``, and CodecError (with the key) for what is no record."""
+_REMEMBERED = 4
+"""Records, at most, that stay opened: the newest, and their parents."""
 
-    def __init__(self, store: Store, vault: Vault) -> None:
+
+class ViewRegister:
+    """The records in one store. Its methods raise ``StoreError``, and ``UnreadableError`` for what is no record."""
+
+    def __init__(self, store: Store, vault: Vault, complaints: Complaints) -> None:
         """Reads and writes nothing yet."""
         self._store = store
         self._vault = vault
+        self._complaints = complaints
+        self._opened: dict[int, tuple[bytes, ViewRecord]] = {}
+        """By epoch: what was read or made here last, as bytes and opened."""
 
     async def create(self, record: ViewRecord) -> Recorded | Wiped:
         """Decide ``record.view.epoch``, unless somebody else has: ``Recorded(record)``, or the newest record that stands.
@@ -75,7 +90,10 @@ class ViewRegister:
                 return found
             raise
         if created is Created.DONE:
+            self._remember(view.epoch, value, record)
             return await self._confirmed(record, parent)
+        if created is Created.EXISTS:
+            await self._check_readable(view.epoch)
         return await self._instead(record, await self.newest(view.epoch - 1, parent))
 
     async def newest(self, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
@@ -84,7 +102,8 @@ class ViewRegister:
         for _ in range(_LOOKS):
             listed = await self._store.list(PREFIX)
             numbers = _numbers(listed)
-            number = numbers[-1] if numbers else 0
+            record = self._newest_readable(listed, numbers)
+            number = 0 if record is None else record.view.epoch
             before = floor
             try:
                 floor = await self._store.floor(FLOOR)
@@ -92,8 +111,11 @@ class ViewRegister:
                 if epoch and not numbers:
                     return Wiped(f"the record of view {epoch} is gone from the store: {error}")
                 raise
+            lowest = max(1, floor)  # of what counts: there is nothing above it unless something stands there
+            if number < lowest and lowest in numbers:
+                self._record(lowest, listed[key_of(lowest)])
             if number >= floor:
-                return self._judge(listed, numbers, floor, epoch, view_id)
+                return self._judge(record, listed, floor, epoch, view_id)
             if floor == before:  # of what the floor says to be there, nothing was there from then on
                 return Wiped(f"the store's records from {key_of(floor)} on are gone: it was wiped")
         raise StoreAwayError(f"the store {self._store.url}: its records change faster than they can be listed")
@@ -105,20 +127,43 @@ class ViewRegister:
         if old:
             await self._store.delete(*old)
 
-    def _judge(self, listed: Mapping[str, bytes], numbers: list[int], floor: int, epoch: int, view_id: str) -> Recorded | Wiped:
-        """From a listing whose highest number (none: 0) is not below the ``floor`` that was read after it."""
-        if not numbers:
+    def _newest_readable(self, listed: Mapping[str, Value], numbers: list[int]) -> ViewRecord | None:
+        for number in reversed(numbers):
+            try:
+                return self._record(number, listed[key_of(number)])
+            except UnreadableError as error:
+                taken = f"no view {number} can be recorded while it stands there"
+                remedy = "give this worker the secret and the release of those who wrote it; remove it only if no worker did"
+                self._complaints.name(key_of(number), f"{error}; {taken}: {remedy}")
+        return None
+
+    def _judge(
+        self, record: ViewRecord | None, listed: Mapping[str, Value], floor: int, epoch: int, view_id: str
+    ) -> Recorded | Wiped:
+        """From a listing whose newest readable ``record`` is not below the ``floor`` that was read after it."""
+        number = 0 if record is None else record.view.epoch
+        if number < epoch and key_of(epoch) in listed:
+            self._record(epoch, listed[key_of(epoch)])
+        if record is None:
             return Wiped(f"the record of view {epoch} is gone from the store: it was wiped") if epoch else Recorded(None)
-        number = numbers[-1]
-        record = self._record(number, listed[key_of(number)])
         if number < epoch or (number == epoch and record.view.view_id != view_id):
             there = f"and {key_of(number)} is what there is now"
             return Wiped(f"the record of view {epoch} ({view_id[:6]}) is gone from the store, {there}: it was wiped")
-        if number > max(1, epoch) and number - 1 >= floor:
-            parent = self._record(number - 1, listed[key_of(number - 1)]) if number - 1 in numbers else None
-            if not _follows(record, parent):
-                return Wiped(f"{key_of(number)} stands in the store without the record before it: it was wiped")
+        if number > max(1, epoch) and number - 1 >= floor and not self._after(record, listed, epoch, view_id):
+            return Wiped(f"{key_of(number)} stands in the store without the record before it: it was wiped")
         return Recorded(record)
+
+    def _after(self, record: ViewRecord, listed: Mapping[str, Value], epoch: int, view_id: str) -> bool:
+        """Whether the record before it stands, as far as that can be read; a founding record names none."""
+        before, parent_id = record.view.epoch - 1, record.view.parent_id
+        value = listed.get(key_of(before))
+        if value is None:
+            return False
+        try:
+            known = self._record(before, value).view.view_id
+        except UnreadableError:
+            known = view_id if before == epoch else parent_id  # whoever created its successor has read it
+        return parent_id in ("", known)
 
     # A record of our own
 
@@ -147,7 +192,8 @@ class ViewRegister:
             return found
         last = found.record
         if record.view.parent_id and (last is None or last.view.epoch < record.view.epoch):
-            raise StoreAwayError(f"the store {self._store.url}: {key_of(record.view.epoch)} was there and is gone: ask again")
+            key = key_of(record.view.epoch)
+            raise StoreAwayError(f"the store {self._store.url}: {key} was there and is gone, or is no value: ask again")
         return found if last is None or not _same(last, record) else await self._confirmed(last, record.view.parent_id)
 
     async def _confirmed(self, record: ViewRecord, parent: str) -> Recorded | Wiped:
@@ -161,7 +207,7 @@ class ViewRegister:
                 return Recorded(record)
             if value is None and await self._floor_of_what_is_left() > before:
                 return await self.newest(record.view.epoch, record.view.view_id)
-        except (StoreError, CodecError) as error:
+        except (StoreError, UnreadableError) as error:
             raise AmbiguousWriteError(f"{key_of(before + 1)} was created and not confirmed: {error}") from None
         await self._take_back(record)
         return Wiped(f"the record of view {before} was gone from the store when its successor was created: it was wiped")
@@ -189,6 +235,8 @@ class ViewRegister:
             value = await self._store.read(key)
             if value is not None and _same(self._record(record.view.epoch, value), record):
                 await self._store.delete(key)
+        except UnreadableError:
+            return  # it is not ours
         except StoreError as error:
             raise AmbiguousWriteError(f"{key} must be taken back, as the store was wiped, and could not be: {error}") from None
 
@@ -199,13 +247,29 @@ class ViewRegister:
         except StoreError:
             return False
 
-    def _record(self, number: int, value: bytes) -> ViewRecord:
+    async def _check_readable(self, epoch: int) -> None:
+        """Raises ``UnreadableError`` where nobody here can tell what was decided for ``epoch``."""
+        value = await self._store.read(key_of(epoch))
+        if value is not None:
+            self._record(epoch, value)
+
+    def _record(self, number: int, value: Value) -> ViewRecord:
         """The record in ``value``, read at ``number``."""
         key = key_of(number)
+        known = self._opened.get(number)
+        if known is not None and known[0] == value:
+            return known[1]
         record = self._vault.unwrap(key, value, ViewRecord)
         if record.view.epoch != number:
-            raise CodecError(f"{key} holds the record of view {record.view.epoch}")
+            raise UnreadableError(f"{key} holds the record of view {record.view.epoch}")
+        assert not isinstance(value, Unreadable)
+        self._remember(number, value, record)
         return record
+
+    def _remember(self, number: int, value: bytes, record: ViewRecord) -> None:
+        self._opened[number] = (value, record)
+        for old in sorted(self._opened)[:-_REMEMBERED]:
+            del self._opened[old]
 
 
 def _same(one: ViewRecord, other: ViewRecord) -> bool:
@@ -213,11 +277,6 @@ def _same(one: ViewRecord, other: ViewRecord) -> bool:
     return (one.view.view_id, one.driver) == (other.view.view_id, other.driver)
 
 
-def _follows(record: ViewRecord, parent: ViewRecord | None) -> bool:
-    """Whether ``parent`` is what was decided before it; a founding record names none."""
-    return parent is not None and record.view.parent_id in ("", parent.view.view_id)
-
-
-def _numbers(listed: Mapping[str, bytes]) -> list[int]:
+def _numbers(listed: Mapping[str, Value]) -> list[int]:
     """The epochs of the records, rising. What has no number for a name is no record, and passed over."""
     return sorted(int(match[1]) for key in listed if (match := _NUMBER.fullmatch(key)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..state import flatten, restore
-from .manifest import FILE, File, Manifest, TornError
+from .manifest import FILE, OF_ONE, File, Manifest, TornError
 from .names import Name, complete
 
 __all__ = ["Found", "Taken", "newest", "publish", "read", "remove"]
@@ -94,8 +94,10 @@ def newest(path: Path) -> Found | None:
         directory = path / str(names[0])
         try:
             return Found(directory, names[0], read(directory), tuple(f"{name}: {text}" for name, text in torn.items()))
-        except (TornError, FileNotFoundError) as error:
-            if directory.is_dir():  # else a job that goes on has newer ones, and took this one away
+        except (TornError, OSError) as error:
+            if isinstance(error, OSError) and not (isinstance(error, FileNotFoundError) or error.errno in OF_ONE):
+                raise
+            if os.path.lexists(directory):  # else a job that goes on has newer ones, and took this one away
                 torn[names[0]] = str(error)
     if torn:
         raise TornError("; ".join(f"{name}: {text}" for name, text in torn.items()))

@@ -32,7 +32,7 @@ from ..session import Session
 from ..state import flatten
 from ..units import size, span
 from .checkpoint import Taken, publish, remove
-from .manifest import Manifest, TornError
+from .manifest import OF_ONE, Manifest, TornError
 from .names import Name, Part, complete, parts
 
 __all__ = ["Keeper"]
@@ -212,9 +212,9 @@ class _Writing:
         for name in complete(self._path):
             if name < (self._name.step, 0):
                 break
-            if not _intact(self._path / str(name)):
+            if (torn := _damage(self._path / str(name))) is not None:
                 self._torn.append(name)
-                if name == self._name:
+                if name == self._name and isinstance(torn, TornError):
                     remove(self.directory)
                 continue
             if name.step == self._name.step:
@@ -272,12 +272,17 @@ class _Writing:
         return f"{type(error).__name__}: {text}", "see to that file system, or give save another directory"
 
 
-def _intact(directory: Path) -> bool:
+def _damage(directory: Path) -> Exception | None:
+    """Why nobody can load it; None where it is intact. OSError where something else is wrong than this checkpoint."""
     try:
         Manifest.read(directory).verify(directory)
-    except TornError:
-        return False
-    return True
+    except TornError as error:
+        return error
+    except OSError as error:
+        if error.errno not in OF_ONE:
+            raise
+        return error
+    return None
 
 
 def _full(path: Path) -> bool:

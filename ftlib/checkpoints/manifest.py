@@ -8,22 +8,40 @@ not malice: whoever can write to the directory can write another manifest.
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILE", "File", "Manifest", "TornError"]
+__all__ = ["FILE", "OF_ONE", "File", "Manifest", "TornError"]
 
 FILE = "manifest.json"
 LIMIT = 256 << 20
 """Bytes that a manifest may have."""
 _FORMAT = "ftlib checkpoint 1"
 _DIGEST = 16
+
+
+OF_ONE = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.EBADMSG,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENXIO,
+        errno.ENAMETOOLONG,
+    }
+)
+"""What is wrong with one checkpoint, whatever becomes of the others: it is not ours to read, on a bad block, no file."""
 
 
 class TornError(ValueError):
@@ -85,8 +103,8 @@ class Manifest:
     def read(cls, directory: Path) -> Manifest:
         """That in ``directory``, without a look at the other files. TornError; OSError where it cannot be read."""
         try:
-            with (directory / FILE).open("rb") as file:
-                data = file.read(LIMIT + 1)
+            with open(directory / FILE, "rb", opener=_opened) as file:
+                data = file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except (FileNotFoundError, NotADirectoryError):
             raise TornError(f"{FILE} is missing") from None
         if len(data) > LIMIT:
@@ -114,6 +132,11 @@ class Manifest:
                 raise TornError(f"{name} has {path.stat().st_size} bytes instead of {file.size}")
             if File.of(path) != file:
                 raise TornError(f"{name} is not what was written")
+
+
+def _opened(path: str, flags: int) -> int:
+    """Without waiting, should somebody have put a pipe there."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -234,7 +234,7 @@ def simulate(
       clocks       skew drift jump
       membership   join join_and_crash leave reset refuse
       the store    store_away store_slow store_lost store_fails store_deaf
-                   store_race (all with --policy storage)
+                   store_blind store_strange store_race (all with --policy storage)
       groups       partition churn clock
     """  # noqa: D301 - for click the escape is a command, not text
     if seeds is not None and picture is not None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import Taken, newest, publish, read, remove
+from ftlib.checkpoints.keeper import _damage
 from ftlib.checkpoints.manifest import Manifest, TornError
 from ftlib.checkpoints.names import Name, Part, complete, parts
 from ftlib.registry import Registered
@@ -150,6 +151,52 @@ def test_a_torn_one_is_recognised_and_the_next_older_one_taken(tmp_path: Path, v
     assert found.torn[0].startswith(f"{Name(400, 1)}: ")
     assert victim in found.torn[0]
     assert found.tree["step"] == 300  # type: ignore[index]
+
+
+def hostile(path: Path, kind: str) -> None:
+    """Something that is called like the newest checkpoint, or is in it, and can never be loaded."""
+    newest_ = path / str(Name(10**12 - 1, 1))
+    if kind == "a_file":
+        newest_.write_text("no directory")
+    elif kind == "nowhere":
+        newest_.symlink_to(path / "nowhere")
+    elif kind == "in_a_circle":
+        newest_.symlink_to(newest_)
+    else:
+        newest_.mkdir()
+        manifest = newest_ / "manifest.json"
+        if kind == "a_pipe":
+            os.mkfifo(manifest)
+        elif kind == "a_directory":
+            manifest.mkdir()
+        elif kind == "huge":
+            os.truncate(os.open(manifest, os.O_CREAT | os.O_WRONLY), 1 << 40)
+        elif kind == "deep":
+            manifest.write_bytes(b"[" * 100_000)
+
+
+HOSTILE = pytest.mark.parametrize(
+    "kind", ["a_file", "nowhere", "in_a_circle", "empty", "a_pipe", "a_directory", "huge", "deep"]
+)
+
+
+@HOSTILE
+@pytest.mark.timeout(20)
+def test_nothing_that_is_called_like_one_keeps_the_others_from_being_loaded(tmp_path: Path, kind: str) -> None:
+    write(tmp_path, {"step": 300}, 300)
+    hostile(tmp_path, kind)
+    found = newest(tmp_path)
+    assert found is not None and found.name == Name(300, 1)
+    assert len(found.torn) == 1 and found.torn[0].startswith(f"{Name(10**12 - 1, 1)}: ")
+
+
+@HOSTILE
+@pytest.mark.timeout(20)
+def test_nor_from_being_written(tmp_path: Path, kind: str) -> None:
+    """Whoever writes looks for newer ones, which it must not outdo: this is none."""
+    hostile(tmp_path, kind)
+    assert _damage(tmp_path / str(Name(10**12 - 1, 1))) is not None
+    assert _damage(write(tmp_path, {}, 300)) is None
 
 
 def test_where_all_are_torn_nothing_is_loaded(tmp_path: Path) -> None:

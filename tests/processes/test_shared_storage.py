@@ -136,3 +136,26 @@ def test_down_to_one_and_up_again(nursery: Nursery, tmp_path: Path, backend: str
         cluster.join() if more else join(cluster)
         cluster.training(2)
         judge(cluster)
+
+
+def test_a_lease_with_another_secret_keeps_nobody_out(nursery: Nursery, tmp_path: Path) -> None:
+    """Its worker was killed, and it stays in the directory for ever. Others found, lose one, and let one in all the same."""
+    store = tmp_path / "store"
+    with sharing(nursery, store) as cluster:
+        (stranger,) = found(cluster, 1, initial_size=2, secret="another secret than the others'")
+        cluster.until("it has written its lease", lambda: stored(store, "leases"))
+        (lease,) = stored(store, "leases")
+        stranger.kill()
+        workers = found(cluster, 3)
+        cluster.training(3)
+        workers[1].kill()
+        cluster.training(2)
+        join(cluster)
+        cluster.training(3)
+        for worker in cluster.alive():
+            told = [line for line in worker.output().splitlines() if lease in line]
+            assert len(told) == 1 and "start all workers of the job with one secret" in told[0]
+            assert "membership cannot change" not in worker.output()
+        cluster.drain()
+        judge(cluster, [worker for worker in cluster.workers if worker is not stranger])
+        assert lease in stored(store, "leases"), "nobody removes what it cannot read"

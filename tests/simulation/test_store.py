@@ -256,6 +256,35 @@ def test_it_counts_what_was_asked(character: Character) -> None:
     assert (before, store.operations) == (3, 7)
 
 
+@BOTH
+def test_what_is_read_cannot_be_opened_by_somebody(character: Character) -> None:
+    """What is there is seen to be there, for ever; only what it says is not."""
+    yard = Yard(character)
+    yard.do(make(b"x"))
+    yard.do(lambda store: store.write("leases/x", b"1"))
+    yard.faults.blind = 1.0
+    assert yard.do(lambda store: store.read("views/5")) == b"?x" and yard.do(lambda store: store.read("views/6")) is None
+    assert yard.do(lambda store: store.list("leases/")) == {"leases/x": b"?1"} and yard.shelf.read("leases/x") == b"1"
+    assert yard.do(make(b"y")) is Created.EXISTS
+    yard.faults.blind = 0.5
+    assert {yard.do(lambda store: store.read("views/5")) for _ in range(20)} == {b"x", b"?x"}
+
+
+def test_strangers_write_garbage() -> None:
+    yard = Yard()
+    for number in (5, 6):
+        yard.do(make(b"x" * 10, key=f"views/{number:012d}"))
+    yard.do(lambda store: store.write("leases/x", b"lease"))
+    for where in ("next", "beyond", "parent", "lease", "stray"):
+        yard.errands.strange(where)
+    records = yard.shelf.names("views/")
+    assert [int(key.removeprefix("views/")) for key in records] == [5, 6, 7, 9]
+    assert yard.shelf.read(records[0]) != b"x" * 10 == yard.shelf.read(records[1])
+    assert len(yard.shelf.names("leases/")) == 2
+    yard.world.heal()
+    assert len(yard.shelf.names("views/")) == 2, "what is in the way of the next records was removed"
+
+
 def test_wiped() -> None:
     yard = Yard()
     yard.do(make(b"x"))

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from types import coroutine
 from typing import Any
 
-from consensus.storage.store import Created, Store
+from consensus.storage.store import Created, Store, Value
 
 __all__ = ["ScriptedStore", "run"]
 
@@ -31,7 +31,7 @@ class ScriptedStore(Store):
     def __init__(self) -> None:
         self.url = "scripted://"
         self.operations = 0
-        self.values: dict[str, bytes] = {}
+        self.values: dict[str, Value] = {}
         self.floors: dict[str, int] = {}
         self.log: list[str] = []
         self._seen: Counter[str] = Counter()
@@ -69,8 +69,8 @@ class ScriptedStore(Store):
         created: Created = await self._step("create", create, what=key)
         return created
 
-    async def read(self, key: str) -> bytes | None:
-        value: bytes | None = await self._step("read", lambda: self.values.get(key), what=key)
+    async def read(self, key: str) -> Value | None:
+        value: Value | None = await self._step("read", lambda: self.values.get(key), what=key)
         return value
 
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
@@ -79,8 +79,8 @@ class ScriptedStore(Store):
     async def delete(self, *keys: str) -> None:
         await self._step("delete", lambda: [self.values.pop(key, None) for key in keys], what=" ".join(keys))
 
-    async def list(self, prefix: str) -> Mapping[str, bytes]:
-        found: Mapping[str, bytes] = await self._step(
+    async def list(self, prefix: str) -> Mapping[str, Value]:
+        found: Mapping[str, Value] = await self._step(
             "list", lambda: {key: value for key, value in sorted(self.values.items()) if key.startswith(prefix)}, what=prefix
         )
         return found

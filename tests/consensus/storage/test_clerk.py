@@ -6,12 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from consensus.errands import Away, Beat, Clean, CreateView, Done, Errand, Leases, ReadLeases, ReadViews, Recorded, Withdraw
+from consensus.errands import (
+    Away,
+    Beat,
+    Clean,
+    CreateView,
+    Done,
+    Errand,
+    Leases,
+    ReadLeases,
+    ReadViews,
+    Recorded,
+    Unread,
+    Withdraw,
+)
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
+from consensus.keys import KeyRing
+from consensus.storage.clerk import Clerk
 
 from .conformance import on_a_loop
 from .directory import Directory
-from .records import clerk, founding, lease, member
+from .records import clerk, config, founding, lease, member
 from .scripted_store import ScriptedStore, run
 
 SECRET = "a secret that is long enough"
@@ -62,25 +77,55 @@ async def test_another_secret(tmp_path: Path) -> None:
     async with place.store() as one, place.store() as two:
         assert await clerk(one, 0, "job", SECRET).carry_out(CreateView(founding())) == Recorded(founding())
         answer = await clerk(two, 1, "job", f"{SECRET} and another").carry_out(ReadViews())
-        assert isinstance(answer, Away) and "a secret that this member does not have" in answer.detail
+        assert isinstance(answer, Unread) and "a secret that this member does not have" in answer.detail
         answer = await clerk(two, 1).carry_out(CreateView(founding(first=1)))
-        assert isinstance(answer, Away) and "this member has no secret" in answer.detail
+        assert isinstance(answer, Unread) and "this member has no secret" in answer.detail
 
 
-def test_anothers_lease_in_a_members_place() -> None:
+STRANGE_LEASES = {
+    "another_secret": lambda: sealed(Beat(lease(1)), f"{SECRET} and another"),
+    "no_secret": lambda: sealed(Beat(lease(1))),
+    "anothers": lambda: sealed(Beat(lease(2)), SECRET),
+    "a_record": lambda: sealed(CreateView(founding(first=1)), SECRET),
+    "nothing": lambda: b"",
+    "garbage": lambda: b"garbage",
+}
+
+
+def sealed(errand: Errand, *secrets: str) -> bytes:
+    """What it leaves in a store."""
     store = ScriptedStore()
-    run(clerk(store).carry_out(Beat(lease(0))))
-    store.values[f"leases/{member(1).id}"] = store.values[f"leases/{member(0).id}"]
-    for wanted in (None, (member(1).id,)):
-        answer = run(clerk(store).carry_out(ReadLeases(wanted)))
-        assert answer == Away(f"leases/{member(1).id} holds the lease of member {member(0).id}")
+    run(clerk(store, 1, "job", *secrets).carry_out(errand))
+    return next(iter(store.values.values()))
 
 
-def test_garbage_in_a_leases_place() -> None:
-    store = ScriptedStore()
-    store.values[f"leases/{member(1).id}"] = b"garbage"
-    answer = run(clerk(store).carry_out(ReadLeases()))
-    assert answer == Away(f"leases/{member(1).id} cannot be read: no packet of this protocol")
+@pytest.mark.parametrize("kind", STRANGE_LEASES)
+def test_what_is_no_lease_hides_no_other_and_is_named_once(kind: str) -> None:
+    """One worker with another secret that beat once and was killed must not keep everybody out for ever."""
+    store, said = ScriptedStore(), list[str]()
+    reader = Clerk(store, config(), member(0), KeyRing((SECRET,)), said.append)
+    for index in (0, 3):
+        run(clerk(store, index, "job", SECRET).carry_out(Beat(lease(index))))
+    strange = f"leases/{member(1).id}"
+    store.values[strange] = STRANGE_LEASES[kind]()
+    unread = []
+    for wanted in (None, (member(0).id, member(1).id, member(3).id)):
+        answer = run(reader.carry_out(ReadLeases(wanted)))
+        assert isinstance(answer, Leases) and answer.leases == (lease(0), lease(3))
+        unread += answer.unread
+    assert [each.member_id for each in unread] == [member(1).id] * 2 and len(set(unread)) == 1
+    store.values[strange] += b"!"
+    answer = run(reader.carry_out(ReadLeases()))
+    assert isinstance(answer, Leases) and answer.unread[0].fingerprint != unread[0].fingerprint, "that it changes is seen"
+    assert len(said) == 1 and strange in said[0] and "remove" in said[0], said
+
+
+def test_a_stranger_does_not_fill_the_log() -> None:
+    store, said = ScriptedStore(), list[str]()
+    for index in range(500):
+        store.values[f"leases/{member(index).id}"] = b"garbage"
+    run(Clerk(store, config(), member(0), None, said.append).carry_out(ReadLeases()))
+    assert len(said) == 101 and "the others are not named" in said[-1]
 
 
 @pytest.mark.parametrize(("errand", "operation"), ERRANDS, ids=lambda value: value if isinstance(value, str) else "")

@@ -12,7 +12,7 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from consensus.storage.etcd_store import EtcdStore
-from consensus.storage.store import Created, Store
+from consensus.storage.store import MAX_VALUE, Created, Store, Unreadable
 from tests.consensus.storage.conformance import Conformance, on_a_loop
 from tests.consensus.storage.etcd_place import EtcdPlace, ask, coded, opened
 from tests.consensus.storage.heard import Heard
@@ -48,6 +48,28 @@ class TestConformance(Conformance):
         place = EtcdPlace(server, relay)
         place.wipe()
         return place
+
+
+# What others left there
+
+
+@on_a_loop
+async def test_what_is_no_value_hides_no_other(own: EtcdServer) -> None:
+    store = await opened(own.url)
+    base = "/ftlib/job/"
+    try:
+        await store.write("leases/a", b"1")
+        for name, value in (("leases/b", "x" * (MAX_VALUE + 1)), ("leases/D!", "x"), ("leases/\ud7ff", "x")):
+            ask(own, "kv/put", key=coded(f"{base}values/{name}"), value=coded(value))
+        large = Unreadable(f"it has more than {MAX_VALUE} bytes: remove leases/b, no member wrote it")
+        assert await store.list("leases/") == {"leases/a": b"1", "leases/b": large}
+        assert await store.read("leases/b") == large
+        assert await store.create("leases/b", b"") is Created.EXISTS
+        ask(own, "kv/put", key=coded(f"{base}floors/views"), value=coded("high"))
+        with pytest.raises(StoreRefusedError, match="the floor of views is 'high' and no number"):
+            await store.floor("views")
+    finally:
+        await store.close()
 
 
 # Who is let in

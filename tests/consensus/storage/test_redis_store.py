@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
-from consensus.storage.store import Created
+from consensus.storage.store import MAX_VALUE, Created, Unreadable
 from tests.consensus.storage.conformance import Conformance, on_a_loop
 from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
@@ -47,6 +47,34 @@ class TestConformance(Conformance):
         place = RedisPlace(server, relay)
         place.wipe()
         return place
+
+
+# What others left there
+
+
+@on_a_loop
+async def test_what_is_no_value_hides_no_other(own: RedisServer) -> None:
+    store = await opened(own.url)
+    base = "ftlib:{job}:"
+    try:
+        await store.write("leases/a", b"1")
+        own.ask("LPUSH", f"{base}value:leases/b", "x")
+        own.ask("SETRANGE", f"{base}value:leases/c", str(MAX_VALUE), "x")
+        own.ask("SET", f"{base}value:leases/D!", "x")
+        for name in ("leases/b", "leases/c", "leases/D!", b"leases/\xff"):
+            own.ask("ZADD", f"{base}names", "0", name)
+        list_ = Unreadable(f"{base}value:leases/b is no string: DEL it, no member made it")
+        large = Unreadable(f"it has more than {MAX_VALUE} bytes: remove leases/c, no member wrote it")
+        assert await store.list("leases/") == {"leases/a": b"1", "leases/b": list_, "leases/c": large}
+        assert await store.read("leases/b") == list_ and await store.read("leases/c") == large
+        assert await store.create("leases/b", b"") is Created.EXISTS
+        await store.write("leases/b", b"2")
+        assert await store.read("leases/b") == b"2", "its owner writes it anew"
+        own.ask("HSET", f"{base}floors", "views", "high")
+        with pytest.raises(StoreRefusedError, match="the floor of views is 'high' and no number"):
+            await store.floor("views")
+    finally:
+        await store.close()
 
 
 # Who is let in
