@@ -54,7 +54,7 @@ _Decode = Callable[[Any], Any]
 class Codec:
     """Encodes and decodes the envelopes of one job. Not thread-safe: one codec for each thread."""
 
-    def __init__(self, job: str, *, max_members: int = 4096) -> None:
+    def __init__(self, job: str, *, max_members: int = 16384) -> None:
         """``job``: packets of others raise ``ForeignJobError``. ``max_members``: longest list that is accepted."""
         self._job = job
         self._header = _header(job)

@@ -197,7 +197,7 @@ class Config:
     agreement: str = ""
     """What the layer above needs to be equal at all members; part of the job's terms, checked at join."""
 
-    max_members: int = 4096
+    max_members: int = 16384
     """Larger views and join queues are refused."""
 
     max_size: int | None = None

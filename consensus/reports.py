@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from .view import View
 
@@ -20,6 +22,10 @@ class Reports:
 
     count: int
     groups: tuple[tuple[bytes, tuple[int, ...]], ...]
+    _told: tuple[weakref.ref[View] | None, Mapping[str, bytes] | None] = field(
+        default=(None, None), init=False, repr=False, compare=False
+    )
+    """What was made of them last, and for which view: as a rule everybody who gets them asks for the same."""
 
     @classmethod
     def of(cls, reports: Sequence[bytes]) -> Reports:
@@ -31,11 +37,19 @@ class Reports:
         named = tuple((report, tuple(indices) if place else ()) for place, (report, indices) in enumerate(groups))
         return cls(len(reports), named)
 
-    def by_id(self, view: View) -> tuple[tuple[str, bytes], ...] | None:
-        """(member id, report) in seniority order; None where this cannot be about ``view``."""
+    def by_id(self, view: View) -> Mapping[str, bytes] | None:
+        """Report by member id, in seniority order; None where this cannot be about ``view``."""
+        about, known = self._told
+        if about is None or about() is not view:
+            known = self._by_id(view)
+            object.__setattr__(self, "_told", (weakref.ref(view), known))
+        return known
+
+    def _by_id(self, view: View) -> Mapping[str, bytes] | None:
         if not 0 <= self.count <= len(view) or bool(self.count) != bool(self.groups):
             return None
         named = {index: report for report, indices in self.groups[1:] for index in indices}
         if len(named) != sum(len(indices) for _, indices in self.groups) or any(not 0 <= i < self.count for i in named):
             return None
-        return tuple((key, named.get(index, self.groups[0][0])) for index, key in enumerate(view.ids[: self.count]))
+        usual = self.groups[0][0] if self.groups else b""
+        return MappingProxyType({key: named.get(index, usual) for index, key in enumerate(view.ids[: self.count])})

@@ -8,15 +8,23 @@ the founding view: two views of different clusters have no history in common.
 from __future__ import annotations
 
 import hashlib
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, TypeVar
 
 from .member import Address, Member
 
-__all__ = ["NO_VIEW_ID", "Cause", "Delta", "Proposal", "Reason", "Removal", "View"]
+__all__ = ["NO_VIEW_ID", "Cause", "Delta", "Proposal", "Reason", "Removal", "Step", "View"]
 
 NO_VIEW_ID = ""
 """The ``view_id`` before the first view; parent of a founding view."""
+
+SHOWN = 10
+"""So many members of a view are named in a line of text."""
+
+T = TypeVar("T")
 
 
 class Cause(Enum):
@@ -29,7 +37,7 @@ class Cause(Enum):
     SEVERED = "severed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class View:
     """The ordered members of one epoch. ``epoch`` counts from 1; ``parent_id`` is the ``view_id`` of epoch - 1.
 
@@ -41,17 +49,58 @@ class View:
     members: tuple[Member, ...]
     origin: str = ""
     view_id: str = ""
+    ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Member ids in seniority order."""
     _seniority: dict[str, int] = field(init=False, repr=False, compare=False)
     """Index by id: a view is looked things up in for every packet."""
     _addresses: dict[Address, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     """Ids by address, made when first asked for (few members ever are)."""
+    _known: dict[str, Any] = field(init=False, repr=False, compare=False)
+    """What was found out about it, by what was asked."""
+    _right: bool = field(init=False, repr=False, compare=False)
+    """Whether ``view_id`` was derived here, or has been found to be right."""
 
     def __post_init__(self) -> None:
         """Derive ``view_id`` where it was not given."""
-        object.__setattr__(self, "_seniority", {member.id: index for index, member in enumerate(self.members)})
+        seniority = {member.id: index for index, member in enumerate(self.members)}
+        object.__setattr__(self, "_seniority", seniority)
+        object.__setattr__(self, "ids", tuple(seniority))
         object.__setattr__(self, "_addresses", {})
+        object.__setattr__(self, "_known", {})
+        object.__setattr__(self, "_right", not self.view_id)
         if not self.view_id:
             object.__setattr__(self, "view_id", self._hash())
+
+    def __hash__(self) -> int:
+        return hash(self.view_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return View, (self.epoch, self.parent_id, self.members, self.origin, self.view_id)
+
+    def find(self, what: str, make: Callable[[], T]) -> T:
+        """What ``make`` finds out about this view, made once: in a simulation thousands of members hold the same view."""
+        if what not in self._known:
+            self._known[what] = make()
+        found: T = self._known[what]
+        return found
+
+    def since(self, before: View) -> Step:
+        """What is different from ``before``, an older view. Found out once for all who ask about the same two."""
+        older, step = self._known.get("since", (None, None))
+        if older is None or older() is not before:
+            step = Step.between(before, self)
+            self._known["since"] = weakref.ref(before), step
+        found: Step = step
+        return found
+
+    def followed_by(self, delta: Delta) -> View | None:
+        """Its successor, as ``Delta.apply`` says. Made once for all who hold this view."""
+        known, view = self._known.get("next", (None, None))
+        if known is not delta and known != delta:
+            view = delta.make(self)
+            self._known["next"] = delta, view
+        found: View | None = view
+        return found
 
     def _hash(self) -> str:
         text = [f"{self.parent_id}|{self.epoch}|{self.origin}", *[f"{m.id}@{m.host}:{m.port}" for m in self.members]]
@@ -59,17 +108,16 @@ class View:
 
     def consistent(self) -> bool:
         """Whether ``view_id`` is the hash of the rest, ids are unique and somebody is in it (checked on receipt)."""
-        return bool(self.members) and len(self._seniority) == len(self.members) and self.view_id == self._hash()
+        if not self.members or len(self._seniority) != len(self.members):
+            return False
+        if not self._right:
+            object.__setattr__(self, "_right", self.view_id == self._hash())
+        return self._right
 
     @property
     def cluster(self) -> str:
         """The ``view_id`` of its founding view: what all views of one chain have in common."""
         return self.origin or self.view_id
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Member ids in seniority order."""
-        return tuple(self._seniority)
 
     def __contains__(self, member_id: object) -> bool:
         return member_id in self._seniority
@@ -93,7 +141,9 @@ class View:
         return self._addresses.get(address, ())
 
     def __str__(self) -> str:
-        return f"view {self.epoch} ({self.view_id[:6]}: {', '.join(m.id[:6] for m in self.members)})"
+        named = ", ".join(member.id[:6] for member in self.members[:SHOWN])
+        more = f" and {len(self) - SHOWN} more" if len(self) > SHOWN else ""
+        return f"view {self.epoch} ({self.view_id[:6]}: {named}{more})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +183,27 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """The difference between a view and an older one: who is gone and who came, by seniority.
+
+    ``removed``: seniority in the older one of those who are gone. ``newcomers``: the ids of those who came.
+    """
+
+    removed: tuple[int, ...]
+    departed: tuple[Member, ...]
+    arrived: tuple[Member, ...]
+    newcomers: frozenset[str]
+
+    @classmethod
+    def between(cls, before: View, view: View) -> Step:
+        """From ``before`` to ``view``."""
+        removed = tuple(index for index, member_id in enumerate(before.ids) if member_id not in view)
+        arrived = tuple(member for member in view.members if member.id not in before)
+        newcomers = frozenset(member.id for member in arrived)
+        return cls(removed, tuple(before.members[index] for index in removed), arrived, newcomers)
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """The chosen view ``view_id`` of ``epoch``, for whoever holds its parent: what it takes from there, and no more.
 
@@ -150,13 +221,17 @@ class Delta:
         """From ``parent`` to ``view``; None where that is not its parent."""
         if parent is None or parent.view_id != view.parent_id or parent.epoch + 1 != view.epoch:
             return None
-        removed = tuple(index for index, member in enumerate(parent.members) if member.id not in view)
-        return cls(view.epoch, view.view_id, view.parent_id, removed, view.members[len(parent) - len(removed) :])
+        step = view.since(parent)
+        return cls(view.epoch, view.view_id, view.parent_id, step.removed, step.arrived)
 
     def apply(self, parent: View) -> View | None:
         """The view; None where ``parent`` is not its parent, or it is not what its id says."""
         if parent.view_id != self.parent_id or parent.epoch + 1 != self.epoch:
             return None
+        return parent.followed_by(self)
+
+    def make(self, parent: View) -> View | None:
+        """The view, from the right parent; None where it is not what its id says."""
         gone = frozenset(self.removed)
         kept = tuple(member for index, member in enumerate(parent.members) if index not in gone)
         view = View(self.epoch, self.parent_id, kept + self.joined, origin=parent.cluster)

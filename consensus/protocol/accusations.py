@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import islice
 
 from ..member import Member
 from ..messages import Evidence, EvidenceKind, Status
@@ -73,7 +74,7 @@ class Accusations:
         """The data plane failed here, and blames ``suspects`` (empty: unknown): check them at once."""
         core = self._core
         known = [member_id for member_id in suspects if core.table.get(member_id) is not None]
-        for member_id in known or [peer.member.id for peer in core.table][: core.config.mesh_limit]:
+        for member_id in known or [peer.member.id for peer in islice(core.table, core.config.mesh_limit)]:
             self._check(member_id, now)
 
     def checked(self, member_id: str, alive: bool | None, detail: str, now: float) -> None:

@@ -102,9 +102,10 @@ class Admission:
             self._vote(self._founding, now)
         if self.survey is not None:
             self._look(self.survey, now)
-        if len(core.applicants) + 1 >= core.config.initial_size:  # less of them are no use, and asked often
+        # Less of them are no use, and asked often.
+        if self.search.may_found(len(core.applicants), now) and self._entitled() and self._vacant(now):
             supporters = self._supporters(now)
-            if self._entitled() and self.search.may_found(len(supporters), now) and self._vacant(now):
+            if self.search.may_found(len(supporters), now):
                 epoch = 1 if self.survey is None else self.survey.next_epoch
                 self._found(View(epoch, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
                 if core.view is not None:

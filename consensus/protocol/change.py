@@ -133,18 +133,14 @@ class Change:
     @property
     def removed(self) -> tuple[Member, ...]:
         """Who was in the parent and is not in the view."""
-        if self.parent is None or self.view is None:
-            return ()
-        kept = frozenset(self.view.ids)
-        return tuple(member for member in self.parent.members if member.id not in kept)
+        return () if self.parent is None or self.view is None else self.view.since(self.parent).departed
 
     @property
     def joined(self) -> tuple[Member, ...]:
         """Who is in the view and was not in the parent."""
         if self.view is None:
             return ()
-        before = frozenset() if self.parent is None else frozenset(self.parent.ids)
-        return tuple(member for member in self.view.members if member.id not in before)
+        return self.view.members if self.parent is None else self.view.since(self.parent).arrived
 
     @property
     def began(self) -> float:

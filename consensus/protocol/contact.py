@@ -115,10 +115,10 @@ class Contact:
 
     def adopt(self, view: View, parent: View | None, now: float) -> None:
         """Follow a new view; call before the evidence of its parent is forgotten."""
-        for member_id in view.ids if self._lost else ():
-            self._lost.pop(member_id, None)
+        for member_id in [key for key in self._lost if key in view]:
+            del self._lost[member_id]
         evidence = self._core.evidence
-        gone = () if parent is None else [member for member in parent.members if member.id not in view]
+        gone = () if parent is None else view.since(parent).departed
         parted = [each for each in gone if each.id not in evidence.proofs and each.id not in evidence.leaving][:LOST]
         for member in parted:
             while len(self._lost) >= LOST:

@@ -97,10 +97,7 @@ class Detection:
         self._watch.postpone(late)
         if self.leases is not None:
             self.leases.overslept(late)
-        for peer in core.table:
-            peer.since = peer.last_sign + late
-            if peer.suspicion is not None:
-                peer.suspicion.postpone(late)
+        core.table.postpone(late)
 
     def adopt(self, view: View, now: float) -> None:
         """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""

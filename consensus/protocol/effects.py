@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errands import Errand
@@ -92,7 +93,7 @@ class Installed:
     """``DataPlane.install``."""
 
     view: View
-    reports: tuple[tuple[str, bytes], ...]
+    reports: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)

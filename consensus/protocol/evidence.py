@@ -57,14 +57,13 @@ class EvidenceBook:
 
     def adopt(self, view: View, parent: View | None) -> None:
         """Follow a new view; ``parent``: the one that was followed before (None for none)."""
-        ids = frozenset(view.ids)
-        new = ids.difference(parent.ids) if parent is not None and parent.view_id == view.parent_id else frozenset()
-        self._newcomers = new if 2 * len(new) <= len(ids) else frozenset()
-        self.proofs = {key: proof for key, proof in self.proofs.items() if key in ids}
-        self.parted = frozenset(self.leaving) - ids
-        self.leaving = {key: since for key, since in self.leaving.items() if key in ids}
-        self.last_calls = {key: call for key, call in self.last_calls.items() if key in ids}
-        self.checking = {key: since for key, since in self.checking.items() if key in ids}
+        new = frozenset() if parent is None or parent.view_id != view.parent_id else view.since(parent).newcomers
+        self._newcomers = new if 2 * len(new) <= len(view) else frozenset()
+        self.proofs = {key: proof for key, proof in self.proofs.items() if key in view}
+        self.parted = frozenset(key for key in self.leaving if key not in view)
+        self.leaving = {key: since for key, since in self.leaving.items() if key in view}
+        self.last_calls = {key: call for key, call in self.last_calls.items() if key in view}
+        self.checking = {key: since for key, since in self.checking.items() if key in view}
         self.silent.clear()
         self.unready.clear()
         self.cut_off = {}

@@ -109,9 +109,8 @@ class History:
         change.view, change.driver = view, driver
         change.moments.setdefault(Moment.CHOSEN, now)
         mine: dict[tuple[str, Kind], Finding] = {}
-        ids = frozenset(view.ids) if change.findings else frozenset()
         for key, finding in change.findings.items():
-            if finding.accused not in ids or finding.kind is Kind.FROZEN:
+            if finding.accused not in view or finding.kind is Kind.FROZEN:
                 mine[key] = finding
             elif finding.kind in LASTING:
                 self._next.findings[key] = finding

@@ -87,6 +87,11 @@ class Applicants:
         """It is in, or dead."""
         self._known.pop(member_id, None)
 
+    def admitted(self, view: View) -> None:
+        """Whoever is in ``view`` asks no more."""
+        for key in [key for key in self._known if key in view]:
+            del self._known[key]
+
     def expire(self, now: float) -> None:
         """Forget who does not ask any more (looked at a few times a second)."""
         if now < self._next_look:

@@ -264,7 +264,7 @@ class Leases:
         if core.active is not core.view:
             self._mesh_until = max(self._mesh_until, now + self._linger)
         hangs = self._in_call and now - self._moved >= STILL
-        broken = any(core.links.broken(peer.member.id) for peer in core.table)
+        broken = core.links.any_broken
         meshed = not core.crowded and (now < self._mesh_until or hangs or broken)
         if meshed and not self._meshed:
             core.links.begin()

@@ -106,6 +106,11 @@ class Links:
         """Whether the own link to that member is."""
         return member_id in self._own
 
+    @property
+    def any_broken(self) -> bool:
+        """Whether any own link is."""
+        return bool(self._own)
+
     def told(self, source: str, accused: str, now: float) -> bool:
         """``source`` cannot reach ``accused``; whether that is news."""
         if source == self._own_id:

@@ -298,7 +298,9 @@ class Machine:
 
     def suspects(self) -> tuple[str, ...]:
         """Ids of the members that this one suspects, in seniority order."""
-        return tuple(peer.member.id for peer in self._core.table if peer.status is Status.SUSPECT)
+        view, found = self._core.view, self._core.table.suspected()
+        ids = [peer.member.id for peer in found if peer.status is Status.SUSPECT]
+        return () if view is None else tuple(sorted(ids, key=view.index))
 
     def last_change(self) -> dict[str, Any]:
         """The newest view change as this member saw it (see ``Change.as_dict``); empty before the first."""

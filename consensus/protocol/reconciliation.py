@@ -77,7 +77,7 @@ class Reconciliation:
         found = []
         if core.table.incarnation:
             found.append(Update(core.member.id, Status.ALIVE, core.table.incarnation, core.member.id))
-        for peer in core.table:
+        for peer in core.table.asked_for:
             if peer.suspicion is not None and len(peer.suspicion.accusers) > 1:
                 found.append(Update(peer.member.id, Status.SUSPECT, peer.incarnation, peer.suspicion.accusers[0]))
             elif peer.incarnation and peer.status is not Status.DEAD:

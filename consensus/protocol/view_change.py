@@ -297,7 +297,7 @@ class ViewChange:
             if self._is_ready:
                 self._send_ready(now)
             return
-        if not self._installable(view, message.ballot, dict(reports)):
+        if not self._installable(view, message.ballot, reports):
             return
         if view.epoch > core.epoch:
             self.adopt(view, sender, now, message.trail)
@@ -374,8 +374,7 @@ class ViewChange:
         core.evidence.adopt(view, parent)
         stale = now - 2 * core.config.exclude_after
         core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}
-        for member_id in view.ids:
-            core.applicants.drop(member_id)
+        core.applicants.admitted(view)
         self._frozen_at = None
         self._blockage.adopt()
         self.voter.adopt(view)
@@ -389,8 +388,8 @@ class ViewChange:
     def _successors(self, view: View) -> tuple[Member, ...]:
         if self._core.member.id not in view:
             return ()
-        start = view.index(self._core.member.id)
-        return (view.members[start + 1 :] + view.members[:start])[: self._core.config.tethers]
+        start, many = view.index(self._core.member.id), min(self._core.config.tethers, len(view) - 1)
+        return tuple(view.members[(start + 1 + place) % len(view)] for place in range(many))
 
     def under_way(self) -> dict[str, Any] | None:
         """The change that is not active yet, as plain values: its record so far, and what it waits for."""

@@ -12,6 +12,7 @@ whoever came or went. Known neighbours have several merits over random ones (SWI
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from math import inf
 
@@ -25,9 +26,13 @@ SLACK = 0.05
 """Seconds by which a ping may be later than expected before somebody asks: a ping too many is all that it costs."""
 
 
+FEW = 64
+"""So many newcomers are compared with the own neighbours one by one; of more the whole ring is made."""
+
+
 def watchers(member_id: str, view: View) -> tuple[str, ...]:
     """Who watches a member of ``view`` (and whom it watches), ring by ring; the same one may stand beside it in several."""
-    return tuple(key for ring in range(RINGS) for key in _beside(ring, member_id, view.ids))
+    return tuple(key for ring in range(RINGS) for key in _beside(ring, member_id, _ring(ring, view)))
 
 
 def _place(ring: int, member_id: str) -> str:
@@ -35,15 +40,23 @@ def _place(ring: int, member_id: str) -> str:
     return member_id[cut:] + member_id[:cut]
 
 
-def _beside(ring: int, member_id: str, ids: Iterable[str]) -> tuple[str, str]:
-    """Successor and predecessor of a member in a ring of ``ids``; itself where there is nobody else."""
-    own = _place(ring, member_id)
-    places = {_place(ring, key): key for key in ids if key != member_id}
-    if not places:
+def _ring(ring: int, view: View) -> tuple[tuple[str, str], ...]:
+    """Everybody in ``view`` by place: (place, id)."""
+    return view.find(f"ring {ring}", lambda: _sorted(ring, view.ids))
+
+
+def _sorted(ring: int, ids: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted({(_place(ring, key), key) for key in ids}))
+
+
+def _beside(ring: int, member_id: str, order: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    """Successor and predecessor of a member in a ring, given in its ``order``; itself where there is nobody else."""
+    own = (_place(ring, member_id), member_id)
+    place = bisect_left(order, own)
+    after = place + 1 if place < len(order) and order[place] == own else place
+    if not order:
         return member_id, member_id
-    after = min((place for place in places if place > own), default=None)
-    before = max((place for place in places if place < own), default=None)
-    return places[min(places) if after is None else after], places[max(places) if before is None else before]
+    return order[after % len(order)][1], order[place - 1][1]
 
 
 class Watch:
@@ -72,14 +85,14 @@ class Watch:
 
     def _neighbours(self, old: View | None, view: View) -> tuple[str, ...]:
         """Only rings are searched where somebody beside us is gone: a view has a thousand members, and a thousand adopt it."""
-        if old is None or old.view_id != view.parent_id or not self.slots:
+        if old is None or old.view_id != view.parent_id or not self.slots or len(view.since(old).newcomers) > FEW:
             return watchers(self._own_id, view)
-        new = [member.id for member in reversed(view.members) if member.id not in old]
+        new = view.since(old).newcomers
         slots: tuple[str, ...] = ()
         for ring in range(RINGS):
             beside = self.slots[2 * ring : 2 * ring + 2]
             stay = all(key in view for key in beside)
-            slots += _beside(ring, self._own_id, (*beside, *new) if stay else view.ids)
+            slots += _beside(ring, self._own_id, _sorted(ring, (*beside, *new)) if stay else _ring(ring, view))
         return slots
 
     def turn(self) -> str:

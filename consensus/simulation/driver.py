@@ -130,8 +130,8 @@ class Driver:
                 host.plane.expect(view)
             case Installed(view, reports):
                 self._world.trace.append((self._world.now, host.id, f"install {view.view_id}"))
-                host.installed.append((view, dict(reports)))
-                host.plane.install(view, dict(reports))
+                host.installed.append((view, reports))
+                host.plane.install(view, reports)
             case Activated(view):
                 self._world.trace.append((self._world.now, host.id, f"activate {view.view_id}"))
                 host.activated.append(view)

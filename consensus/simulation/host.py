@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import StoppedError
@@ -43,7 +43,7 @@ class Host:
         self.checks: set[str] = set()
         """Whom it asks over TCP right now."""
         self.activated: list[View] = []
-        self.installed: list[tuple[View, dict[str, bytes]]] = []
+        self.installed: list[tuple[View, Mapping[str, bytes]]] = []
         self.frozen_for = 0
         self.stopped: StoppedError | None = None
         self.notes: list[tuple[float, str, str]] = []

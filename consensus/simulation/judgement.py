@@ -78,27 +78,46 @@ def _in_touch(world: World) -> list[Host]:
     newest = max((host.machine.view for host in hosts if host.machine.view is not None), key=lambda v: v.epoch, default=None)
     if newest is None:
         return hosts
-    knows = {host.id: _known(host) for host in hosts}
-    found = {host.id for host in hosts if host.id in newest}
-    more = True
-    while more:
-        more = False
-        for host in hosts:
-            if host.id not in found and any(_linked(host, world.hosts[key], knows) for key in found):
-                found.add(host.id)
-                more = True
-    return [host for host in hosts if host.id in found]
+    found = [host for host in hosts if host.id in newest]
+    apart = [host for host in hosts if host.id not in newest]
+    reach, looked_at = _Reach(), 0
+    while apart and looked_at < len(found):
+        for host in found[looked_at:]:
+            reach.add(host)
+        looked_at = len(found)
+        found += [host for host in apart if reach.meets(host)]
+        apart = [host for host in apart if host not in found[looked_at:]]
+    return [host for host in hosts if host not in apart]
 
 
-def _known(host: Host) -> set[Address]:
+class _Reach:
+    """Where some hosts live, and whom they write to."""
+
+    def __init__(self) -> None:
+        self._homes: set[Address] = set()
+        self._known: set[Address] = set()
+        self._views: set[View] = set()
+
+    def add(self, host: Host) -> None:
+        """One more of them."""
+        view, places = _known(host)
+        self._homes.add(host.member.address)
+        self._known.update(places)
+        if view is not None and view not in self._views:  # thousands know one and the same
+            self._views.add(view)
+            self._known.update(member.address for member in view.members)
+
+    def meets(self, host: Host) -> bool:
+        """Whether one of them writes to ``host``, or the other way round."""
+        view, places = _known(host)
+        theirs = () if view is None else (member.address for member in view.members)
+        return host.member.address in self._known or not self._homes.isdisjoint((*places, *theirs))
+
+
+def _known(host: Host) -> tuple[View | None, tuple[Address, ...]]:
     """Whom it writes to. Members ask no introducers, but the coordinator tells them that there is a job."""
     view, core = host.machine.known_view, host.machine._core  # noqa: SLF001 - who coordinates shows nowhere else
-    known = set(host.introducers) if core.view is None or core.coordinates() else set()
-    return known | {member.address for member in view.members} if view is not None else known
-
-
-def _linked(one: Host, other: Host, knows: dict[str, set[Address]]) -> bool:
-    return one.member.address in knows[other.id] or other.member.address in knows[one.id]
+    return view, host.introducers if core.view is None or core.coordinates() else ()
 
 
 def settled(world: World) -> bool:
@@ -124,7 +143,7 @@ def reason_to_block(world: World) -> str:
     if not views:
         return "nobody who lives is in any view"
     newest: View = max(views, key=lambda view: view.epoch)
-    inside = [world.hosts[key] for key in newest.ids if world.hosts[key] in hosts]
+    inside = [host for key in newest.ids if (host := world.hosts[key]).alive and host.stopped is None]
     answers = frozenset(host.id for host in inside)
     if not inside:
         return f"nobody of {newest} lives"

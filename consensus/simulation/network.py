@@ -1,7 +1,7 @@
 """A message's way from one simulated process to another: all that ``Faults`` says about it happens here.
 
 Real bytes travel: what the codec cannot carry, or a comparison by identity, shows here too. A message to many is encoded once,
-and what is longer than ``SHARED`` bytes is decoded once for all who get it (frozen values; the bytes are the same).
+and decoded once for all who get it (frozen values; the bytes are the same).
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Network", "Packet"]
 
-SHARED = 2048
-
 BURST = 1e-5
 """Seconds between two messages that a clogged link releases."""
 
@@ -31,7 +29,7 @@ _EVENT = Struct("<dIII")
 
 
 class Packet:
-    """The bytes of one message, decoded at most once where they are many."""
+    """The bytes of one message, decoded at most once."""
 
     __slots__ = ("_envelope", "data")
 
@@ -41,12 +39,9 @@ class Packet:
 
     def envelope(self, codec: Codec) -> Envelope:
         """What the bytes say."""
-        if self._envelope is not None:
-            return self._envelope
-        envelope = codec.decode(self.data)
-        if len(self.data) > SHARED:
-            self._envelope = envelope
-        return envelope
+        if self._envelope is None:
+            self._envelope = codec.decode(self.data)
+        return self._envelope
 
 
 @cache

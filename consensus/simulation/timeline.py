@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 __all__ = ["Timeline"]
+
+T = TypeVar("T")
 
 
 class Timeline:
@@ -51,6 +53,19 @@ class Timeline:
             self.now, _, action, arguments = pop(queue)
             action(*arguments)
         return self.now - start
+
+    def run_until_each(self, items: Iterable[T], reached: Callable[[T], bool], seconds: float, *, expect: bool = True) -> float:
+        """Run until each of ``items`` was ``reached`` once, or for ``seconds``; how long it took. After an event only the last of
+        those that were not is asked, as there may be thousands.
+        """
+        rest = list(items)
+
+        def done() -> bool:
+            while rest and reached(rest[-1]):
+                rest.pop()
+            return not rest
+
+        return self.run_until(done, seconds, expect=expect)
 
     def shown(self) -> str:
         """What there is, for the text of an expectation that was not met."""

@@ -78,6 +78,8 @@ class World(Timeline):
         self.events = 0
         """Messages delivered and timers fired."""
         self._names: dict[str, Host] = {}
+        self._latest: dict[Address, Host] = {}
+        """Who was started at each address last, dead or alive."""
         self._plane = plane
         self._usual: Faults | None = None
         self.hooks: dict[str, list[Callable[..., None]]] = {name: [] for name in _HOOKS}
@@ -130,9 +132,9 @@ class World(Timeline):
         machine = Machine(config, member, rng, founder=founder, introducers=addresses, voted=resolved is not None)
         clock = Clock.draw(rng, self.faults.skew, self.faults.drift * allowance(config.drift))
         host = Host(self, machine, name, self._plane, clock, addresses)
-        before = next((old for old in reversed(self.hosts.values()) if old.member.address == member.address), None)
-        if before is not None:
+        if (before := self._latest.get(member.address)) is not None:
             self.faults.inherit(before.id, ident)
+        self._latest[member.address] = host
         self.hosts[ident] = self._names[name] = self.at_address[member.address] = host
         machine.witness(lambda message: self.show("told_itself", host, message))
         for hook in self.hooks["started"]:
@@ -158,7 +160,7 @@ class World(Timeline):
     def cluster(self, size: int) -> list[Host]:
         """``size`` members founding together; run until all are active."""
         hosts = self.founders(size)
-        self.run_until(lambda: all(len(h.activated) == 1 for h in hosts), 30.0)
+        self.run_until_each(hosts, lambda host: bool(host.activated), 30.0)
         return hosts
 
     def founders(self, size: int, *, alone: bool = False) -> list[Host]:

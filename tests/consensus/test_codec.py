@@ -64,7 +64,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 
 def instances(cls: type) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{item.name: values(hints[item.name]) for item in dataclasses.fields(cls)})
+    return st.builds(cls, **{item.name: values(hints[item.name]) for item in dataclasses.fields(cls) if item.init})
 
 
 ENVELOPES = st.builds(

@@ -39,7 +39,7 @@ def test_effects_reach_the_data_plane_in_order() -> None:
         async with rig() as a:
             a.ask(
                 Freeze(2, 7),
-                Installed(VIEW, (("a", b"report"),)),
+                Installed(VIEW, {"a": b"report"}),
                 Activated(VIEW),
                 Wish(True),
                 PeerProgress("b", 3, 4),

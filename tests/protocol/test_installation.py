@@ -27,7 +27,7 @@ def test_joiners_have_no_report_and_the_removed_ones_do_not_count() -> None:
     one.reported("c", b"the first one counts")
     assert one.complete
     reports = Reports.of([b"A", b"C"])
-    assert reports.by_id(VIEW) == (("a", b"A"), ("c", b"C"))
+    assert reports.by_id(VIEW) == {"a": b"A", "c": b"C"}
     assert one.message(whole=True) == Install(VIEW, None, (0, "a"), reports)
     assert one.message(whole=False) == Install(None, delta, (0, "a"), reports)
 

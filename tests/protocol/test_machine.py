@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from consensus.errors import ExcludedError, StoppedError
@@ -156,8 +158,7 @@ def test_whoever_is_not_in_a_chosen_view_is_out() -> None:
 
 def test_a_view_whose_id_is_not_its_hash_is_ignored() -> None:
     machine = machine_in("abc", "b")
-    forged = view_of("ac", 2)
-    object.__setattr__(forged, "view_id", "0" * 16)
+    forged = replace(view_of("ac", 2), view_id="0" * 16)
     assert give(machine, "a", Chosen(forged, "a"), 100.1) == []
 
 
@@ -174,7 +175,7 @@ def about_to_install() -> tuple[Machine, Install]:
 def test_install_ready_activate() -> None:
     machine, install = about_to_install()
     effects = give(machine, "a", install, 100.2)
-    assert Installed(install.view, (("a", b"A"), ("b", b"B"))) in effects
+    assert Installed(install.view, {"a": b"A", "b": b"B"}) in effects
     assert give(machine, "a", Activate(2, install.view.view_id), 100.2) == [], "not ready yet"
     machine.ready(install.view.view_id, 100.3)
     assert [send.message for send in sends(machine.drain(), Ready)] == [Ready(2, install.view.view_id)]

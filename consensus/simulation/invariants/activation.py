@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...config import Policy
@@ -91,7 +92,7 @@ class Activation(Invariant):
                 f"its ballots: {'; '.join(votes) or 'none'}"
             )
 
-    def installed(self, host: Host, view: View, reports: tuple[tuple[str, bytes], ...]) -> None:  # noqa: ARG002
+    def installed(self, host: Host, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
         """See ``Witness``."""
         self._installed.setdefault(view.view_id, set()).add(host.id)
 

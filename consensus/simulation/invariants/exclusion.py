@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...config import Policy
@@ -67,7 +68,7 @@ class Exclusion(Invariant):
     def _report(self, host: Host, message: Accepted | FlushReply) -> None:
         self._reported.setdefault((host.id, message.epoch), self.now)
 
-    def installed(self, host: Host, view: View, reports: tuple[tuple[str, bytes], ...]) -> None:  # noqa: ARG002
+    def installed(self, host: Host, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
         """See ``Witness``."""
         self._installed.add(view.view_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...messages import Accepted, FlushReply
@@ -29,7 +30,7 @@ class Flush(Invariant):
     def __init__(self, jury: Jury) -> None:
         super().__init__(jury)
         self._given: dict[tuple[str, int], bytes] = {}
-        self._installed: dict[str, tuple[str, tuple[tuple[str, bytes], ...]]] = {}
+        self._installed: dict[str, tuple[str, Mapping[str, bytes]]] = {}
 
     def sees(self) -> Sees:
         """See ``Witness``."""
@@ -48,20 +49,20 @@ class Flush(Invariant):
             name = self.jury.story.name(host.id)
             self.fail(f"{name} reports {message.report[:60]!r} for epoch {message.epoch} after {first[:60]!r}")
 
-    def installed(self, host: Host, view: View, reports: tuple[tuple[str, bytes], ...]) -> None:
+    def installed(self, host: Host, view: View, reports: Mapping[str, bytes]) -> None:
         """See ``Witness``."""
         story = self.jury.story
         known = self._installed.get(view.view_id)
         if known is not None:
-            if known[1] != reports:
+            if known[1] is not reports and known[1] != reports:
                 self.fail(f"{story.name(host.id)} installs {story.show(view)} with other reports than {story.name(known[0])}")
             return
         self._installed[view.view_id] = (host.id, reports)
         before = self.jury.record.ids.get(view.parent_id, frozenset())
         continuing = [key for key in view.ids if key in before]
-        if sorted(key for key, _ in reports) != sorted(continuing):
-            text = f"reports of {story.names(key for key, _ in reports)}, continuing are {story.names(continuing)}"
+        if sorted(reports) != sorted(continuing):
+            text = f"reports of {story.names(reports)}, continuing are {story.names(continuing)}"
             self.fail(f"{story.name(host.id)} installs {story.show(view)}: {text}")
-        for writer, report in reports:
+        for writer, report in reports.items():
             if self._given.get((writer, view.epoch)) != report:
                 self.fail(f"{story.show(view)} comes with a report of {story.name(writer)} that it never gave")

@@ -165,7 +165,7 @@ def twin(machine: Machine) -> Machine:
     core = machine._core
     memo: dict[int, Any] = {id(core.history): History()}
     shared: list[Any] = [core.config, core.member, core.view, core.installed, core.active, core.outbox.witness]
-    shared += [peer.member for peer in core.table]
+    shared += [peer.member for peer in core.table.asked_for]
     for each in shared:
         memo[id(each)] = each
     other = copy.deepcopy(machine, memo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...config import Policy
@@ -58,6 +59,8 @@ class Lifetimes(Invariant):
         self._followed: dict[str, tuple[float, View]] = {}
         self._outdated: tuple[Host, list[Update]] | None = None
         self._over: set[str] = set()
+        self._proposed: Accept | None = None
+        """Whose joiners were looked at last."""
 
     def sees(self) -> Sees:
         """See ``Witness``."""
@@ -77,13 +80,13 @@ class Lifetimes(Invariant):
         """See ``Witness``."""
         self._over.add(host.id)
 
-    def installed(self, host: Host, view: View, reports: tuple[tuple[str, bytes], ...]) -> None:  # noqa: ARG002
+    def installed(self, host: Host, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
         """See ``Witness``."""
-        self._live(host, f"installs {view}")
+        self._live(host, "installs", view)
 
     def activated(self, host: Host, view: View) -> None:
         """See ``Witness``."""
-        self._live(host, f"activates {view}")
+        self._live(host, "activates", view)
 
     def adopted(self, host: Host, view: View) -> None:
         """See ``Witness``."""
@@ -116,11 +119,11 @@ class Lifetimes(Invariant):
 
     def _acts(self, host: Host, target: Host | None, message: Message) -> None:  # noqa: ARG002
         if self._over:
-            self._live(host, f"sends {type(message).__name__}")
+            self._live(host, "sends", type(message).__name__)
 
-    def _live(self, host: Host, what: str) -> None:
+    def _live(self, host: Host, does: str, what: View | str) -> None:
         if host.id in self._over:
-            self.fail(f"{self.jury.story.name(host.id)} {what} after its lifetime was over")
+            self.fail(f"{self.jury.story.name(host.id)} {does} {what} after its lifetime was over")
 
     def _ack(self, host: Host, target: Host | None, message: Ack) -> None:
         self._acts(host, target, message)
@@ -129,6 +132,9 @@ class Lifetimes(Invariant):
 
     def _propose(self, host: Host, target: Host | None, message: Accept) -> None:
         self._acts(host, target, message)
+        if message is self._proposed:
+            return  # to somebody else
+        self._proposed = message
         record, story = self.jury.record, self.jury.story
         for member in message.proposal.joined:
             died = record.died.get(member.id)

@@ -5,6 +5,7 @@ All of it comes from the wire and from what the script did, never from what a me
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errands import CreateView, Errand
@@ -114,7 +115,7 @@ class Record(Witness):
         """See ``Witness``."""
         self.meet(view)
 
-    def installed(self, host: Host, view: View, reports: tuple[tuple[str, bytes], ...]) -> None:  # noqa: ARG002
+    def installed(self, host: Host, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
         """See ``Witness``."""
         self.meet(view)
 

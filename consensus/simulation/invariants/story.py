@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ...errors import StoppedError
@@ -82,7 +82,7 @@ class Story(Witness):
         """See ``Witness``."""
         self.tell(host, "follows", view)
 
-    def installed(self, host: Host, view: View, reports: tuple[tuple[str, bytes], ...]) -> None:  # noqa: ARG002
+    def installed(self, host: Host, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
         """See ``Witness``."""
         self.tell(host, "installs", view)
 

@@ -103,7 +103,7 @@ class Witness:
     def adopted(self, host: Host, view: View) -> None:
         """``host`` follows a newer chosen view."""
 
-    def installed(self, host: Host, view: View, reports: tuple[tuple[str, bytes], ...]) -> None:
+    def installed(self, host: Host, view: View, reports: Mapping[str, bytes]) -> None:
         """``host`` builds the group of ``view`` from everybody's reports."""
 
     def activated(self, host: Host, view: View) -> None:

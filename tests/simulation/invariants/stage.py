@@ -51,7 +51,7 @@ class Stage:
         """``hosts`` install ``view``, with the continuing members' reports."""
         before = self.jury.record.ids.get(view.parent_id, frozenset())
         usual = {key: f"{key}:{view.epoch}".encode() for key in view.ids if key in before}
-        told = tuple((usual if reports is None else reports).items())
+        told = usual if reports is None else reports
         for host in hosts:
             self.jury.follows(host, view)
             self.jury.effect(host, Installed(view, told))

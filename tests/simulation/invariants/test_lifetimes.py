@@ -69,7 +69,7 @@ def test_a_lifetime_that_is_over_does_nothing() -> None:
     with pytest.raises(Violation, match="sends Accept after its lifetime was over"):
         stage.jury.sent(host, None, Accept(2, stage.view.view_id, (0, host.id), Proposal(stage.view.view_id, 2)))
     with pytest.raises(Violation, match="installs view 1"):
-        stage.jury.effect(host, Installed(stage.view, ()))
+        stage.jury.effect(host, Installed(stage.view, {}))
 
 
 def test_only_a_member_raises_its_incarnation() -> None:
