@@ -24,7 +24,7 @@ from .data.sampling import Sampling, Share
 from .errors import ConfigError, Excluded, FTLibError
 from .phase import Phase
 from .session import Session
-from .trailer import Trailer
+from .trailer import Flag, Trailer
 
 if TYPE_CHECKING:
     from .plane import Plane
@@ -102,6 +102,11 @@ class Consumption:
         """Whether a sampler is registered."""
         return self._sampler is not None
 
+    @property
+    def closing(self) -> bool:
+        """Whether a data epoch is complete, and all go on until their loops end together."""
+        return self._sampler is not None and self._sampler.closing
+
     def settle(self, timeout: float) -> None:
         """A founder's samples are dealt when this returns, unless no view is active within ``timeout`` seconds."""
         plane = self._plane
@@ -141,7 +146,7 @@ class Consumption:
             if sampler is None:
                 return NOTHING
             if call.foreign:
-                return sampler.follow()
+                return sampler.late() if call.stand_in else sampler.follow()
             self._start()
             share = sampler.begin(call.batches)
             self.weigh(call)
@@ -311,14 +316,14 @@ def shares_in(by_rank: Sequence[str], trailer: Trailer) -> Mapping[str, Share]:
     if not any(slot.data_epoch for slot in trailer.slots):
         return {}
     return {
-        member_id: Share(slot.samples, slot.ahead, slot.dropped, slot.data_epoch, slot.deal)
+        member_id: Share(slot.samples, slot.ahead, slot.dropped, slot.data_epoch, slot.deal, bool(slot.flags & Flag.LATE))
         for member_id, slot in zip(by_rank, trailer.slots, strict=True)
     }
 
 
 def packed_shares(shares: Mapping[str, Share]) -> bytes:
     """As bytes, for who adopts the call's result."""
-    rows = [(m, s.samples, s.ahead, s.dropped, s.data_epoch, s.deal) for m, s in shares.items()]
+    rows = [(m, s.samples, s.ahead, s.dropped, s.data_epoch, s.deal, s.late) for m, s in shares.items()]
     data: bytes = msgpack.packb(rows)
     return data
 
@@ -327,8 +332,11 @@ def unpacked_shares(data: bytes) -> Mapping[str, Share]:
     """The inverse of :func:`packed_shares`; ValueError for anything else."""
     try:
         rows = msgpack.unpackb(data)
-        if all(type(m) is str and all(type(n) is int and n >= 0 for n in numbers) for m, *numbers in rows):
-            return {m: Share(*numbers) for m, *numbers in rows}
+        if all(
+            type(m) is str and type(late) is bool and all(type(n) is int and n >= 0 for n in numbers)
+            for m, *numbers, late in rows
+        ):
+            return {m: Share(*row) for m, *row in rows}
     except Exception as error:  # noqa: BLE001 - msgpack raises many kinds; all mean the same here
         raise ValueError(f"shares are not readable: {error}") from None
     raise ValueError("shares have the wrong shape")

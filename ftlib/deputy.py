@@ -224,6 +224,10 @@ class Deputy:
         if (waited := self._threads.now() - since) > self._terms.stall_timeout:
             self._hangs(waited)
             return False
+        if plane.data.closing:
+            if missed:
+                self._retire("the data epoch is complete, and all leave their loops together")
+            return False
         if not missed:
             return self._may_begin()
         if missed.open and missed.full:

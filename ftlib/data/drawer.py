@@ -67,6 +67,8 @@ class Drawer:
         """The same, as last known: a member that gets the state anew is in the loop that it was in."""
         self._looping = False
         """Whether a loop is under way that was not told to end."""
+        self._asked: int | None = None
+        """The epoch that it was begun for."""
         self._call: _Call | None = None
         self._halted: tuple[int, int] | None = None
         """A call that ended without being finished: its batches, and ``attempts`` then."""
@@ -126,7 +128,7 @@ class Drawer:
         """Begin a loop over ``epoch``; None: over the current one, or the next where that is complete. ConfigError."""
         self._queue.discard(len(self._queue.items))
         self._halted = None
-        self._looping = True
+        self._looping, self._asked = True, epoch
         now = self._now
         if now is None:
             self._loop, self._last = None, -1
@@ -156,7 +158,7 @@ class Drawer:
             return None  # it has ended, before this member became another
         now = self._now
         if now is not None and not self._over:
-            self._join(now)
+            now = self._join(now)
             if self._loop is not None and self._loop < now.epoch:
                 return None
             if now.left is not None:
@@ -203,6 +205,19 @@ class Drawer:
         """See ``Sampling.follow``."""
         return Share(ahead=min(_MOST, self._queue.waiting))
 
+    def late(self) -> Share:
+        """See ``Sampling.late``. The program's next call uses up some of what waits, and its loader may draw as many again.
+
+        There is always one batch more than that call uses. So should the epoch be complete now, all loops go on beyond that
+        call; in the one after it the program itself says how far its loader is.
+        """
+        return Share(ahead=min(_MOST, max(self._queue.waiting, self._usual + 1)), late=True)
+
+    @property
+    def closing(self) -> bool:
+        """See ``Sampling.closing``."""
+        return self._now is not None and bool(self._now.left)
+
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """See ``Sampling.finished``."""
         call, self._call = self._call, None
@@ -241,7 +256,7 @@ class Drawer:
             self._base = self._now = None
         self._last = self.looped
         self._me, self._bound, self._founding, self._loop = member, True, None, None
-        self._call = self._halted = self._report = None
+        self._call = self._report = None  # what halted is repeated or goes back in this lifetime as well
         self._proposed = self._over = False
         self._queue.void()
         self._drawn = 0
@@ -321,10 +336,17 @@ class Drawer:
         self._base = self._base.begin(epoch) if self._proposed else self._now
         self._moved(same=False)
 
-    def _join(self, now: Replica) -> None:
-        """A loop that began without the state turns out to be over the epoch that the job is in."""
+    def _join(self, now: Replica) -> Replica:
+        """A loop that began without the state turns out to be over the epoch that the job is in, or the one after its end.
+
+        The latter at a member that was in the job before: it has ended that epoch's loop already, as all have.
+        """
         if self._loop is None and self._looping and now.epoch >= 0:
             self._loop = now.epoch
+            if now.left == 0 and self._asked == now.epoch + 1:
+                self._begin(self._asked)
+                self._loop = self._asked
+        return now if self._now is None else self._now
 
     def _moved(self, *, same: bool) -> None:
         """The deal is another. ``same``: of the same epoch, so that what was drawn is what is held first."""

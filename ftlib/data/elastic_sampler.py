@@ -208,6 +208,17 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         with self._changed:
             return self._drawer.follow()
 
+    def late(self) -> Share:
+        """See ``Sampling``."""
+        with self._changed:
+            return self._drawer.late()
+
+    @property
+    def closing(self) -> bool:
+        """See ``Sampling``."""
+        with self._changed:
+            return self._drawer.closing
+
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """See ``Sampling``."""
         with self._changed:

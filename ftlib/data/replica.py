@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,7 +117,7 @@ class Replica:
                     self.ledger.add(step, member, pieces, granted=step > self.step)
         done = replace(
             self, used=tuple(used), committed=self.committed + samples, turns=self.turns + most, step=step
-        ).completed(drawing)
+        ).completed([share for member, share in shares.items() if share.late or member in drawing])
         drawers = [member for member in self.deal.drawers if member in drawing]
         drawers += sorted(member for member in drawing if member not in self.deal.drawers)
         if not returned and len(drawers) == len(self.deal.drawers) == len(drawing):
@@ -183,11 +183,14 @@ class Replica:
         """Deal anew: see ``Deal.again``."""
         return replace(self, deal=self.deal.again(dict(self.progress()), kept, returned, drawers), used=(0,) * len(drawers))
 
-    def completed(self, drawing: Mapping[str, Share]) -> Replica:
-        """Where the epoch is complete: every loop goes on until it has handed out what the farthest one has drawn."""
+    def completed(self, looping: Iterable[Share]) -> Replica:
+        """Where the epoch is complete: every loop goes on until it has handed out what the farthest one has drawn.
+
+        ``looping``: of those that are in such a loop.
+        """
         if self.committed < self.total or self.epoch < 0:
             return self
-        left = max(share.ahead for share in drawing.values())
+        left = max(share.ahead for share in looping)
         return replace(self, left=left, turns=self.turns + max(0, (self.left or 0) - left))
 
     def _told(self, code: int) -> int:

@@ -27,6 +27,8 @@ class Share:
     """The data epoch modulo 255, plus 1; 0: this member draws nothing."""
     deal: int = 0
     """Checksum of the replicated state on entry to the call, 16 bits. Only those with ``data_epoch`` not 0 have to agree."""
+    late: bool = False
+    """Whether its deputy says this: it draws nothing, but the loops do not end before its own has."""
 
 
 @runtime_checkable
@@ -50,6 +52,13 @@ class Sampling(Protocol):
 
     def follow(self) -> Share:
         """Tell the share in a call that is not the program's: nothing used up, data epoch 0."""
+
+    def late(self) -> Share:
+        """Tell the share in a call that a deputy is in: nothing used up, and how much longer the program's loop will be."""
+
+    @property
+    def closing(self) -> bool:
+        """Whether the epoch is complete, and all go on until their loops end together."""
 
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         """Apply a finished call; in the calls' order, once the state is here. ``step``: ``ft.step`` after it."""

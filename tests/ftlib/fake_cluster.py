@@ -112,6 +112,8 @@ class FakeCluster:
 
     def __init__(self, initial_size: int) -> None:
         self.initial_size = initial_size
+        self.max_size: int | None = None
+        """Members that a view has at most."""
         self.members: dict[str, FakeConsensus] = {}
         self.dead: set[str] = set()
         self.leaving: set[str] = set()
@@ -225,7 +227,8 @@ class FakeCluster:
         if not self._flushing or any(name not in self._reports for name in asked):
             return
         self._flushing = False
-        joined = [name for name in self.waiting if name not in self.dead][: max(1, len(kept))]
+        room = max(1, len(kept)) if self.max_size is None else min(max(1, len(kept)), self.max_size - len(kept))
+        joined = [name for name in self.waiting if name not in self.dead][:room]
         self.waiting = [name for name in self.waiting if name not in joined]
         gone = [name for name in self.view.ids if name in self.leaving]
         if not kept and not joined:
@@ -260,7 +263,8 @@ class FakeCluster:
 
     def _wish(self) -> None:
         if self.view is not None and self.idle:
-            self._plane(self.view.ids[0]).wish(bool(self.waiting))
+            full = self.max_size is not None and len(self.view) >= self.max_size
+            self._plane(self.view.ids[0]).wish(bool(self.waiting) and not full)
 
     def _alive(self) -> list[str]:
         assert self.view is not None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 
 from ftlib import ElasticSampler, FTLib
-from tests.ftlib.real import at_once, company
+from ftlib.rhythm import WINDOW
+from tests.ftlib.real import at_once, company, eventually
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
+from tests.ftlib.scholars import Scholar, judge, together
+from tests.ftlib.workers import Job
 
 SAMPLES, BATCH, EPOCHS = 600, 4, 2
 
@@ -46,3 +50,26 @@ def test_every_sample_is_used_once_although_one_is_late() -> None:
         assert found == [[list(range(SAMPLES))] * EPOCHS] * 3
         assert len({reader.digest() for reader in readers}) == 1
     assert assert_equal(*readers) > 10
+
+
+@pytest.mark.parametrize(("members", "depth"), [(2, 0), (2, 4), (3, 4)])
+def test_loops_end_together_although_one_is_late_at_the_end_of_an_epoch(members: int, depth: int) -> None:
+    """Its loader has drawn what the others do not have: they go on until it is level, and all make the same call after that."""
+    calls, batch = WINDOW + 6, 3
+    size = members * batch * calls
+    with Job(members, straggler_deadline=0.1) as job:
+        scholars = {f"w{i}": Scholar(size, batch, 2, depth) for i in range(members)}
+        last = members - 1
+
+        def nap() -> None:
+            """Once, until nobody goes on without it any more."""
+            ft = job.workers[f"w{last}"].ft
+            deputy = ft._lives.life.deputy
+            if ft.step == calls - 3 and not ft.metrics()["stood_in"]:
+                eventually(lambda: deputy is not None and deputy._retired, "the epoch is complete")
+
+        scholars[f"w{last}"].hook = nap
+        together(job, scholars, {})
+        assert job.workers[f"w{last}"].ft.metrics()["stood_in"] > 2
+        assert {scholar.ending for scholar in scholars.values()} == {"done"}
+        judge(list(scholars.values()), epochs=2, size=size)

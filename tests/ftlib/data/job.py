@@ -124,9 +124,17 @@ class Job:
                 self.jitter(2 * len(self.people))
 
     def impatient(self) -> bool:
-        """Whether the call is carried out without one that is late: a deputy says that nothing of it counts."""
-        late = [person for person in self.people.values() if not person.waiting]
-        return len(late) == 1 < len(self.people) and late[0].joined and self.luck.random() < self.plot.deputies
+        """Whether the call is carried out without some who are late, whose deputies say that nothing of them counts.
+
+        Waited for are those whom a joiner may ask for the state, and who have not made a call yet. Where loops end after
+        different calls, who comes early to the next one would begin it apart from the others.
+        """
+        everybody = list(self.people.values())
+        late = [person for person in everybody if not person.waiting]
+        possible = len(late) < len(everybody) and all(person.joined for person in everybody)
+        possible = possible and not any(person.sampler.closing or person.reached < 0 for person in late)
+        possible = possible and (self.plot.even or len({person.sampler.epoch for person in everybody}) == 1)
+        return possible and self.luck.random() < self.plot.deputies
 
     def rejoin(self) -> None:
         """A member that the others left behind comes again, as another, with all that its loader had drawn."""
@@ -140,6 +148,7 @@ class Job:
             person.ends.clear()
             if person.waiting:
                 person.sampler.unfinished()
+            person.missed = None
             person.sampler.thawed(None)
             self.jitter(2)
             person.sampler.bind(person.name)
@@ -224,7 +233,7 @@ class Job:
         )  # a joiner comes in where its own call is made
         for person in self._shuffled():
             if not person.waiting:
-                self.shares[person.name] = Share()
+                self.shares[person.name] = person.sampler.late()
                 continue
             share = person.sampler.begin(len(person.waiting.batches))
             if not person.joined:
@@ -235,6 +244,7 @@ class Job:
                 share = person.sampler.follow()
             self.shares[person.name] = share
         self.shares = {name: self.shares[name] for name in self.people}
+        self.late = {person.name for person in people if not person.waiting}
         checks = {(share.data_epoch, share.deal) for share in self.shares.values() if share.data_epoch}
         epochs = {epoch for epoch, _ in checks}
         assert len(checks) == len(epochs), f"members deal differently: {checks}"
@@ -279,11 +289,10 @@ class Job:
             person.step += self.granted
             person.sampler.finished(shares, person.step)
             person.finished += 1
-            person.status = self.granted if person.waiting else person.status
+            person.ended(self.granted, late=person.name in self.late)
         else:
             person.sampler.unfinished()
-            person.status = None
-        person.waiting = None
+            person.ended(None)
 
     def _unfinished(self, people: list[Person]) -> None:
         """All of them have to ask anew: too few members, or an exception."""
@@ -308,11 +317,14 @@ class Job:
                 self.books[share.data_epoch - 1].append((self.step, name, self.granted, tuple(samples)))
 
     def _agree(self) -> None:
-        """All that have the state have the same. Who has begun the next epoch is ahead until a call tells the others."""
-        states = [person.sampler.state_dict()["state"] for person in self.people.values() if person.joined]
+        """All that have the state have the same. Who has begun the next epoch is ahead until a call of its own tells that."""
+        found = {person.name: person.sampler.state_dict()["state"] for person in self.people.values() if person.joined}
         told = any(share.data_epoch for share in self.shares.values())
+        states = [state for name, state in found.items() if not told or name not in self.late]
         for state in states:
             assert state == states[0] or (not told and state["deal"]["epoch"] != states[0]["deal"]["epoch"])
+        for name in found.keys() & self.late:
+            assert found[name] in states or found[name]["deal"]["epoch"] > states[0]["deal"]["epoch"] or not told
 
     def verify(self, *, complete: bool) -> None:
         """Every sample once an epoch, and all left their loops together."""
@@ -344,7 +356,7 @@ class Job:
             for end in person.ends:
                 for other in self.everybody:
                     there = settled[person.name] < end and settled[other.name] < end
-                    if there and (other.finished > end or (other.over and other.finished == end)):
+                    if there and (other.reached > end or (other.over and other.reached == end)):
                         assert end in other.ends, f"{person.name} left its loop after call {end}, {other.name} did not"
 
 

@@ -80,6 +80,10 @@ class Person:
     """The call after which each of its loops ended that had handed out anything."""
     status: bool | None = None
     """How its last call ended: True granted, False finished without a step, None unfinished."""
+    reached: int = -1
+    """The last call that the program itself has come out of, finished; below 0: none."""
+    missed: bool | None = None
+    """How the last call ended that its deputy was in while the program was late; None: there was none since it came."""
     _life: Generator[Hand | None] | None = None
 
     @classmethod
@@ -105,6 +109,25 @@ class Person:
             self.waiting = next(self._life)
         except StopIteration:
             self.over = True
+        self._take_over()
+
+    def ended(self, status: bool | None, *, late: bool = False) -> None:
+        """A call has ended: the program's, or one that it is ``late`` for."""
+        if late:
+            self.missed = status
+            self._take_over()
+        else:
+            self.waiting, self.status = None, status
+            if status is not None:
+                self.reached = self.finished
+
+    def _take_over(self) -> None:
+        """Where the program waits in a call, and its deputy has finished some for it: the last of them is that call."""
+        if self.waiting is not None and self.missed is not None:
+            self.sampler.begin(len(self.waiting.batches))
+            self.sampler.unfinished()  # what was computed counts nowhere
+            status, self.missed = self.missed, None
+            self.ended(status)
 
     def _epochs(self) -> Iterator[int]:
         if not self.plot.counts:
@@ -122,7 +145,7 @@ class Person:
     def _loop(self, loader: Loader) -> Generator[Hand | None]:
         yield from loader.start()
         batches: list[list[int]] = []
-        began = self.finished
+        began = self.reached
         while True:
             yield None
             batch = loader.next()
@@ -134,8 +157,8 @@ class Person:
                 if granted and self.step in self.plot.breaks:
                     return
             if batch is None:
-                if self.finished > began:
-                    self.ends.append(self.finished)
+                if self.reached > began:
+                    self.ends.append(self.reached)
                 return
 
     def _call(self, batches: list[list[int]]) -> Generator[Hand | None, None, bool]:

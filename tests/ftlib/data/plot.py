@@ -45,8 +45,8 @@ class Plot:
 
     @property
     def even(self) -> bool:
-        """Whether all loops end after the same call. Who goes on after a failed call, or is late, may differ."""
-        return (self.repeats or not self.fails) and not self.deputies
+        """Whether all loops end after the same call. Who goes on after a failed call may differ."""
+        return self.repeats or not self.fails
 
     @classmethod
     def of(cls, seed: int) -> Plot:
@@ -73,6 +73,6 @@ class Plot:
             shared=luck.random() < 0.5,
             resumes=luck.randint(1, 20) if luck.random() < 0.3 else 0,
             vetoes=luck.choice((0.0, 0.05)),
-            deputies=luck.choice((0.0, 0.0, 0.1)) if not breaks and not again else 0.0,
+            deputies=luck.choice((0.0, 0.0, 0.1, 0.5)) if not breaks and not again else 0.0,
             danger=luck.choice((0.0, 0.02, 0.1, 0.3)),
         )

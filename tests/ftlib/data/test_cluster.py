@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from ftlib import ElasticSampler
 from ftlib.data.deal import Deal
 from ftlib.data.drawer import Drawer
 from ftlib.data.replica import Replica
+from ftlib.data.sampling import Share
 
 from .job import play
 
@@ -79,14 +81,52 @@ def _shortest_loop(patch: pytest.MonkeyPatch) -> None:
     """Loops end where the member that looks ahead least is."""
     completed = Replica.completed
 
-    def hasty(self: Replica, drawing: dict[str, object]) -> Replica:
-        done = completed(self, drawing)
-        return done if done.left is None else replace(done, left=min(share.ahead for share in drawing.values()))
+    def hasty(self: Replica, looping: list[Share]) -> Replica:
+        done = completed(self, looping)
+        return done if done.left is None else replace(done, left=min(share.ahead for share in looping))
 
     patch.setattr(Replica, "completed", hasty)
 
 
-@pytest.mark.parametrize("defect", [_tickets_too_early, _nothing_goes_back, _dropped_is_lost, _shortest_loop])
+def _late_loops_do_not_count(patch: pytest.MonkeyPatch) -> None:
+    """Loops end although one that is late has drawn more."""
+    patch.setattr(Drawer, "late", Drawer.follow)
+
+
+def _late_loops_end_with_the_others(patch: pytest.MonkeyPatch) -> None:
+    """A deputy says what is drawn, and not that the program has a call to make."""
+    patch.setattr(Drawer, "late", lambda self: Share(ahead=self._queue.waiting, late=True))
+
+
+def _deputies_go_on(patch: pytest.MonkeyPatch) -> None:
+    """They act in the last calls of an epoch, too: all go on for ever, or until the program comes."""
+    patch.setattr(ElasticSampler, "closing", False)
+
+
+def _halted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A worker that joins again has forgotten that its last call came to nothing."""
+    bind = Drawer.bind
+
+    def forgetful(self: Drawer, member: str) -> None:
+        bind(self, member)
+        self._halted = None
+
+    patch.setattr(Drawer, "bind", forgetful)
+
+
+DEFECTS = [
+    _tickets_too_early,
+    _nothing_goes_back,
+    _dropped_is_lost,
+    _shortest_loop,
+    _late_loops_do_not_count,
+    _late_loops_end_with_the_others,
+    _deputies_go_on,
+    _halted_is_forgotten,
+]
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_the_cases_find_a_planted_defect(defect: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     defect(monkeypatch)
     with pytest.raises(AssertionError, match="SEED="):

@@ -1,0 +1,164 @@
+"""One job with a combination of features, on real threads in memory: its faults follow from a seed, and its end is judged."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from ftlib.checkpoints.checkpoint import newest
+from ftlib.rhythm import WINDOW
+from tests.ftlib.combinations.student import EPOCHS, Student
+from tests.ftlib.scholars import judge
+from tests.ftlib.workers import Job
+
+__all__ = ["drive"]
+
+FOUNDERS = 3
+DEADLINE = 0.05
+"""Of stragglers, in seconds."""
+PATIENCE = 20.0
+"""Seconds that a whole job may take."""
+
+
+class Course:
+    """One job, and what happens to it."""
+
+    def __init__(self, features: Collection[str], seed: int, folder: Path) -> None:
+        self.features = set(features)
+        self._rng = rng = random.Random(f"{seed} {sorted(features)}")
+        self.steps = WINDOW + 6 if "deputies" in features else 8
+        self._folder = folder
+        self.students: dict[str, Student] = {}
+        settings = {"straggler_deadline": DEADLINE} if "deputies" in features else {}
+        places = {"max_size": FOUNDERS} if "spares" in features else {}
+        self.job = Job(FOUNDERS, **settings, **places)
+        self.job.cluster.max_size = places.get("max_size")
+        self._late = [name for name in ("follow", "wait") if name in features]
+        self._killed = "spares" in features or rng.random() < 0.5
+        self._moment = rng.randrange(2, self.steps)
+        self._lateness = rng.randrange(WINDOW + 1, self.steps + 1) if "deputies" in features else 0
+        self._notice = rng.randrange(1, 2 * self.steps - 1)
+        self._spoilt = rng.randrange(1, self.steps)
+        self._joins = rng.randrange(1, self.steps // 2 + 1)
+        self._done: set[str] = set()
+        self._begun = threading.Event()
+
+    def run(self) -> None:
+        """Until all programs have ended."""
+        with self.job:
+            for number in range(FOUNDERS):
+                self._enter(f"w{number}", self._founder(number))
+            if "spares" in self.features:
+                assert self.job.cluster.wait(lambda: self.job.cluster.view, PATIENCE), "not founded"
+                self._enter("spare", lambda: None)
+            deadline = time.monotonic() + PATIENCE
+            while self.job.workers["w0"].thread.is_alive():
+                if self._begun.wait(0.002) and self._late:
+                    for kind in self._late:
+                        self._enter(kind, lambda: None, recovery="wait" if kind == "wait" else "live")
+                    self._late = []
+                assert time.monotonic() < deadline, f"w0 is stuck: {self._where()}"
+            for name, worker in self.job.workers.items():
+                if worker.ft.rank >= 0:  # else there is nobody any more to let it in
+                    worker.thread.join(max(0.0, deadline - time.monotonic()))
+                    assert not worker.thread.is_alive(), f"{name} is stuck: {self._where()}"
+                if worker.error is not None:
+                    raise worker.error
+            self._judge()
+
+    def _enter(self, name: str, hook: object, **settings: str) -> None:
+        student = self.students[name] = Student(self.features, self.steps, FOUNDERS, self._folder)
+        student.hook = hook  # type: ignore[assignment]
+        if name == "w1" and "veto" in self.features:
+            student.spoils = lambda: self._once("spoil", self.job.workers["w1"].ft.step >= self._spoilt)
+        usual = self.job.settings
+        self.job.settings = {**usual, **settings}
+        self.job.start(name, student.learn)
+        self.job.settings = usual
+
+    def _once(self, what: str, now: bool) -> bool:
+        if not now or what in self._done:
+            return False
+        self._done.add(what)
+        return True
+
+    def _founder(self, number: int) -> object:
+        def hook() -> None:
+            ft = self.job.workers[f"w{number}"].ft
+            step = ft.step
+            if number == 0:
+                time.sleep(0.001)
+                if step >= self._joins:
+                    self._begun.set()
+                if self._waits_for_joiners():
+                    time.sleep(0.02)
+            if number == 1 and self._lateness and self._once("late", step >= self._lateness):
+                until = time.monotonic() + 6 * DEADLINE
+                while time.monotonic() < until and ft.metrics()["stood_in"] < 3:
+                    time.sleep(0.005)
+            if number == 1 and "drain" in self.features and self._once("drain", step >= self._notice):
+                ft.drain("the test")
+            if number == 2 and self._killed and self._once("kill", step >= self._moment):
+                self.job.kill("w2")
+
+        return hook
+
+    def _waits_for_joiners(self) -> bool:
+        """Whether somebody is on its way: jobs as small as these would be over before it is there."""
+        return any(
+            name not in self.students or (name in self.job.workers and not self.students[name].states)
+            for name in ("follow", "wait")
+            if name in self.features and "spares" not in self.features
+        )
+
+    def _where(self) -> str:
+        return ", ".join(f"{name} {self.students[name].ending!r} {worker.ft!r}" for name, worker in self.job.workers.items())
+
+    def _judge(self) -> None:
+        endings = {name: student.ending for name, student in self.students.items()}
+        allowed = {name: {"done"} for name in endings}
+        if "kill" in self._done:
+            del allowed["w2"]
+        if "drain" in self._done:
+            allowed["w1"] = {"left"}
+        for name in ("spare", "follow", "wait"):
+            if name in allowed and self.job.workers[name].ft.rank < 0:
+                allowed[name].add("")
+        wrong = {name: (ending, self.students[name].error) for name, ending in endings.items() if ending not in allowed.get(name, {ending})}
+        assert not wrong, wrong
+        done = [student for student in self.students.values() if student.ending == "done"]
+        first = done[0]
+        for student in done:
+            assert torch.equal(student.model.weight, first.model.weight), student.name
+            assert student.last == first.last
+        for student in self.students.values():
+            # The last call of who dies may be done again by the others, without it.
+            common = sorted(student.states.keys() & first.states.keys())
+            for step in common if student.ending == "done" else common[:-1]:
+                assert student.states[step] == first.states[step], f"{student.name} after step {step}"
+        if first.samples:
+            judge(done, epochs=EPOCHS, size=first.size)  # type: ignore[arg-type]
+        else:
+            assert first.last == first.steps
+        if "checkpoint" in self.features:
+            self._restores(first)
+
+    def _restores(self, first: Student) -> None:
+        """The newest checkpoint holds what its step left."""
+        found = newest(self._folder)
+        assert found is not None and isinstance(found.tree, dict)
+        weight = found.tree["model"][0]["weight"]
+        if found.name.step in first.states:
+            assert weight.numpy().tobytes() == first.states[found.name.step]
+
+
+def drive(features: Collection[str], seed: int) -> None:
+    """Run and judge one job; AssertionError, or what a worker raised."""
+    with tempfile.TemporaryDirectory() as folder:
+        Course(features, seed, Path(folder)).run()

@@ -1,0 +1,113 @@
+"""A program that uses any combination of features: what each of them is, is here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import torch
+
+from ftlib import FTLibError, Status
+from ftlib.ftlib import FTLib
+from tests.ftlib.scholars import Scholar
+from tests.ftlib.workers import Worker
+
+__all__ = ["Student"]
+
+BATCH, EPOCHS = 2, 2
+WITHOUT_SAMPLER = 1
+"""Samples of a dataset that nobody reads."""
+
+
+class Student(Scholar):
+    """A scholar whose program has more than an average in it."""
+
+    def __init__(self, features: Collection[str], steps: int, founders: int, folder: Path) -> None:
+        """``steps``: about as many an epoch; without a sampler twice as many in all. ``folder``: of checkpoints."""
+        self.features = features
+        self.samples = bool({"sampler", "look-ahead"} & set(features))
+        size = steps * BATCH * founders if self.samples else WITHOUT_SAMPLER
+        super().__init__(size, BATCH, EPOCHS, depth=3 if "look-ahead" in features else 0)
+        self.unit = "execute" in features
+        self.steps = EPOCHS * steps
+        self.folder = folder
+        self.states: dict[int, bytes] = {}
+        """The parameters after each step that it made itself."""
+        self.spoils: Callable[[], bool] = lambda: False
+        """Asked before each call: whether its gradient is not finite."""
+        self.error: BaseException | None = None
+
+    def register(self, ft: FTLib) -> None:
+        if self.samples:
+            super().register(ft)
+        else:
+            ft.register_state(self.model, self.optimizer)
+
+    def learn(self, worker: Worker) -> Scholar:
+        ft, self.name = worker.ft, worker.name
+        try:
+            self.register(ft)
+            self.ending = "done" if (self._epochs(ft) if self.samples else self._steps(ft)) else "left"
+            ft.leave()
+        except SystemExit:
+            self.ending = "left"
+        except FTLibError as error:
+            self.ending, self.error = type(error).__name__, error
+        return self
+
+    def _epochs(self, ft: FTLib) -> bool:
+        for _ in self.sampler.epochs(self.epochs):
+            for batch in self._load(self.sampler):
+                if not self._one(ft, batch):
+                    return False
+            self.last = ft.step
+            self._note()
+            self._between(ft)
+        return ft.barrier() is not Status.ABORT  # who leaves at once has the last call redone without it
+
+    def _steps(self, ft: FTLib) -> bool:
+        while ft.step < self.steps:
+            if not self._one(ft, []):
+                return False
+        self.last = ft.step
+        self._between(ft)
+        return ft.barrier() is not Status.ABORT
+
+    def _one(self, ft: FTLib, batch: list[int]) -> bool:
+        self.hook()
+        before = ft.step
+        status = ft.execute(self.step, ft, batch) if self.unit else self.step(ft, batch)
+        if status is Status.ABORT:
+            return False
+        if ft.step > before:
+            self.states[ft.step] = self.model.weight.detach().numpy().tobytes()
+            if "checkpoint" in self.features and ft.step % 4 == 0:
+                ft.save(self.folder)
+        return True
+
+    def step(self, ft: FTLib, batch: list[int]) -> Status:
+        weight = self.model.weight
+        weight.grad = torch.zeros_like(weight)
+        for index in batch:
+            weight.grad[0, index] += 1.0 / len(batch)
+        if not self.samples:
+            weight.grad.fill_(1.0 / (1 + ft.step + len(self.name)))
+        if self.spoils():
+            weight.grad[0, 0] = torch.nan
+        status = ft.allreduce_average(self.model)
+        if status:
+            if self.samples and not self.unit:
+                self._check(ft, weight.grad[0].double())
+            self.optimizer.step()
+        if "evaluation" in self.features and status is not Status.ABORT:  # a second kind of call in each step
+            ft.allreduce(torch.zeros(2))
+        return status
+
+    def _between(self, ft: FTLib) -> None:
+        """After a loop."""
+        if "evaluation" in self.features:
+            time.sleep(0.002 * len(self.name))
+            ft.allreduce(torch.ones(3), "MAX")
+        if "barrier" in self.features:
+            ft.barrier()
