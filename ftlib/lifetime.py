@@ -30,6 +30,8 @@ from .errors import ConfigError, GroupError, JoinError
 from .facts import facts
 from .frameworks.base import Framework, Group, GroupSpec
 from .gathering import gathering
+from .inquiry import PATH as INQUIRY
+from .inquiry import Inquiry
 from .launch.announce import announce
 from .listeners import Listeners
 from .logs import about
@@ -113,9 +115,11 @@ class Lifetime:
             settings.min_size,
             may_be_spare=settings.consensus.max_size is not None,
             drain_patience=2 * settings.consensus.exclude_after + SETTLED,
+            veto=settings.nonfinite == VETO,
             held=allowed.pending if allowed.live else 0,
         )
-        self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight)
+        self._inquiry = Inquiry(plane, means.ring)
+        self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight, self._inquiry)
         self.transfer: Transfer = Transfer(
             plane,
             settings.consensus.join_timeout,
@@ -174,6 +178,7 @@ class Lifetime:
         if settings.supervisor:
             meta["supervisor"] = settings.supervisor
         consensus.serve(PATH, self.transfer.source)
+        consensus.serve(INQUIRY, self._inquiry.source)
         consensus.serve(RESUMPTION, self.resumption.source)
         consensus.serve(Donor.PATH, self.donor.source)
         self._rebuilder.start()
