@@ -2,8 +2,8 @@
 
     python -m tests [PART ...]
 
-What is *simulated* computes and watches no clock, so it runs all the time, at the lowest priority: it takes what the other
-parts leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
+What is *simulated* computes and watches no clock, so it runs all the time, at a low priority: it takes what the other parts
+leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
 processors, as they mostly wait for each other. The last lines say what failed, and what could not be tested here.
 """
 
@@ -39,7 +39,7 @@ class Part:
     paths: tuple[str, ...] = ("tests",)
     options: tuple[str, ...] = ()
     beside: bool = False
-    """At the lowest priority beside all others; its output is shown once it has ended."""
+    """At a low priority beside all others; its output is shown once it has ended."""
 
     @property
     def report(self) -> Path:
@@ -55,13 +55,13 @@ class Part:
     def command(self) -> list[str]:
         """What runs it."""
         pytest = [sys.executable, "-m", "pytest", "-rfE", "-n", str(self.workers), "-m", self.marks]
-        first = ["nice", "-n", "19"] if self.beside else []
+        first = ["nice", "-n", "10"] if self.beside else []
         report = [f"--junitxml={self.report}", "--override-ini=junit_family=xunit1"]  # which names the files
         return [*first, *pytest, *report, *self.options, *self.paths]
 
 
 PARTS = (
-    Part("simulated", "not process and not soak", CORES, SIMULATED, ("--dist=worksteal",), beside=True),
+    Part("simulated", "not process and not soak", CORES, SIMULATED, ("--dist=worksteal", "--timeout=1200"), beside=True),
     Part(
         "threads",
         "not process and not soak",
