@@ -10,16 +10,21 @@ TORCH  := torch==2.13.0
 
 setup: $(STAMP)
 
-# torch first: every other package then resolves beside it instead of pulling in a build of its own.
+# torch first: every other package then resolves beside it instead of pulling in a build of its own. pip says what it downloads
+# and how large that is: with a bar on a terminal, a line a file elsewhere.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+$(STAMP): SHELL := bash
+$(STAMP): .SHELLFLAGS := -o pipefail -c
 $(STAMP): setup.cfg setup.py pyproject.toml requirements-ci.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ftlib needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || { echo "setup: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "setup: installing $(TORCH)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	@echo "setup: installing requirements-ci.txt"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ci.txt
-	@echo "setup: installing ftlib itself (editable)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@install() { if test -t 1; then $(PIP) "$$@"; else $(PIP) --progress-bar off "$$@" | grep -E --line-buffered '^ *(Downloading|Using cached|Installing|Successfully)|^ERROR' | cut -c1-160; fi; }; \
+	echo "setup: 1 of 3, $(TORCH) and what it needs: minutes, and much the largest part of all"; \
+	install $(TORCH) && \
+	echo "setup: 2 of 3, the other packages (requirements-ci.txt): about a minute" && \
+	install -r requirements-ci.txt
+	@echo "setup: 3 of 3, ftlib itself (editable)"
+	@$(PIP) --quiet --no-build-isolation --no-deps -e .
 	@touch $@
 	@echo "setup: done"
 

@@ -2,8 +2,8 @@
 
     python -m tests [PART ...]
 
-What is *simulated* computes and watches no clock, so it runs all the time, at the lowest priority: it takes what the other
-parts leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
+What is *simulated* computes and watches no clock, so it runs all the time, at a low priority: it takes what the other parts
+leave over. Those use *threads*, and then *processes*, with time-outs of real seconds: more of them at once than there are
 processors, as they mostly wait for each other. The last lines say what failed, and what could not be tested here.
 """
 
@@ -36,10 +36,10 @@ class Part:
     name: str
     marks: str
     workers: int
-    paths: Sequence[str] = ("tests",)
-    options: Sequence[str] = ()
+    paths: tuple[str, ...] = ("tests",)
+    options: tuple[str, ...] = ()
     beside: bool = False
-    """At the lowest priority beside all others; its output is shown once it has ended."""
+    """At a low priority beside all others; its output is shown once it has ended."""
 
     @property
     def report(self) -> Path:
@@ -55,20 +55,21 @@ class Part:
     def command(self) -> list[str]:
         """What runs it."""
         pytest = [sys.executable, "-m", "pytest", "-rfE", "-n", str(self.workers), "-m", self.marks]
-        first = ["nice", "-n", "19"] if self.beside else []
-        return [*first, *pytest, f"--junitxml={self.report}", *self.options, *self.paths]
+        first = ["nice", "-n", "10"] if self.beside else []
+        report = [f"--junitxml={self.report}", "--override-ini=junit_family=xunit1"]  # which names the files
+        return [*first, *pytest, *report, *self.options, *self.paths]
 
 
 PARTS = (
-    Part("simulated", "not process and not soak", CORES, SIMULATED, ["--dist=worksteal"], beside=True),
+    Part("simulated", "not process and not soak", CORES, SIMULATED, ("--dist=worksteal", "--timeout=1200"), beside=True),
     Part(
         "threads",
         "not process and not soak",
         3 * CORES,
-        options=["--dist=worksteal", *(f"--ignore={path}" for path in SIMULATED)],
+        options=("--dist=worksteal", *(f"--ignore={path}" for path in SIMULATED)),
     ),
     # One at a time, the longest first (see ``conftest``): what takes long must not be what begins last.
-    Part("processes", "process and not soak", 2 * CORES + 1, options=["--dist=load", "--maxschedchunk=1"]),
+    Part("processes", "process and not soak", 2 * CORES + 1, options=("--dist=load", "--maxschedchunk=1")),
 )
 
 
@@ -93,7 +94,9 @@ class Summary:
     def _count(self, case: ET.Element) -> None:
         found = {item.tag: item for item in case}
         if found.keys() & {"failure", "error"}:
-            self.failed.append(f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}")
+            file, name = case.get("file", ""), case.get("name", "")
+            group = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
+            self.failed.append("::".join(filter(None, (file, group, name))))
         elif "skipped" in found:
             self.skipped[found["skipped"].get("message", "")] += 1
         else:
@@ -107,7 +110,7 @@ class Summary:
     def tell(self, seconds: float) -> None:
         """The last lines."""
         counts = [f"{self.passed} passed", f"{len(self.failed)} failed", f"{self.skipped.total()} skipped"]
-        print(f"\n{', '.join(counts)} in {seconds / 60:.1f} minutes; reports are in {RESULTS.relative_to(ROOT)}")
+        print(f"\n{', '.join(counts)} in {seconds / 60:.1f} minutes; reports are in {os.path.relpath(RESULTS)}")
         if self.skipped:
             print("Not tested here:")
             for reason, count in self.skipped.most_common():

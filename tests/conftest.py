@@ -1,5 +1,7 @@
 """What holds for every test."""
 
+import gc
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -32,3 +34,8 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first."""
     items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in LONGEST])
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: looking through all of torch for garbage, again and again, takes much of a test's time."""
+    gc.freeze()

@@ -37,7 +37,7 @@ def _missing() -> str:
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
-        return "network namespaces need the command ip (iproute2)"
+        return "ip is not installed: apt-get install iproute2"
     name = f"ft{os.getpid()}x"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode != 0:
@@ -75,11 +75,12 @@ def _tried(command: str) -> bool:
     return tried.returncode == 0
 
 
+_without_nft = "nft is not installed: apt-get install nftables" if shutil.which("nft") is None else ""
+_no_bridge_filter = _missing() or _without_nft or ("" if _bridge_filter() else "this kernel does not filter packets at bridges")
+
 needs_network = pytest.mark.skipif(bool(_missing()), reason=_missing() or "none")
-needs_filter = pytest.mark.skipif(shutil.which("nft") is None, reason="blocking packets needs the command nft (nftables)")
-needs_bridge_filter = pytest.mark.skipif(
-    not _bridge_filter(), reason=_missing() or "faults between hosts need the command nft and a kernel that filters at bridges"
-)
+needs_filter = pytest.mark.skipif(bool(_without_nft), reason=_without_nft or "none")
+needs_bridge_filter = pytest.mark.skipif(bool(_no_bridge_filter), reason=_no_bridge_filter or "none")
 needs_delay = pytest.mark.skipif(
     not Path("/dev/net/tun").exists() and not _netem(), reason="slow links need netem or /dev/net/tun"
 )

@@ -46,10 +46,9 @@ class Server(ABC):
     """What it says, in small letters, of a port that it cannot have."""
 
     def __init__(self, directory: Path, *, tls: Certificates | None = None) -> None:
-        """Skips the test where the program is not installed; fails it where it should be (see .ci/run)."""
+        """Skips the test where the program is not installed (see ``tests.__main__`` for where it has to be)."""
         if shutil.which(self.program) is None:
-            wanted = "CI_WITHOUT" in os.environ and self.package not in os.environ["CI_WITHOUT"].split()
-            (pytest.fail if wanted else pytest.skip)(f"{self.program} is not installed: apt-get install {self.package}")
+            pytest.skip(f"{self.program} is not installed: apt-get install {self.package}")
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.tls = tls

@@ -44,7 +44,13 @@ def remaining(out: Path) -> list[int]:
 def test_every_promise_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = subprocess.run(
-        command(out, "--json", "--rest", "0.1"), env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=590, check=False
+        command(out, "--json", "--rest", "0.1"),  # or they would take the processors from all other tests
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=590,
+        check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     facts = json.loads(done.stdout)

@@ -29,8 +29,8 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of small models without workers yet."""
-    # The pause leaves the processor to those that start.
-    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.004, settings={"bucket_mb": 0.08}) as cluster:
+    # The pause leaves the processor to those that start, and to other tests: a step costs each worker two milliseconds of it.
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.016, settings={"bucket_mb": 0.08}) as cluster:
         yield cluster
 
 

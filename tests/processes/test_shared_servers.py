@@ -37,7 +37,7 @@ SETTINGS = {
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """Of a job of its own, without workers yet."""
-    with Cluster(tmp_path / "workers", nursery, sizes=[20_000, 300], pause=0.004) as cluster:
+    with Cluster(tmp_path / "workers", nursery, sizes=[20_000, 300], pause=0.016) as cluster:
         yield cluster
 
 

@@ -27,7 +27,7 @@ def sharing(nursery: Nursery, directory: Path, **settings: Any) -> Iterator[Clus
     """A job in ``directory``; no introducers."""
     settings = {"bucket_mb": 0.08, "consensus": "shared_storage", "storage": f"file://{directory}", "lease": LEASE, **settings}
     directory.mkdir(exist_ok=True)
-    with Cluster(directory.parent / "workers", nursery, sizes=[20_000, 300], pause=0.004, settings=settings) as cluster:
+    with Cluster(directory.parent / "workers", nursery, sizes=[20_000, 300], pause=0.016, settings=settings) as cluster:
         yield cluster
 
 

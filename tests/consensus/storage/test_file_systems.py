@@ -35,7 +35,8 @@ def _run(*command: object) -> str:
     try:
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=20, check=False)
     except FileNotFoundError:
-        pytest.skip(f"{command[0]} is not installed")
+        package = {"mkfs.exfat": "exfatprogs"}.get(str(command[0]), str(command[0]))
+        pytest.skip(f"{command[0]} is not installed: apt-get install {package}")
     if done.returncode:
         pytest.skip(f"{command[0]}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout.strip()
@@ -68,8 +69,10 @@ class Served(Directory):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    if os.geteuid() or shutil.which("bindfs") is None:
-        pytest.skip("takes root, and bindfs")
+    if os.geteuid():
+        pytest.skip("only root may mount")
+    if shutil.which("bindfs") is None:
+        pytest.skip("bindfs is not installed: apt-get install bindfs")
     path, behind = tmp_path / "served", tmp_path / "behind"
     path.mkdir()
     behind.mkdir()

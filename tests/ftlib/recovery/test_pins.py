@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -351,7 +352,10 @@ def test_threads_that_meet() -> None:
     joiners = [threading.Thread(target=join, args=(number,)) for number in range(2)]
     for thread in joiners:
         thread.start()
-    for version in range(1, 150):
+    version, deadline = 0, time.monotonic() + LONG
+    while version < 150 or min(got) <= 10:  # on a busy machine joiners meet few calls
+        assert time.monotonic() < deadline, f"in {version} calls the joiners got {got} stripes"
+        version += 1
         kept[version] = trainer.bytes()
         with changed:
             calls[0] = version
@@ -366,4 +370,3 @@ def test_threads_that_meet() -> None:
         thread.join(LONG)
         assert not thread.is_alive()
     assert not wrong
-    assert min(got) > 10
