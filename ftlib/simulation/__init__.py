@@ -6,8 +6,23 @@ averaged over one set of members at every survivor, and that none is lost or rep
 
 from .ambush import Ambush, Ambushes
 from .pace import Pace
-from .play import play, random_history, settings
+from .play import play, play_plot, plotted_history, random_history, settings
+from .plot import Plot, Script, Step
 from .promises import Promises
 from .trainers import Trainers
 
-__all__ = ["Ambush", "Ambushes", "Pace", "Promises", "Trainers", "play", "random_history", "settings"]
+__all__ = [
+    "Ambush",
+    "Ambushes",
+    "Pace",
+    "Plot",
+    "Promises",
+    "Script",
+    "Step",
+    "Trainers",
+    "play",
+    "play_plot",
+    "plotted_history",
+    "random_history",
+    "settings",
+]

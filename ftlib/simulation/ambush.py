@@ -22,6 +22,7 @@ MOMENTS = (
     "completed",
     "finished",  # a call
     "frozen",
+    "goodbye",  # is about to be said in a trailer
     "reported",
     "preparing",  # a group of a view that may be installed
     "building",

@@ -27,8 +27,8 @@ __all__ = ["Rooms", "SimulatedGroup"]
 GARBAGE = 0.625
 """What an operation that fails leaves in its buffer; no sum of contributions has such a fraction."""
 
-AGAIN = 0.05
-"""Seconds after which bytes that did not get through are sent again."""
+AGAIN, AGAIN_AT_MOST = 0.05, 1.6
+"""Seconds after which bytes that did not get through are sent again; twice as long each time, as TCP does."""
 
 Tell = Callable[[Host, str], None]
 """Takes the moments of an operation's life: see ``Rooms``."""
@@ -41,6 +41,8 @@ class Rooms:
         self.rng = rng
         self.pace = pace or Pace()
         self.tell = tell
+        self.late: dict[str, float] = {}
+        """Members (ids) whose results come so many seconds later."""
         self._rooms: dict[str, _Room] = {}
 
     def room(self, spec: GroupSpec) -> _Room:
@@ -150,13 +152,13 @@ class _Room:
             if other not in self.lost and (near or rng.random() >= pace.deaf):
                 group.host.world.after(rng.uniform(0.0, pace.notice), partial(self._notice, group, rank))
 
-    def _notice(self, group: SimulatedGroup, rank: int) -> None:
+    def _notice(self, group: SimulatedGroup, rank: int, again: float = AGAIN) -> None:
         if group.aborted or not group.host.alive:
             return
         if connected(group.host, self.seats[rank].host):
             group.threads.happens(partial(group.broken, GroupError(f"connection closed by rank {rank}", (rank,))))
         else:
-            group.host.world.after(AGAIN, partial(self._notice, group, rank))
+            group.host.world.after(again, partial(self._notice, group, rank, min(2 * again, AGAIN_AT_MOST)))
 
     def enter(self, number: int, rank: int, work: _Work) -> None:
         operation = self.operations.setdefault(number, _Operation())
@@ -174,17 +176,18 @@ class _Room:
             total += operation.works[rank].tensor
         operation.value = total
         for rank, work in operation.works.items():
-            self.rooms.tell(self.seats[rank].host, "reduced")
-            self.seats[rank].host.world.after(self._delay(1.0), partial(self._arrive, number, rank, work))
+            host = self.seats[rank].host
+            self.rooms.tell(host, "reduced")
+            host.world.after(self._delay(1.0) + self.rooms.late.get(host.id, 0.0), partial(self._arrive, number, rank, work))
 
-    def _arrive(self, number: int, rank: int, work: _Work) -> None:
+    def _arrive(self, number: int, rank: int, work: _Work, again: float = AGAIN) -> None:
         group = self.seats[rank]
         if work.ended or not group.host.alive:
             return
         if group.reached_by_all():
             group.threads.happens(partial(self._complete, number, rank, work))
         else:
-            group.host.world.after(AGAIN, partial(self._arrive, number, rank, work))
+            group.host.world.after(again, partial(self._arrive, number, rank, work, min(2 * again, AGAIN_AT_MOST)))
 
     def _complete(self, number: int, rank: int, work: _Work) -> None:
         if not work.ended:

@@ -12,15 +12,19 @@ from consensus.simulation import play as play_views
 from consensus.simulation.menu import StoreMenu
 
 from .ambush import Ambushes
+from .plot import Plot, Script
 from .trainers import Trainers
 
-__all__ = ["play", "random_history", "settings"]
+__all__ = ["play", "play_plot", "plotted_history", "random_history", "settings"]
 
 GENTLE = Menu.parse(
     "crash=2,restart,pause=2,stall,trap,one_way,isolate=2,halves=0.5,loss=0.5,reordering=0.5,clog,slow=0.5,heal=4,"
     "skew,drift,join=3,join_and_crash=2,leave=2,reset=0.5"
 )
 """Faults that leave most jobs something to go on with."""
+
+PLOT = 6.0
+"""Seconds that a plot has for all its steps."""
 
 FURTHER = 3
 """Calls that everybody must finish after the healing."""
@@ -51,6 +55,21 @@ def random_history(seed: int, policy: str = "") -> Scenario:
     """
     gentle = replace(GENTLE, store=StoreMenu()) if policy else GENTLE
     return draw(seed, policy=policy) if seed % 3 == 0 else draw(seed, gentle, (2, 3, 3, 4, 5, 5, 8)[seed % 7], policy=policy)
+
+
+def plotted_history(seed: int, policy: str = "") -> Scenario:
+    """A few faults at most: what happens is up to the plot of that seed (see ``play_plot``)."""
+    gentle = replace(GENTLE, store=StoreMenu()) if policy else GENTLE
+    rng = Random(f"{seed} plotted")
+    scenario = draw(seed, gentle, rng.choice([2, 3, 3, 3, 4, 5]), rng.choice([0, 0, 0, 1, 2]), policy=policy)
+    return replace(scenario, early=False, rest=PLOT)
+
+
+def play_plot(seed: int, policy: str = "", *, leaver: bool = False) -> tuple[Result, Plot]:
+    """A history whose faults hang together, from a moment of the data plane on (see ``Script``)."""
+    jobs = Trainers(seed, **settings(seed))
+    plot = Plot(jobs, Script.draw(seed, leaver=leaver))
+    return play(plotted_history(seed, policy), jobs=jobs, observers=[plot], ambushes=False), plot
 
 
 def play(

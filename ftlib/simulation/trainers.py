@@ -48,8 +48,8 @@ class Trainers(Observer):
         self.promises = Promises(self)
         self.on_moment: Happens | None = None
         """A script's: told of each moment (see ``tell``), within whatever happens there."""
-        self._rng = Random(f"{seed} trainers")
-        self.rooms = Rooms(self._rng, pace, self.tell)
+        self.rng = Random(f"{seed} trainers")
+        self.rooms = Rooms(self.rng, pace, self.tell)
 
     def plane(self, host: Host) -> Process:
         """The data plane of a new process (``MakePlane``)."""
@@ -79,8 +79,8 @@ class Trainers(Observer):
 
     def ended(self, process: Process) -> None:
         """A program has ended; its process follows, mostly."""
-        if self._rng.random() < 0.8:
-            self.world.after(self._rng.uniform(0.0, 0.05), lambda: self._exit(process.host))
+        if self.rng.random() < 0.8:
+            self.world.after(self.rng.uniform(0.0, 0.05), lambda: self._exit(process.host))
 
     def _exit(self, host: Host) -> None:
         if host.alive:

@@ -49,4 +49,3 @@ def test_a_commitment_is_read_though_the_writer_is_held_up_in_its_next_value() -
     writer.commit_to_leave()
     tear(writer)
     assert reader.read() == Progress(6, 7, 8.5, busy=True, leaving=True)
-

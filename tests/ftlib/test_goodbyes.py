@@ -1,4 +1,4 @@
-"""A trailer that says that this member leaves is sent by a member that is bound by it already (``docs/protocol.md``, rule 8)."""
+"""Whoever sends a trailer that says that it leaves is bound by that already (``docs/protocol.md``, rule 8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ftlib.session import Session
 from ftlib.trailer import Flag, Slot
 from tests.ftlib.latecomers import late
 from tests.ftlib.real import TIMEOUT, eventually
-
 from tests.ftlib.workers import Job, Worker
 
 Said = list[tuple[type[Attempt], bool, bool]]
