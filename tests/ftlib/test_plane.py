@@ -55,6 +55,9 @@ class Heard:
     def report(self) -> bytes:
         return b""
 
+    def found(self, view_ids: Sequence[str]) -> None:
+        self.events.append(("found", tuple(view_ids)))
+
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
         self.events.append(("finished", step))
 
@@ -84,6 +87,24 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
     assert not sampler.events, "it does not have the state yet"
     assert plane.caught_up("a", 8)
     assert sampler.events == [("activated", b"two"), ("finished", 8), ("activated", b"four")]
+
+
+def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None:
+    """Calls in which nobody drew are not kept for it: there may be any number before the first step."""
+    plane, sampler = Plane(lambda: "b"), Heard()
+    view = View(1, "", MEMBERS)
+    assert plane.installing(view)
+    founding = Session(view, Plan(0, 0, authority="a", holders=("a",)), "b", {"a": 0, "b": 1, "c": 2}, GROUP)
+    assert plane.activate(founding)
+    for number in range(1, 5):
+        call = Call(Kind.BARRIER, LAYOUT, (), weight=0.0, divide=True)
+        results = Results(number, LAYOUT, (), 0.0)
+        results.shares = {"a": Share(dropped=1, data_epoch=1)} if number == 3 else {}
+        plane.enter(call)
+        assert plane.adopt(founding, call, results)
+    plane.data.register(sampler)  # type: ignore[arg-type]
+    assert plane.loaded(founding, "a")
+    assert sampler.events == [("found", ("a", "b", "c")), ("finished", 0)]
 
 
 def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:

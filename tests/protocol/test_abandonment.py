@@ -44,3 +44,10 @@ def test_a_driver_outside_of_the_view_is_waited_for_a_while() -> None:
 
 def test_a_driver_within_the_view_is_missed_as_a_member() -> None:
     assert proposes(told("b"), 100.0 + 1.5 * ABANDONED_AFTER) == []
+
+
+def test_a_view_is_missed_once_whether_anybody_does_something_about_it_or_not() -> None:
+    missed = told("a")._change._abandonment
+    assert missed.due(100.0 + ABANDONED_AFTER)
+    assert not missed.due(100.1 + ABANDONED_AFTER)
+    assert missed.deadline() == inf

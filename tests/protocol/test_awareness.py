@@ -23,3 +23,11 @@ def test_bounded_at_both_ends() -> None:
     assert awareness.score == 0
     awareness.worse(100)
     assert awareness.score == 8
+
+
+def test_a_failed_probe_counts_as_much_as_one_that_is_answered() -> None:
+    awareness = Awareness(8)
+    awareness.worse()
+    assert awareness.stretch(0.5) == 1.0
+    awareness.better()
+    assert awareness.stretch(0.5) == 0.5

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from consensus.messages import EvidenceKind, Gossip
-from consensus.protocol.contact import LOST
-from consensus.protocol.core import TRAIL, Core
+from dataclasses import replace
 
-from .people import T_EXCL, core_of, machine_in, member, view_of
+from consensus.messages import Accept, EvidenceKind, Gossip, Introduction, Ping, Status, Update
+from consensus.protocol.contact import LOST
+from consensus.protocol.core import TOLD_TRAIL, TRAIL, Core
+from consensus.view import NO_VIEW_ID, Cause, Proposal, Removal, View
+
+from .people import CONFIG, T_EXCL, core_of, machine_in, member, sends, view_of
 
 
 def test_whoever_is_heard_of_may_be_expected_to_answer_though_it_does_not_ack() -> None:
@@ -70,3 +73,91 @@ def test_lost_members_are_bounded_and_forgotten_where_another_lives() -> None:
     assert len(lost) == LOST
     machine._contact.gone(lost[0].id)
     assert lost[0] not in machine._contact.lost
+
+
+def chain(count: int) -> list[View]:
+    views = [view_of("ab", origin="origin")]
+    while len(views) < count:
+        views.append(view_of("ab", len(views) + 1, views[-1].view_id, "origin"))
+    return views
+
+
+def test_a_whole_view_is_told_with_those_before_it_as_far_as_they_are_known() -> None:
+    core, views = core_of("a"), chain(TOLD_TRAIL + 3)
+    for view in views[:4]:
+        core.follow(view)
+    assert core.ancestors == tuple(view.view_id for view in reversed(views[:3]))
+    for view in views[4:]:
+        core.follow(view)
+    assert core.ancestors == tuple(view.view_id for view in reversed(views[2:-1]))
+    latecomer = core_of("b")
+    latecomer.follow(views[4], tuple(view.view_id for view in reversed(views[2:4])))
+    assert latecomer.ancestors == (views[3].view_id, views[2].view_id), "what it was told, it tells"
+    latecomer.follow(views[6])
+    assert latecomer.ancestors == (), "it lacks the one before"
+
+
+def test_who_acts_follows_what_comes_from_there_and_not_from_another_view_of_that_epoch() -> None:
+    core, views = core_of("a"), chain(5)
+    for view in views[:2]:
+        core.follow(view)
+    core.active = views[1]
+    before = tuple(view.view_id for view in reversed(views[:4]))
+    assert core.descends(views[4], before)
+    assert not core.descends(views[4], (before[0], before[1], "another", before[3]))
+    assert core.descends(views[4], before[:2]), "nobody knows"
+    assert core.descends(views[2], ())
+    assert not core.descends(view_of("ab", 3, "another", "origin"), ())
+
+
+def test_in_a_large_view_who_is_about_to_be_taken_for_silent_is_suspected_by_several() -> None:
+    machine = machine_in("abcdefgh", "a", config=replace(CONFIG, mesh_limit=4))
+    core = machine._core
+
+    def suspect(by: str) -> None:
+        machine.receive(by, member(by).address, Gossip((Update("h", Status.SUSPECT, 0, by),), direct=True), 100.5)
+
+    assert core.crowded and not core.unstable
+    suspect("b")
+    assert not core.unstable
+    for by in "cde":
+        suspect(by)
+    assert core.unstable
+    machine.evidence("h", EvidenceKind.SILENCE, "no ack", 103.0)
+    assert not core.unstable, "it is taken for silent by now"
+
+
+def test_an_applicant_that_was_acked_is_voted_out_under_the_lease_once_it_is_a_member() -> None:
+    """However many views came between: what it heard from us then may make it discount us."""
+    machine = machine_in("abc", "b")
+    machine.receive("j", member("j").address, Ping(1, "b", 0, NO_VIEW_ID), 100.5)
+    first = machine._core.view
+    assert first is not None
+    second = view_of("abc", 2, first.view_id)
+    third = view_of("abcj", 3, second.view_id)
+    machine._change.adopt(second, "a", 100.6)
+    machine._change.adopt(third, "a", 100.7)
+    out = Proposal(third.view_id, 4, (Removal("j", Cause.SILENCE),))
+    machine.receive("a", member("a").address, Accept(4, third.view_id, (0, "a"), out), 100.8)
+    assert not machine._change.voter.voted
+    machine.tick(100.5 + T_EXCL - 0.01)
+    assert not machine._change.voter.voted
+    machine.tick(100.5 + T_EXCL + 0.01)
+    assert machine._change.voter.voted
+
+
+def test_who_introduces_its_view_says_whether_it_acts_there() -> None:
+    """Whoever hears of a view that acts, and cannot come after its own, stops."""
+    machine = machine_in("abc", "a")
+
+    def met(now: float) -> Introduction:
+        machine.receive("z", member("z").address, Ping(1, "a", 1, "another"), now)
+        [sent] = sends(machine.drain(), Introduction)
+        assert isinstance(sent.message, Introduction)
+        return sent.message
+
+    assert met(100.5).acts
+    assert machine.view is not None
+    machine._change.adopt(view_of("abc", 2, machine.view.view_id), "a", 101.0)
+    machine.drain()
+    assert not met(101.5).acts

@@ -165,3 +165,13 @@ def test_newcomers_that_are_more_than_half_need_contact() -> None:
     book.prove("c", "refused", NEVER, 100.0)
     book.prove("d", "refused", 100.0, 100.0)
     assert book.discounted == frozenset("d")
+
+
+def test_old_votes_are_no_help_with_a_newcomer_that_died_later_and_with_nobody_else() -> None:
+    old = view_of("ab", 1)
+    book = EvidenceBook(CONFIG)
+    book.adopt(view_of("abcd", 2, old.view_id), old)
+    book.prove("c", "refused", NEVER, 100.0)
+    book.prove("d", "refused", 101.9, 102.0)
+    assert book.late(99.0) == frozenset("c"), "d was in touch"
+    assert book.late(100.0) == book.late(101.0) == frozenset()

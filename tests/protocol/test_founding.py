@@ -167,3 +167,13 @@ def test_a_candidate_that_dies_is_replaced() -> None:
     for host in [host for host in world.hosts.values() if host.running]:
         world.resolve(host, ports(2, 3))
     assert len(settle(world, 2)) == 1
+
+
+def test_a_death_is_nothing_to_who_has_voted_for_nobody_or_for_another() -> None:
+    founding, applicants = Founding(member("b")), Applicants(8)
+    founding.died("c", 1.0)
+    assert founding.vote == Vote("", 0, 0)
+    founding.consider(member("b").address, True, applicants, 1.1)
+    assert founding.candidate == member("b")
+    founding.died("c", 1.2)
+    assert founding.candidate == member("b")
