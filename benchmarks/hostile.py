@@ -2,12 +2,17 @@
 
     python -m benchmarks.hostile                           # 1,000,000 packets in about four minutes
     python -m benchmarks.hostile --packets 20000 --seconds 10
+    python -m benchmarks.hostile --crowd 10000 --kills 8   # connections that prove nothing; --drip 1: a byte a second each
 
 Workers average 1 M parameters in a tight loop. An eavesdropper on loopback (CAP_NET_RAW) records every packet from the
 job's start on, introductions included, and one genuine HTTP exchange; a worker is then killed and replaced, so that a former
 lifetime's packets are among the material. A process of its own sends at a steady pace: packets as they were, with flipped
 bits, cut, grown, spliced from two, and random ones; one in ``--http`` is an HTTP request (recorded credentials, mutated
 credentials, recorded packets as messages, nonsense).
+
+With ``--crowd`` four workers lose one by SIGKILL again and again, in turns undisturbed and while so many strangers connect
+to the most senior one's agent (whom it hangs up on comes again, ``--pace`` a second). A new worker joins each time. What is
+compared is the pause, until all survivors have averaged without the victim.
 
 *Accepted* is what a worker received of a kind beyond what the others sent of it, plus GETs that were answered by 200 or 204.
 *Unaccounted* are packets that were neither counted as dropped by a worker nor dropped by the kernel before it (at most: the
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import itertools
 import json
 import random
@@ -34,8 +40,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from benchmarks.crew import crew
+from benchmarks.faults import all_after, newest_epoch, pause
 from consensus import KeyRing, get, parse_address
 from consensus.proofs import Exchange, decode, fresh_nonce, greeting
+from tests.consensus.crowd import crowd_process
 from tests.consensus.tap import may_listen, tap
 from tests.processes.cluster import ROOT, Cluster, Worker, load
 
@@ -50,10 +59,16 @@ def main() -> int:
     parser.add_argument("--http", type=int, default=50, help="one in so many is an HTTP request")
     parser.add_argument("--elements", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--crowd", type=int, default=0, help="so many strangers' connections, instead of packets")
+    parser.add_argument("--drip", type=float, default=0.0, help="seconds from byte to byte of each of them; 0: silent")
+    parser.add_argument("--pace", type=float, default=1000.0, help="new connections a second, once all have come")
+    parser.add_argument("--kills", type=int, default=8, help="with a crowd, and as many without")
     parser.add_argument("--attack", type=Path, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.attack is not None:
         return attack(json.loads(args.attack.read_text()))
+    if args.crowd:
+        return int(not withstand(args))
     if not may_listen():
         print("recording packets needs CAP_NET_RAW: run as root", file=sys.stderr)
         return 2
@@ -64,6 +79,46 @@ def main() -> int:
     else:
         print(f"logs in {directory}")
     return int(not good)
+
+
+def withstand(args: argparse.Namespace) -> bool:
+    """The pause of a SIGKILL in a crowd, beside that without one."""
+    chance = random.Random(args.seed)
+    pauses: dict[bool, list[float]] = {False: [], True: []}
+    answers: list[float] = []
+    print(f"seed {args.seed}, {load()}; {args.crowd} strangers, {f'a byte every {args.drip:g} s' if args.drip else 'silent'}")
+    with crew("hostile", 4, sizes=[args.elements], fill=False, digest=False) as cluster:
+        ring = KeyRing([cluster.secret])
+        for turn in range(2 * args.kills):
+            senior, *others = sorted(cluster.alive(), key=lambda worker: worker.last["rank"])
+            address = parse_address(senior.address)
+            crowd = crowd_process(address[1], args.crowd, args.drip, args.pace) if turn % 2 else contextlib.nullcontext()
+            with crowd:
+                if turn % 2:
+                    began = time.monotonic()
+                    with get(address, "/status", ring) as answer:
+                        answer.read()
+                    answers.append(time.monotonic() - began)
+                time.sleep(0.3 + chance.random() * 0.2)
+                cluster.read()
+                epoch, victim = newest_epoch(cluster.alive()), chance.choice(others)
+                survivors = [worker for worker in cluster.alive() if worker is not victim]
+                fault = victim.kill()
+                cluster.until("the survivors average without it", lambda: all_after(survivors, fault, epoch))  # noqa: B023
+                pauses[bool(turn % 2)].append(pause(survivors, fault, epoch))
+                cluster.join()
+                cluster.training(4, 60.0)
+        faults = list(cluster.faults())
+    calm, crowded = (statistics.median(pauses[each]) for each in (False, True))
+    for each, name in ((False, "undisturbed"), (True, "in the crowd")):
+        values = sorted(1e3 * value for value in pauses[each])
+        print(f"  {name}: pause {statistics.median(values):.0f} ms [{values[0]:.0f}-{values[-1]:.0f}], {len(values)} kills")
+    print(f"  a question with the secret is answered within {1e3 * max(answers):.0f} ms")
+    good = crowded <= 1.5 * calm and not faults
+    print(f"pause in the crowd: {crowded / calm:.2f}x (bar: 1.5) {'met' if good else 'MISSED'}; {load()}")
+    for fault_ in faults:
+        print(f"  FAULT {fault_}")
+    return good
 
 
 def measure(directory: Path, args: argparse.Namespace) -> bool:

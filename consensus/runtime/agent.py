@@ -219,33 +219,36 @@ class Agent:
     # What arrives
 
     def _datagram(self, data: bytes, source: tuple[Any, ...]) -> None:
-        reply = self._arrived(data, format_address((source[0], source[1])), source[0], MAX_DATAGRAM)
+        _, reply = self._arrived(data, format_address((source[0], source[1])), source[0], MAX_DATAGRAM)
         if reply is not None:
             self.traffic.count(Direction.SENT, "Ticket", len(reply))
             self._udp.reply(reply, source)
 
-    def _posted(self, data: bytes, source: str) -> None:
-        self._arrived(data, source, source, MAX_BYTES)
+    def _posted(self, data: bytes, source: str) -> bool:
+        return self._arrived(data, source, source, MAX_BYTES)[0]
 
-    def _arrived(self, data: bytes, source: str, host: str, limit: int) -> bytes | None:
-        """Take a packet in; what to answer to where it came from. ``host``: held to a rate, as ports are changed at will."""
+    def _arrived(self, data: bytes, source: str, host: str, limit: int) -> tuple[bool, bytes | None]:
+        """Take a packet in; whether a member sent it, and what to answer to where it came from.
+
+        ``host``: held to a rate, as ports are changed at will.
+        """
         if self._closed or not self._started or self._outside.held():
-            return None
+            return False, None
         try:
             opened = self._sealer.unseal(data, host)
             if opened.packet is None:
                 self.traffic.count(Direction.RECEIVED, "Knock" if opened.reply else "Ticket", len(data))
                 if opened.introduced is not None:
                     self._release(opened.introduced)
-                return opened.reply
+                return False, opened.reply  # may be an old one again
             envelope = self._codec.decode(opened.packet, limit=limit)
         except CodecError as error:
             self._refused(error, source, len(data))
-            return None
+            return False, None
         self.traffic.count(Direction.RECEIVED, type(envelope.message).__name__, len(data))
         if envelope.sender != self._member.id:
             self.driver.receive(envelope)
-        return None
+        return True, None
 
     def _release(self, address: Address) -> None:
         """Send what has waited for an introduction to ``address``."""

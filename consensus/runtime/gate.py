@@ -1,6 +1,7 @@
 """The door of the HTTP server: with a secret nothing but ``POST /message`` (whose body is sealed) passes unauthenticated.
 
-Whoever does not authenticate gets a short refusal, never longer than the request was, and no connection lasts for it.
+Whoever does not authenticate gets a short refusal, never longer than the request was, and its connection ends: at once where it
+sent the wrong thing, else after ``door.PATIENCE``. Connections of those who did authenticate are counted apart from strangers'.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from ..errors import SealError
 from ..keys import KeyRing
 from ..member import Member, format_address
 from ..proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
+from .door import Door, Stage, Stranger, places
 
-__all__ = ["Gate", "QuietServer", "RefusedError"]
+__all__ = ["Gate", "QuietServer", "RefusedError", "prove", "reading"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _REFUSAL = f"HTTP/1.1 401 {SCHEME}\r\n\r\n".encode()
@@ -29,6 +31,7 @@ _LEAST = 300
 """Bytes of a request that is answered by a challenge, which with aiohttp's headers takes about 220."""
 _IDLE = 75.0
 _CONNECTIONS = 4096
+"""Of those who have proved who they are, or half of the descriptors that this process may have."""
 _LINE = 1 << 17
 """Bytes of a request line: a question may name thousands of ranges or members."""
 _HEADERS = 32
@@ -102,12 +105,49 @@ def _size(request: web.BaseRequest) -> int:
 class _Connection(RequestHandler):
     """aiohttp's, without its long answers and tracebacks for whatever a stranger sends."""
 
-    __slots__ = ("challenge",)
+    __slots__ = ("_door", "_stranger", "challenge")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.challenge: bytes | None = None
         """What the next request on this connection must sign."""
+        self._door: Door | None = None
+        self._stranger: Stranger | None = None
+        """None once it has proved who it is."""
+
+    def came(self, door: Door, stranger: Stranger) -> None:
+        """It came through ``door``, and has said something there."""
+        self._door, self._stranger = door, stranger
+
+    def connection_made(self, transport: Any) -> None:
+        """First comes what was said at the door."""
+        super().connection_made(transport)
+        stranger = self._stranger
+        if stranger is None or self._door is None:
+            return
+        if stranger not in self._door:  # hung up on meanwhile
+            transport.abort()
+        else:
+            stranger.end = transport.abort
+            self.data_received(bytes(stranger.said))
+            stranger.said.clear()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Its place is free."""
+        if self._door is not None and self._stranger is not None:
+            self._door.gone(self._stranger)
+        super().connection_lost(exc)
+
+    def proved(self) -> None:
+        """Whoever is there knows the secret: the connection may stay."""
+        if self._door is not None and self._stranger is not None:
+            self._door.proved(self._stranger)
+            self._stranger = None
+
+    def reads(self, *, message: bool) -> None:
+        """Whether a message is coming in that is worth reading: then its length counts, not how long the stranger is here."""
+        if self._stranger is not None:
+            self._stranger.stage = Stage.READING if message else Stage.ASKING
 
     def handle_error(
         self,
@@ -122,8 +162,31 @@ class _Connection(RequestHandler):
         raise RefusedError(message)
 
 
+def prove(request: web.BaseRequest) -> None:
+    """Whoever sent ``request`` is no stranger any more."""
+    if isinstance(request.protocol, _Connection):
+        request.protocol.proved()
+
+
+def reading(request: web.BaseRequest, *, message: bool) -> None:
+    """Whether the body of ``request`` is a message that is worth reading."""
+    if isinstance(request.protocol, _Connection):
+        request.protocol.reads(message=message)
+
+
 class QuietServer(web.Server):
-    """Accepts connections, a bounded number of them."""
+    """Serves connections, a bounded number of them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._most = places(_CONNECTIONS, 2)
+
+    def entered(self, door: Door, stranger: Stranger) -> RequestHandler:
+        """The handler of a connection that comes through ``door``."""
+        handler = self()
+        assert isinstance(handler, _Connection)
+        handler.came(door, stranger)
+        return handler
 
     def __call__(self) -> RequestHandler:
         """One connection's handler."""
@@ -134,5 +197,5 @@ class QuietServer(web.Server):
     def connection_made(self, handler: RequestHandler, transport: Any) -> None:
         """Hang up at once where there are too many."""
         super().connection_made(handler, transport)
-        if len(self.connections) > _CONNECTIONS:
+        if len(self.connections) > self._most:
             transport.abort()

@@ -15,12 +15,12 @@ import json
 import os
 import secrets
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from ..codec import MAX_BYTES
 from ..envelope import Sealer
@@ -28,14 +28,13 @@ from ..keys import Key
 from ..member import Address, format_address
 from ..metrics import CONTENT_TYPE, render
 from ..proofs import Exchange
-from .gate import Gate, QuietServer, RefusedError
+from .door import Door, Stranger
+from .gate import Gate, QuietServer, RefusedError, prove, reading
 from .sources import HandOver, Request
 
 __all__ = ["HttpClient", "HttpServer"]
 
 _HELD_POLL = 0.02
-_ACCEPT_TURNS = 3
-"""Turns of the loop from accepting a connection to the server's knowing of it."""
 _READ_TIMEOUT = 5.0
 """Seconds for the whole of a message to come in."""
 _READING = 64
@@ -56,7 +55,7 @@ class HttpServer:
     def __init__(
         self,
         gate: Gate,
-        received: Callable[[bytes, str], None],
+        received: Callable[[bytes, str], bool],
         sealer: Sealer,
         status: Callable[[], Awaitable[Mapping[str, Any]]],
         served: Callable[[], frozenset[str]],
@@ -65,7 +64,7 @@ class HttpServer:
         held: Callable[[], bool] = lambda: False,
         limit: int = MAX_BYTES,
     ) -> None:
-        """``received(packet, source)``. ``served``: the paths that ``hand_over`` answers.
+        """``received(packet, source)``: whether a member sent it. ``served``: the paths that ``hand_over`` answers.
 
         While ``held`` nothing is answered, as by a process that is stopped.
         """
@@ -78,24 +77,25 @@ class HttpServer:
         self._held = held
         self._limit = limit
         self._reading = 0
-        self._server: asyncio.Server | None = None
-        self._web: web.Server | None = None
+        self._door: Door | None = None
+        self._entering: set[asyncio.Task[None]] = set()
+        """Strangers on their way from the door to the server."""
+        self._web: QuietServer | None = None
         self._closing = asyncio.Event()
         self._opening = asyncio.Lock()
         """Held while this opens: what is half in could not be closed."""
 
     async def open(self, sock: socket.socket, accepted: Iterable[socket.socket] = ()) -> None:
         """Take over the listening ``sock``, and connections that were ``accepted`` before."""
-        waiting = deque(accepted)
-        try:
-            async with self._opening:
-                if not self._closing.is_set():
-                    await self._open(sock, waiting)
-        finally:
-            for connection in waiting:
-                connection.close()
+        waiting = list(accepted)
+        async with self._opening:
+            if not self._closing.is_set():
+                self._open(sock, waiting)
+                waiting = []
+        for connection in waiting:
+            connection.close()
 
-    async def _open(self, sock: socket.socket, waiting: deque[socket.socket]) -> None:
+    def _open(self, sock: socket.socket, waiting: Iterable[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
 
         def request(*args: Any) -> web.BaseRequest:
@@ -103,9 +103,21 @@ class HttpServer:
             return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._limit)
 
         self._web = QuietServer(self._handle, request_factory=request, handler_cancellation=True)
-        self._server = await loop.create_server(self._web, sock=sock, backlog=512)
-        while waiting and not self._closing.is_set():
-            await loop.connect_accepted_socket(self._web, waiting.popleft())
+        self._door = Door(sock, self._enter)
+        self._door.open(waiting)
+
+    def _enter(self, sock: socket.socket, stranger: Stranger) -> None:
+        assert self._door is not None and self._web is not None
+        handler = self._web.entered(self._door, stranger)
+        task = asyncio.create_task(self._connect(handler, sock))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _connect(self, handler: RequestHandler, sock: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: handler, sock)
+        except OSError:
+            sock.close()
 
     async def close(self) -> None:
         """Refuse new connections, then end the open ones. Idempotent."""
@@ -114,13 +126,10 @@ class HttpServer:
             await self._close()
 
     async def _close(self) -> None:
-        if self._server is not None:
-            # No connection may be on its way into the server when it closes: asyncio would lose it, unclosed.
-            for sock in self._server.sockets:
-                asyncio.get_running_loop().remove_reader(sock.fileno())
-            for _ in range(_ACCEPT_TURNS):
-                await asyncio.sleep(0)
-            self._server.close()
+        if self._door is not None:
+            self._door.close()
+            if self._entering:  # no connection may be on its way into the server when that closes
+                await asyncio.wait(self._entering)
         if self._web is not None:
             await self._web.shutdown(timeout=0.05)
 
@@ -133,6 +142,7 @@ class HttpServer:
             exchange = self._gate.admit(request)
             if isinstance(exchange, web.Response):
                 return exchange
+            prove(request)
             if request.method == "GET":
                 return await self._get(request, exchange)
         except web.HTTPException as refusal:
@@ -147,13 +157,19 @@ class HttpServer:
         self._reading += 1
         try:
             async with asyncio.timeout(_READ_TIMEOUT):
-                data = await (self._read_sealed(request, overhead) if overhead else request.read())
+                data = await (self._read_sealed(request, overhead) if overhead else self._read(request))
         except TimeoutError:
             raise RefusedError from None
         finally:
             self._reading -= 1
-        self._received(data, request.remote or "?")
+        reading(request, message=False)
+        if self._received(data, request.remote or "?"):
+            prove(request)
         return web.Response(status=204)
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        reading(request, message=True)
+        return await request.read()
 
     async def _read_sealed(self, request: web.BaseRequest, overhead: int) -> bytes:
         """The body, unless its first ``overhead`` bytes tell that it is not worth it."""
@@ -165,6 +181,7 @@ class HttpServer:
                 promising = self._sealer.promising(bytes(data[:overhead]))
                 if not promising:
                     break
+                reading(request, message=True)
             if len(data) > self._limit:
                 raise web.HTTPRequestEntityTooLarge(self._limit, len(data))
         if not promising:

@@ -33,7 +33,8 @@ __all__ = [
 ]
 
 _ATTEMPTS = 64
-_BACKLOG = 512
+_BACKLOG = 4096
+"""A crowd of strangers must not fill it while the agent is busy for a moment; the kernel may allow less (somaxconn)."""
 _RECEIVE_BUFFER = 1 << 20
 """Enough for a burst while a long hold of the GIL keeps the agent from reading."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -16,8 +17,12 @@ import pytest
 
 from consensus import Config, Gossip, Home, KeyRing, SecretError, get
 from consensus.proofs import Exchange, greeting
+from consensus.runtime.door import PATIENCE, Door, Stranger
+from consensus.runtime.tether import ask
 
-from .group import TIMEOUT, agree, eventually, members
+from .crowd import Crowd, crowd_process
+from .fake_core import until
+from .group import TIMEOUT, address, agree, eventually, members, peers
 from .secret import OTHER, RING, SECRET, dropped
 from .tap import may_listen, tap
 
@@ -278,3 +283,115 @@ def test_what_only_members_may_know_is_not_shown() -> None:
         gossip.stop()
     assert status["meta"]["name"] == status["members"][0]["meta"]["name"] == "worker 0"
     assert meta["_room"] not in json.dumps(status)
+
+
+SILENT_AND_SLOW = pytest.mark.parametrize("drip", [0.0, 0.1], ids=["silent", "slow"])
+
+
+class TestCrowds:
+    """Connections that prove nothing: more than an agent has places for strangers, from the members' own address."""
+
+    @SILENT_AND_SLOW
+    def test_members_are_answered_and_change_the_view_in_a_crowd(self, drip: float) -> None:
+        with members(2, secret=SECRET, job="crowded") as group:
+            agree(group, 2)
+            with contextlib.ExitStack() as stack:
+                crowds = [stack.enter_context(Crowd(member.member.address, 500, drip)) for member in group]
+                eventually(lambda: all(crowd.made > 700 for crowd in crowds), "everybody came, and came again")
+                for member in group:
+                    began = time.monotonic()
+                    with get(member.member.address, "/status", RING) as answer:
+                        assert answer.status == 200
+                        assert json.loads(answer.read())["member"] == member.member.id
+                    assert time.monotonic() - began < 2.0
+                with members(1, secret=SECRET, job="crowded", introducers=(address(group[0]),)) as [joiner]:
+                    joiner.seek_admission()
+                    agree([*group, joiner], 3)
+                agree(group, 2)
+                assert all(crowd.closed > 300 for crowd in crowds)
+
+    @pytest.mark.soak
+    @SILENT_AND_SLOW
+    def test_ten_thousand(self, drip: float) -> None:
+        """At each of three members: a process dies and another one joins as if nobody else were there."""
+        with members(2, secret=SECRET, job="crowded", agent=Home.PROCESS) as group, contextlib.ExitStack() as stack:
+            settings = {"secret": SECRET, "job": "crowded", "introducers": (address(group[0]),)}
+            with peers(1, **settings) as [peer]:
+                agree(group, 3)
+                for port in [*(member.member.port for member in group), peer.member.port]:
+                    stack.enter_context(crowd_process(port, 10_000, 10 * drip))
+                began = time.monotonic()
+                peer.kill()
+                agree(group, 2)
+                assert time.monotonic() - began < 1.0, "its end was seen, and not concluded from silence"
+            with peers(1, **settings):
+                agree(group, 3)
+            for member in group:
+                with get(member.member.address, "/status", RING) as answer:
+                    assert json.loads(answer.read())["member"] == member.member.id
+
+    def test_whoever_says_nothing_whole_is_hung_up_on(self, guarded: Gossip) -> None:
+        for text in (b"", b"G", request("/status")[:-2], request("/identity", greeting(bytes(16)))):
+            with socket.create_connection(guarded.member.address, timeout=TIMEOUT) as sock:
+                began = time.monotonic()
+                sock.sendall(text)
+                with contextlib.suppress(ConnectionResetError):
+                    while sock.recv(1000):
+                        continue
+                assert time.monotonic() - began < PATIENCE + 1.0, text
+
+    def test_talking_without_an_end_is_no_patience(self, guarded: Gossip) -> None:
+        with socket.create_connection(guarded.member.address, timeout=TIMEOUT) as sock:
+            began = time.monotonic()
+            with contextlib.suppress(OSError):
+                for byte in request("/status", "x" * 3000):
+                    sock.sendall(bytes([byte]))
+                    time.sleep(0.02)
+            assert time.monotonic() - began < PATIENCE + 1.0
+
+    def test_whoever_has_proved_itself_stays(self, guarded: Gossip) -> None:
+        """A tether, through a crowd and far beyond a stranger's time."""
+
+        async def hold() -> None:
+            answer, sock = await ask(guarded.member.address, "/tether", RING)
+            assert answer is not None and answer.member_id == guarded.member.id and answer.doubt is None
+            with sock, Crowd(guarded.member.address, 600) as crowd:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(2.5 * PATIENCE):
+                        await asyncio.get_running_loop().sock_recv(sock, 100)
+                assert crowd.closed > 500
+
+        asyncio.run(hold())
+
+    def test_places_are_bounded_and_the_oldest_silent_one_goes(self) -> None:
+        async def main() -> None:
+            with socket.create_server(("127.0.0.1", 0), backlog=600) as listener:
+                listener.setblocking(False)
+                asked: list[Stranger] = []
+                entered: list[socket.socket] = []
+
+                def enter(sock: socket.socket, stranger: Stranger) -> None:
+                    entered.append(sock)
+                    asked.append(stranger)
+                    stranger.end = sock.close
+
+                door = Door(listener.dup(), enter)
+                door.open()
+                with contextlib.ExitStack() as stack:
+                    talker = stack.enter_context(socket.create_connection(listener.getsockname()))
+                    talker.sendall(request("/status"))
+                    silent = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(300)]
+                    await until(lambda: door.closed == 301 - door._most)
+                    assert len(door) == door._most and asked[0] in door, "who has asked outlasts who has not"
+                    silent[0].settimeout(TIMEOUT)
+                    assert silent[0].recv(1) == b""
+                    silent[-1].setblocking(False)
+                    with pytest.raises(BlockingIOError):
+                        silent[-1].recv(1)
+                    door.proved(asked[0])
+                    await until(lambda: not len(door))
+                    assert entered[0].fileno() != -1, "that is its server's by now"
+                    door.close()
+                entered[0].close()
+
+        asyncio.run(main())

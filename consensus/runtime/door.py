@@ -1,0 +1,205 @@
+"""Who comes to an agent's TCP port, until it has proved who it is: a few at a time, and nobody for long.
+
+Whoever has the secret shows it within milliseconds. Everybody else is a *stranger*, wherever it comes from: members may share
+an address with an attacker. A stranger has ``PATIENCE`` seconds from the moment it was accepted, however much or little it
+says; there are few places for them, and where all are taken the newcomer gets that of the one who has kept silent longest. So
+ten thousand connections that say nothing, or a byte a second, take no place from a member: those have places of their own
+(see ``gate``), and whoever comes next is looked at next.
+
+What a stranger says is collected here, in plain sockets, until it is a whole head of a request. Only then does HTTP see it:
+a connection there costs twenty times as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from enum import Enum
+from socket import socket
+
+from .fork import release_in_children
+
+__all__ = ["PATIENCE", "Door", "Stranger", "places"]
+
+PATIENCE = 1.0
+"""Seconds from being accepted to having proved who one is."""
+
+_STRANGERS = 256
+"""Places for them, or an eighth of the descriptors that this process may have."""
+_AT_ONCE = 64
+"""So many are accepted in one turn of the loop; then others get theirs."""
+_HEAD = 4096
+"""Bytes after which HTTP sees a request that is not whole yet; it has limits of its own."""
+_SLEPT = 0.25
+"""Whoever is this late has slept, and so have the strangers' last words not been read: they get the time again."""
+_AGAIN = 0.1
+"""Seconds until the next try to accept where no descriptor is left."""
+
+
+def places(most: int, share: int) -> int:
+    """``most``, or that share (one in so many) of the descriptors that this process may have."""
+    return max(8, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // share))
+
+
+class Stage(Enum):
+    """What a stranger has said so far."""
+
+    SILENT = "no whole request"
+    ASKING = "a request, and HTTP has it"
+    READING = "the beginning of a message that is worth reading: HTTP limits how many, and how long"
+
+
+class Stranger:
+    """One connection that has not proved who it is."""
+
+    __slots__ = ("end", "said", "sock", "stage", "until")
+
+    def __init__(self, sock: socket, until: float) -> None:
+        """``until``: when its time is up."""
+        self.sock: socket | None = sock
+        """Until HTTP has it."""
+        self.said = bytearray()
+        self.stage = Stage.SILENT
+        self.until = until
+        self.end: Callable[[], None] = sock.close
+        """Hangs up."""
+
+
+Enter = Callable[[socket, Stranger], None]
+"""Gives a stranger's connection and what it has said to HTTP, which sets its ``end``."""
+
+
+class Door:
+    """Accepts the connections of one listening socket, which it owns. Everything here runs on the loop's thread."""
+
+    def __init__(self, sock: socket, enter: Enter) -> None:
+        """``enter``: is given each stranger that has said something whole."""
+        self._sock = sock
+        self._enter = enter
+        self._most = places(_STRANGERS, 8)
+        self._strangers = strangers = OrderedDict[Stranger, None]()
+        """By their time, the oldest first."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = False
+        self.closed = 0
+        """Strangers that were hung up on."""
+        release_in_children(self, lambda: [each.sock.fileno() for each in strangers if each.sock is not None])
+
+    def __len__(self) -> int:
+        return len(self._strangers)
+
+    def __contains__(self, stranger: Stranger) -> bool:
+        return stranger in self._strangers
+
+    def open(self, accepted: Iterable[socket] = ()) -> None:
+        """Accept from now on; ``accepted`` were before."""
+        self._open = True
+        self._sock.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._accept)
+        for sock in accepted:
+            self._admit(sock)
+
+    def close(self) -> None:
+        """Accept no more, and hang up on all strangers. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        asyncio.get_running_loop().remove_reader(self._sock.fileno())
+        self._sock.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for stranger in list(self._strangers):
+            self._hang_up(stranger)
+
+    def proved(self, stranger: Stranger) -> None:
+        """It is none any more: whoever serves it decides how long it stays."""
+        self._strangers.pop(stranger, None)
+
+    gone = proved
+    """It has closed its end."""
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptor is left, or no memory
+                if not self._make_room():
+                    loop = asyncio.get_running_loop()
+                    loop.remove_reader(self._sock.fileno())
+                    loop.call_later(_AGAIN, self._resume)
+                return
+            self._admit(sock)
+
+    def _resume(self) -> None:
+        if self._open:
+            asyncio.get_running_loop().add_reader(self._sock.fileno(), self._accept)
+
+    def _admit(self, sock: socket) -> None:
+        loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        stranger = Stranger(sock, loop.time() + PATIENCE)
+        if len(self._strangers) >= self._most:
+            self._make_room()
+        self._strangers[stranger] = None
+        if self._timer is None:
+            self._timer = loop.call_at(stranger.until, self._expire, stranger.until)
+        loop.add_reader(sock.fileno(), self._hear, stranger)
+        self._hear(stranger)  # most have said what they want by now
+
+    def _make_room(self) -> bool:
+        """Hang up on the oldest silent one, else on the oldest; whether there was one."""
+        found = next((each for each in self._strangers if each.stage is Stage.SILENT), None)
+        found = found or next((each for each in self._strangers if each.stage is Stage.ASKING), None)
+        if found is not None:
+            self._hang_up(found)
+        return found is not None
+
+    def _hear(self, stranger: Stranger) -> None:
+        sock = stranger.sock
+        assert sock is not None
+        try:
+            data = sock.recv(_HEAD)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        stranger.said += data
+        if not data:
+            self._hang_up(stranger)
+        elif b"\r\n\r\n" in stranger.said or len(stranger.said) >= _HEAD:
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+            stranger.sock, stranger.stage, stranger.end = None, Stage.ASKING, _later
+            self._enter(sock, stranger)
+
+    def _expire(self, planned: float) -> None:
+        """Hang up on those whose time is up."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        slept = now - planned if now - planned > _SLEPT else 0.0
+        self._timer = None
+        for stranger in list(self._strangers):
+            stranger.until += slept
+            if stranger.until <= now and stranger.stage is not Stage.READING:
+                self._hang_up(stranger)
+        due = min((each.until for each in self._strangers if each.stage is not Stage.READING), default=None)
+        if due is None and self._strangers:
+            due = now + PATIENCE
+        if due is not None:
+            self._timer = loop.call_at(due, self._expire, due)
+
+    def _hang_up(self, stranger: Stranger) -> None:
+        self._strangers.pop(stranger, None)
+        self.closed += 1
+        if stranger.sock is not None:
+            asyncio.get_running_loop().remove_reader(stranger.sock.fileno())
+        with contextlib.suppress(OSError):
+            stranger.end()
+
+
+def _later() -> None:
+    """On its way to HTTP, which looks whether the stranger is still here once it has the connection."""
