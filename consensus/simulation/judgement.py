@@ -78,16 +78,16 @@ def _in_touch(world: World) -> list[Host]:
     newest = max((host.machine.view for host in hosts if host.machine.view is not None), key=lambda v: v.epoch, default=None)
     if newest is None:
         return hosts
-    found = [host for host in hosts if host.id in newest]
     apart = [host for host in hosts if host.id not in newest]
-    reach, looked_at = _Reach(), 0
-    while apart and looked_at < len(found):
-        for host in found[looked_at:]:
+    reach, new = _Reach(), [host for host in hosts if host.id in newest]
+    while apart and new:
+        for host in new:
             reach.add(host)
-        looked_at = len(found)
-        found += [host for host in apart if reach.meets(host)]
-        apart = [host for host in apart if host not in found[looked_at:]]
-    return [host for host in hosts if host not in apart]
+        new = [host for host in apart if reach.meets(host)]
+        met = {host.id for host in new}
+        apart = [host for host in apart if host.id not in met]
+    lost = {host.id for host in apart}
+    return [host for host in hosts if host.id not in lost]
 
 
 class _Reach:

@@ -1,0 +1,20 @@
+"""What is too long for one message travels in several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Piece"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part ``index`` of ``count`` of a packet with that ``digest``, which is too long to be sent whole (see ``consensus/pieces.py``).
+
+    Put together before any machine sees it.
+    """
+
+    digest: bytes
+    index: int
+    count: int
+    part: bytes
