@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..member import Address
 from ..protocol.quorum import is_quorum
 from ..view import View
+from .some import some
 
 if TYPE_CHECKING:
     from .host import Host
@@ -153,7 +154,7 @@ def reason_to_block(world: World) -> str:
         return ""
     missing = [world.hosts[key].name for key in newest.ids if key not in answers]
     count = f"{len(inside)} of {len(newest)} live in epoch {newest.epoch}"
-    return f"{count}; {', '.join(missing)} cannot be discounted by {asker.name}"
+    return f"{count}; {some(missing)} cannot be discounted by {asker.name}"
 
 
 def judge(world: World, limit: float = LIMIT, calm: float = CALM) -> Verdict:
@@ -177,7 +178,7 @@ def judge(world: World, limit: float = LIMIT, calm: float = CALM) -> Verdict:
         if waited >= PATIENCE and (why := reason_to_block(world)):
             return Verdict(Outcome.BLOCKED, why, waited)
         world.run(STEP)
-    return Verdict(Outcome.STUCK, f"after {limit:g} s: {living(world)}", limit)
+    return Verdict(Outcome.STUCK, f"after {limit:g} s: {some(living(world))}", limit)
 
 
 def _agreed(world: World, took: float) -> Verdict:
