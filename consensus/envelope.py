@@ -176,8 +176,8 @@ class Sealed:
     ) -> None:
         """``own``: the address that this member advertises. ``known_as(address)``: whether whoever of the job answers at
         an ``address`` may advertise another one (an introducer). ``peers``: windows kept; later senders replace the
-        longest silent, which are then asked to knock again. To half as many addresses packets are sealed, and as many knocks are
-        under way; the longest unused are forgotten, and knocked at again.
+        longest silent, which are then asked to knock again. To half as many addresses packets are sealed, and as many knocks
+        are under way; the longest unused are forgotten, and knocked at again.
         """
         self._ring = ring
         self._context = b"%d|%s" % (PROTOCOL_VERSION, job.encode())

@@ -1,9 +1,9 @@
 """Packets that are too long for one message: cut into pieces by their sender, put together by their receiver.
 
-No message is longer than ``LARGEST`` bytes, so no member reads more at a time for anybody. A view of ten thousand members takes half
-a megabyte; whoever needs it whole (most only learn what is new) gets it so. Each piece is sealed and may be lost like any message. A
-packet that is sent again has the same digest, so what came the first time need not come again. What is put together is
-decoded like any packet; what is kept meanwhile is bounded, for each sender and in all.
+No message is longer than ``LARGEST`` bytes, so no member reads more at a time for anybody. A view of ten thousand members takes
+half a megabyte; who needs it whole (most only learn what is new) gets it so. Each piece is sealed and may be lost like any
+message. A packet that is sent again has the same digest, so what came the first time need not come again. What is put together
+is decoded like any packet; what is kept meanwhile is bounded, for each sender and in all.
 """
 
 from __future__ import annotations

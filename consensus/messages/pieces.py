@@ -9,9 +9,9 @@ __all__ = ["Piece"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part ``index`` of ``count`` of a packet with that ``digest``, which is too long to be sent whole (see ``consensus/pieces.py``).
+    """Part ``index`` of ``count`` of a packet with that ``digest``, which is too long to be sent whole.
 
-    Put together before any machine sees it.
+    Put together before any machine sees it: see ``consensus/pieces.py``.
     """
 
     digest: bytes

@@ -96,7 +96,7 @@ class Agent:
         self._sealer: Sealer = sealer or self._sealer_of(self._ring)
         self._waiting = Waiting(config.max_members)
         self._codec = Codec(config.job, max_members=config.max_members)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._foreigners: set[tuple[str, str]] = set()
         self._latest: tuple[Message, tuple[bytes, ...]] | None = None
         self._pieces = Pieces()
@@ -417,12 +417,12 @@ class Agent:
         finally:  # whatever comes of that: nobody else ends this lifetime
             self.driver.perform(lambda _now: deliver(explained))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.driver.note(logging.ERROR, "agent", f"{task.get_name()} failed: {type(error).__name__}: {error}")

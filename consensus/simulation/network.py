@@ -32,8 +32,8 @@ _EVENT = Struct("<dIII")
 LONG = 2048
 
 KEPT = 8
-"""So many of the newest packets of more than ``LONG`` bytes are kept: what is sent to thousands is encoded once, and what came in
-pieces decoded once.
+"""So many of the newest packets of more than ``LONG`` bytes are kept: what is sent to thousands is encoded once, and what came
+in pieces decoded once.
 """
 
 
@@ -138,7 +138,7 @@ class Network:
             self._long[id(message)] = self._encoded
             while len(self._long) > KEPT:
                 del self._long[next(iter(self._long))]
-        self.largest = max(self.largest, max(len(each.data) for each in pieces or (packet,)))
+        self.largest = max(self.largest, *(len(each.data) for each in (*pieces[:1], *pieces[-1:]) or (packet,)))
         return packet
 
     def _encode(self, sender: Host, message: Message) -> bytes:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import islice
+from collections.abc import Sequence
 
 __all__ = ["SHOWN", "some"]
 
 SHOWN = 10
 
 
-def some(items: Collection[object]) -> str:
+def some(items: Sequence[object]) -> str:
     """The first ``SHOWN`` of ``items``, and how many more there are."""
     more = f" and {len(items) - SHOWN:,} more" if len(items) > SHOWN else ""
-    return ", ".join(str(item) for item in islice(items, SHOWN)) + more
+    return ", ".join(str(item) for item in items[:SHOWN]) + more

@@ -253,8 +253,8 @@ class World(Timeline):
 
     def shown(self) -> str:
         """See ``Timeline``. Whoever is behind comes first."""
-        hosts = list(self.hosts.values())
-        return some(sorted(hosts, key=lambda host: host.activated[-1].epoch if host.activated else 0))
+        epochs = {key: host.activated[-1].epoch if host.activated else 0 for key, host in self.hosts.items()}
+        return some([self.hosts[key] for key in sorted(epochs, key=lambda key: epochs[key])])
 
 
 _HOOKS = (
