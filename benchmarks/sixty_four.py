@@ -180,7 +180,8 @@ class Town:
         """All lists are alike and have ``size`` members."""
         self.look(self.houses if size < self.size else self.all_houses)
         assert len(self.lists) == size, f"{len(self.lists)} members of {size}"
-        assert all(each == self.lists[0] and len(each) == size for each in self.lists), f"lists differ: {self.lists}"
+        odd = [len(each) for each in self.lists if each != self.lists[0] or len(each) != size]
+        assert not odd, f"{len(odd)} lists are not like the first, which has {len(self.lists[0])} members; they have {odd[:10]}"
 
     def _agreed(self, size: int) -> bool:
         return len(self.views) == size and all(view["size"] == size for view in self.views.values())

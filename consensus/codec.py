@@ -33,7 +33,7 @@ from .view import Reason, View
 __all__ = ["MAX_BYTES", "MAX_DATAGRAM", "Codec"]
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Largest packet over HTTP."""
+"""Largest packet; what is longer than a message may be travels in pieces (see ``pieces``)."""
 
 MAX_DATAGRAM = 65_536
 """Largest packet over UDP."""

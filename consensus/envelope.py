@@ -65,8 +65,6 @@ _RENEW = 60.0
 """Knock again after so many seconds anyhow; and a ticket that was not used for so long is not used again."""
 _FORGET = 150.0
 """A sender that has been silent for so many seconds is forgotten, its ticket with it: longer than it would use that."""
-_ADDRESSES = 4096
-"""Addresses to which packets are sealed, and knocks under way; the longest unused are forgotten, and knocked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,8 @@ class Sealed:
     ) -> None:
         """``own``: the address that this member advertises. ``known_as(address)``: whether whoever of the job answers at
         an ``address`` may advertise another one (an introducer). ``peers``: windows kept; later senders replace the
-        longest silent, which are then asked to knock again.
+        longest silent, which are then asked to knock again. To half as many addresses packets are sealed, and as many knocks
+        are under way; the longest unused are forgotten, and knocked at again.
         """
         self._ring = ring
         self._context = b"%d|%s" % (PROTOCOL_VERSION, job.encode())
@@ -234,7 +233,7 @@ class Sealed:
             self._echoes[knock.echo] = address
         knock.sent = now
         self._knocks.move_to_end(address)
-        while len(self._knocks) > _ADDRESSES or now - next(iter(self._knocks.values())).sent > _RENEW:
+        while len(self._knocks) > self._limit // 2 or now - next(iter(self._knocks.values())).sent > _RENEW:
             _, oldest = self._knocks.popitem(last=False)
             del self._echoes[oldest.echo]
         return self._greet(_KNOCK, _GREETING.pack(knock.echo, bytes(16), bytes(16)))
@@ -336,7 +335,7 @@ class Sealed:
         session.asked = session.used = session.renewed = now
         session.unanswered = 0
         self._sessions.move_to_end(address)
-        while len(self._sessions) > _ADDRESSES or now - next(iter(self._sessions.values())).used > _FORGET:
+        while len(self._sessions) > self._limit // 2 or now - next(iter(self._sessions.values())).used > _FORGET:
             self._sessions.popitem(last=False)
         return address
 

@@ -29,6 +29,7 @@ from .agreement import (
 )
 from .contact import Claim, Introduction, Overtaken
 from .detection import Ack, Beliefs, Digest, Evidence, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
+from .pieces import Piece
 from .storage import Lease, ViewRecord
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "Message",
     "Nack",
     "Overtaken",
+    "Piece",
     "Ping",
     "PingRequest",
     "Prepare",
@@ -104,6 +106,7 @@ Message = (
     | ViewRecord
     | Lease
     | Forecast
+    | Piece
 )
 
 MESSAGES: tuple[type, ...] = (
@@ -137,6 +140,7 @@ MESSAGES: tuple[type, ...] = (
     ViewRecord,
     Lease,
     Forecast,
+    Piece,
 )
 
 

@@ -65,6 +65,8 @@ class Admission:
         """When this member may try again to found, where it has to ask a store."""
         self._next_beacon = now + BEACON_EVERY
         self._hurried = -inf
+        self._answers: dict[tuple[bool, bool], JoinReply] = {}
+        """The latest to applicants, by whether they tell the view whole, or what is new."""
         self._leave_call: int | None = None
         self._next_leave = inf
 
@@ -263,7 +265,7 @@ class Admission:
             core.outbox.send_to(address, _reply(known, self.search.coordinator if known else None, request.known))
             self._search(now)
             return
-        core.outbox.send_to(address, _reply(core.view, core.coordinator(), request.known, core.delta))
+        core.outbox.send_to(address, self._answer(core.view, request.known))
         for member_id in core.view.at(request.member.address):
             if member_id not in (sender, core.member.id):
                 core.outbox.emit(Check(core.view.member(member_id)))  # its address was taken over: it must be gone
@@ -277,6 +279,14 @@ class Admission:
             elif applicant.wants:
                 self._ping(applicant, now)
                 self._change.proposer.consider(now)
+
+    def _answer(self, view: View, known: str) -> JoinReply:
+        """What to tell an applicant: one object for all who are told the same, so that a long view is encoded once for them."""
+        reply = _reply(view, self._core.coordinator(), known, self._core.delta)
+        news = reply.view is not None, reply.delta is not None
+        if self._answers.get(news) != reply:
+            self._answers[news] = reply
+        return self._answers[news]
 
     def spares(self) -> list[dict[str, Any]]:
         """Who waits to be admitted, the longest waiting first, as plain values; the coordinator and the next two know."""

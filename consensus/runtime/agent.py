@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..codec import MAX_BYTES, MAX_DATAGRAM, Codec
+from ..codec import MAX_DATAGRAM, Codec
 from ..config import PROTOCOL_VERSION, Config
 from ..envelope import Open, Sealed, Sealer
 from ..errands import Errand
@@ -21,7 +21,8 @@ from ..errors import CodecError, ForeignJobError, ForeignVersionError, JoinError
 from ..interface import DataPlane
 from ..keys import KeyRing
 from ..member import Address, Member, format_address
-from ..messages import Envelope, EvidenceKind, Message
+from ..messages import Envelope, EvidenceKind, Message, Piece
+from ..pieces import LARGEST, Pieces, cut
 from ..progress import Progress
 from .driver import Driver
 from .fencing import Fencing
@@ -93,11 +94,14 @@ class Agent:
         self._resolving: set[Address] = set()
         self._ring = KeyRing.of(config)
         self._sealer: Sealer = sealer or self._sealer_of(self._ring)
-        self._waiting = Waiting()
+        self._waiting = Waiting(config.max_members)
         self._codec = Codec(config.job, max_members=config.max_members)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._foreigners: set[tuple[str, str]] = set()
-        self._latest: tuple[Message, bytes] | None = None
+        self._latest: tuple[Message, tuple[bytes, ...]] | None = None
+        self._pieces = Pieces()
+        self._long: set[tuple[Address, tuple[bytes, ...]]] = set()
+        """What is being sent in pieces, and to where: what is sent again meanwhile is on its way already."""
         self._closed = False
         self._gone = asyncio.Event()
         self._started = False
@@ -175,19 +179,23 @@ class Agent:
     # Carrier: the effects that leave this process
 
     def send(self, address: Address, message: Message) -> None:
-        """``Send``: by datagram what fits one, by HTTP the rest."""
+        """``Send``: by datagram what fits one, by HTTP the rest, in pieces what is too long."""
         try:
-            sealed = self._sealed(message, address)
+            packets = self._packets(message)
         except CodecError as error:
             self.driver.note(logging.ERROR, "codec", str(error))
             self.traffic.count(Direction.DROPPED, "unencodable", 0)
             return
         if (knock := self._sealer.knock(address)) is not None:
             self._put(address, "Knock", knock)
+        kind, sealed = type(message).__name__, self._sealer.seal(packets[0], address)
         if sealed is None:
             self._waiting.add(address, message, asyncio.get_running_loop().time())
-        else:
-            self._put(address, type(message).__name__, sealed)
+        elif len(packets) == 1:
+            self._put(address, kind, sealed)
+        elif (address, packets) not in self._long:
+            self._long.add((address, packets))
+            self._spawn(self._send_pieces(address, kind, packets))
 
     def ask(self, errand: Errand) -> None:
         """``Ask``."""
@@ -225,7 +233,7 @@ class Agent:
             self._udp.reply(reply, source)
 
     def _posted(self, data: bytes, source: str) -> bool:
-        return self._arrived(data, source, source, MAX_BYTES)[0]
+        return self._arrived(data, source, source, LARGEST)[0]
 
     def _arrived(self, data: bytes, source: str, host: str, limit: int) -> tuple[bool, bytes | None]:
         """Take a packet in; whether a member sent it, and what to answer to where it came from.
@@ -242,13 +250,27 @@ class Agent:
                     self._release(opened.introduced)
                 return False, opened.reply  # may be an old one again
             envelope = self._codec.decode(opened.packet, limit=limit)
+            self.traffic.count(Direction.RECEIVED, type(envelope.message).__name__, len(data))
+            whole = self._put_together(envelope)
         except CodecError as error:
             self._refused(error, source, len(data))
             return False, None
-        self.traffic.count(Direction.RECEIVED, type(envelope.message).__name__, len(data))
-        if envelope.sender != self._member.id:
-            self.driver.receive(envelope)
+        if whole is not None and whole.sender != self._member.id:
+            self.driver.receive(whole)
         return True, None
+
+    def _put_together(self, envelope: Envelope) -> Envelope | None:
+        """What came, or what a piece completes; None while there are pieces missing."""
+        if not isinstance(envelope.message, Piece):
+            return envelope
+        packet = self._pieces.add(envelope.sender, envelope.message, asyncio.get_running_loop().time())
+        if packet is None:
+            return None
+        whole = self._codec.decode(packet)
+        if isinstance(whole.message, Piece) or whole.sender != envelope.sender:
+            raise CodecError("pieces of another sender's packet, or of a piece")
+        self.traffic.count(Direction.RECEIVED, type(whole.message).__name__, 0)
+        return whole
 
     def _release(self, address: Address) -> None:
         """Send what has waited for an introduction to ``address``."""
@@ -301,7 +323,7 @@ class Agent:
         from .gate import Gate  # noqa: PLC0415 - see ``web``
         from .http import HttpServer  # noqa: PLC0415
 
-        outside, limit = self._outside, MAX_BYTES + self._sealer.overhead
+        outside, limit = self._outside, LARGEST
         return HttpServer(
             Gate(self._ring, self._member, self._config.job),
             self._posted,
@@ -331,14 +353,15 @@ class Agent:
                 self.driver.note(logging.WARNING, "keys", line)
             await asyncio.sleep(_RENEW_KEYS)
 
-    def _sealed(self, message: Message, address: Address) -> bytes | None:
-        """The bytes for ``message``, None before an introduction; the same object sent to many is encoded once."""
-        if self._latest is not None and self._latest[0] is message:
-            packet = self._latest[1]
-        else:
-            packet = self._codec.encode(Envelope(self._config.job, self._member.id, self._member.address, message))
-            self._latest = (message, packet)
-        return self._sealer.seal(packet, address)
+    def _packets(self, message: Message) -> tuple[bytes, ...]:
+        """The packet for ``message``, or those for its pieces; the same object sent to many is encoded once."""
+        if self._latest is None or self._latest[0] is not message:
+            packet = self._encode(message)
+            self._latest = message, tuple(map(self._encode, cut(packet))) or (packet,)
+        return self._latest[1]
+
+    def _encode(self, message: Message) -> bytes:
+        return self._codec.encode(Envelope(self._config.job, self._member.id, self._member.address, message))
 
     def _put(self, address: Address, kind: str, sealed: bytes) -> None:
         endpoint = numeric(address)
@@ -355,21 +378,34 @@ class Agent:
         self.traffic.count(Direction.SENT, kind, len(sealed))
         self._udp.send(sealed, endpoint)
 
-    async def _send_slowly(self, address: Address, kind: str, sealed: bytes) -> None:
-        """To a name, or too large for a datagram."""
+    async def _send_pieces(self, address: Address, kind: str, packets: tuple[bytes, ...]) -> None:
+        """One after another, each sealed when it is its turn; after one that does not arrive the rest is of no use."""
+        self.traffic.count(Direction.SENT, kind, 0)
+        try:
+            for packet in packets:
+                sealed = self._sealer.seal(packet, address)
+                if sealed is None or not await self._send_slowly(address, Piece.__name__, sealed):
+                    return
+        finally:
+            self._long.discard((address, packets))
+
+    async def _send_slowly(self, address: Address, kind: str, sealed: bytes) -> bool:
+        """To a name, or too large for a datagram; whether it went out, as far as that is known."""
         try:
             endpoint = await resolve(address)
         except OSError:
             self.traffic.count(Direction.DROPPED, "unresolved", len(sealed))
-            return
+            return False
         finally:
             self._resolving.discard(address)
         if fits(len(sealed), endpoint):
             self._send_datagram(endpoint, kind, sealed)
-            return
+            return True
         self.traffic.count(Direction.SENT, kind, len(sealed))
-        if not await self._web.post(address, sealed):
-            self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
+        if await self._web.post(address, sealed):
+            return True
+        self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
+        return False
 
     async def _ask_supervisor(self, supervisor: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         return await self._web.fence(supervisor, request, None if self._ring is None else self._ring.first)
@@ -384,12 +420,12 @@ class Agent:
         finally:  # whatever comes of that: nobody else ends this lifetime
             self.driver.perform(lambda _now: deliver(explained))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.driver.note(logging.ERROR, "agent", f"{task.get_name()} failed: {type(error).__name__}: {error}")

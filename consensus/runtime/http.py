@@ -22,11 +22,11 @@ import aiohttp
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from ..codec import MAX_BYTES
 from ..envelope import Sealer
 from ..keys import Key
 from ..member import Address, format_address
 from ..metrics import CONTENT_TYPE, render
+from ..pieces import LARGEST
 from ..proofs import Exchange
 from .door import Door, Stranger
 from .gate import Gate, QuietServer, RefusedError, prove, reading
@@ -38,7 +38,7 @@ _HELD_POLL = 0.02
 _READ_TIMEOUT = 5.0
 """Seconds for the whole of a message to come in."""
 _READING = 64
-"""At most so many messages are read at a time; each has at most 16 MiB."""
+"""At most so many messages are read at a time; each has at most 64 KiB."""
 
 _POST_TIMEOUT = 5.0
 _FENCE_TIMEOUT = 10.0
@@ -62,7 +62,7 @@ class HttpServer:
         hand_over: HandOver,
         *,
         held: Callable[[], bool] = lambda: False,
-        limit: int = MAX_BYTES,
+        limit: int = LARGEST,
     ) -> None:
         """``received(packet, source)``: whether a member sent it. ``served``: the paths that ``hand_over`` answers.
 

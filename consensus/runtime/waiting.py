@@ -14,7 +14,6 @@ __all__ = ["Waiting"]
 
 _KEPT = 16
 """Messages an address; the oldest go first."""
-_ADDRESSES = 1024
 _PATIENCE = 1.0
 """Seconds after which a message is of no use any more."""
 
@@ -22,8 +21,9 @@ _PATIENCE = 1.0
 class Waiting:
     """Messages by address, bounded."""
 
-    def __init__(self) -> None:
-        """Nothing waits."""
+    def __init__(self, addresses: int = 1024) -> None:
+        """Nothing waits. ``addresses``: messages to more of them are not kept."""
+        self._addresses = addresses
         self._messages: OrderedDict[Address, deque[tuple[float, Message]]] = OrderedDict()
 
     def add(self, address: Address, message: Message, now: float) -> None:
@@ -31,7 +31,7 @@ class Waiting:
         queue = self._messages.setdefault(address, deque(maxlen=_KEPT))
         queue.append((now, message))
         self._messages.move_to_end(address)
-        while len(self._messages) > _ADDRESSES or now - next(iter(self._messages.values()))[-1][0] > _PATIENCE:
+        while len(self._messages) > self._addresses or now - next(iter(self._messages.values()))[-1][0] > _PATIENCE:
             self._messages.popitem(last=False)
 
     def take(self, address: Address, now: float) -> list[Message]:

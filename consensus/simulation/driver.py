@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..member import Address
-from ..messages import Message
+from ..messages import Message, Piece
 from ..protocol.effects import (
     Activated,
     Ask,
@@ -182,9 +182,15 @@ class Driver:
             host.backlog.append(lambda: self._receive(host, sender, packet))
 
     def _receive(self, host: Host, sender: Host, packet: Packet) -> None:
-        envelope = packet.envelope(self._world.network.codec)
+        network = self._world.network
+        envelope = packet.envelope(network.codec)
         self._world.events += 1
-        self._world.network.record(1, host, len(packet.data))
+        network.record(1, host, len(packet.data))
+        if isinstance(envelope.message, Piece):
+            whole = network.completed(host, sender, envelope.message)
+            if whole is None:
+                return
+            envelope = whole.envelope(network.codec)
         for hook in self._world.hooks["delivered"]:
             hook(host, sender, envelope.message)
         host.machine.receive(sender.id, envelope.address, envelope.message, host.now)

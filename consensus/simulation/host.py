@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import StoppedError
 from ..member import Address, Member
+from ..pieces import Pieces
 from ..protocol.machine import Machine
 from ..view import View
 from .clock import Clock
@@ -39,6 +40,8 @@ class Host:
         """How many stalls hold its agent up right now."""
         self.backlog: list[Callable[[], None]] = []
         """What happened to it while it was paused or its agent stalled."""
+        self.pieces = Pieces()
+        """What it has got of packets that are too long for one message."""
         self.tethers: tuple[Member, ...] = ()
         self.checks: set[str] = set()
         """Whom it asks over TCP right now."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..member import Address
 from ..protocol.quorum import is_quorum
 from ..view import View
+from .some import some
 
 if TYPE_CHECKING:
     from .host import Host
@@ -78,16 +79,16 @@ def _in_touch(world: World) -> list[Host]:
     newest = max((host.machine.view for host in hosts if host.machine.view is not None), key=lambda v: v.epoch, default=None)
     if newest is None:
         return hosts
-    found = [host for host in hosts if host.id in newest]
     apart = [host for host in hosts if host.id not in newest]
-    reach, looked_at = _Reach(), 0
-    while apart and looked_at < len(found):
-        for host in found[looked_at:]:
+    reach, new = _Reach(), [host for host in hosts if host.id in newest]
+    while apart and new:
+        for host in new:
             reach.add(host)
-        looked_at = len(found)
-        found += [host for host in apart if reach.meets(host)]
-        apart = [host for host in apart if host not in found[looked_at:]]
-    return [host for host in hosts if host not in apart]
+        new = [host for host in apart if reach.meets(host)]
+        met = {host.id for host in new}
+        apart = [host for host in apart if host.id not in met]
+    lost = {host.id for host in apart}
+    return [host for host in hosts if host.id not in lost]
 
 
 class _Reach:
@@ -153,7 +154,7 @@ def reason_to_block(world: World) -> str:
         return ""
     missing = [world.hosts[key].name for key in newest.ids if key not in answers]
     count = f"{len(inside)} of {len(newest)} live in epoch {newest.epoch}"
-    return f"{count}; {', '.join(missing)} cannot be discounted by {asker.name}"
+    return f"{count}; {some(missing)} cannot be discounted by {asker.name}"
 
 
 def judge(world: World, limit: float = LIMIT, calm: float = CALM) -> Verdict:
@@ -177,7 +178,7 @@ def judge(world: World, limit: float = LIMIT, calm: float = CALM) -> Verdict:
         if waited >= PATIENCE and (why := reason_to_block(world)):
             return Verdict(Outcome.BLOCKED, why, waited)
         world.run(STEP)
-    return Verdict(Outcome.STUCK, f"after {limit:g} s: {living(world)}", limit)
+    return Verdict(Outcome.STUCK, f"after {limit:g} s: {some(living(world))}", limit)
 
 
 def _agreed(world: World, took: float) -> Verdict:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..codec import Codec
 from ..member import Address
-from ..messages import Envelope, Message
+from ..messages import Envelope, Message, Piece
+from ..pieces import cut
 
 if TYPE_CHECKING:
     from .faults import Faults, Link
@@ -28,13 +29,22 @@ BURST = 1e-5
 _EVENT = Struct("<dIII")
 
 
+LONG = 2048
+
+KEPT = 8
+"""So many of the newest packets of more than ``LONG`` bytes are kept: what is sent to thousands is encoded once, and what came
+in pieces decoded once.
+"""
+
+
 class Packet:
-    """The bytes of one message, decoded at most once."""
+    """The bytes of one message, decoded at most once. ``pieces``: what travels instead, where they are too many."""
 
-    __slots__ = ("_envelope", "data")
+    __slots__ = ("_envelope", "data", "pieces")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, pieces: tuple[Packet, ...] = ()) -> None:
         self.data = data
+        self.pieces = pieces
         self._envelope: Envelope | None = None
 
     def envelope(self, codec: Codec) -> Envelope:
@@ -60,6 +70,12 @@ class Network:
         """Of every message sent and delivered, and of every timer, in order (see ``World.digest``)."""
         self._held: list[tuple[Link, Address, Host, Packet]] = []
         self._encoded: tuple[Host, Message, Packet] | None = None
+        self._long: dict[int, tuple[Host, Message, Packet]] = {}
+        """The newest long ones, by the identity of the message."""
+        self._whole: dict[bytes, Packet] = {}
+        """Packets that came in pieces, by their digest."""
+        self.largest = 0
+        """Bytes of the longest message that was sent, without the seal."""
 
     def carry(self, sender: Host, target: Host | None, address: Address, message: Message) -> None:
         """``message`` starts on its way to ``address``, where ``target`` is now."""
@@ -71,13 +87,20 @@ class Network:
         if link in faults.cut:
             world.show("lost", sender, target, message)
             return
+        packet = self._packet(sender, message)
+        for each in packet.pieces or (packet,):
+            self._send(sender, target, address, message, each)
+
+    def _send(self, sender: Host, target: Host, address: Address, message: Message, packet: Packet) -> None:
+        """``packet`` is all of ``message``, or a piece of it."""
+        world, link = self._world, (sender.id, target.id)
+        faults = world.faults
         loss = faults.loss
         if faults.lossy or faults.lossy_links:
             loss = faults.loss_on(*link)
         if loss and world.rng.random() < loss:
             world.show("lost", sender, target, message)
             return
-        packet = self._packet(sender, message)
         self.digest.update(_EVENT.pack(world.now, sender.index, target.index, len(packet.data)))
         self.digest.update(packet.data)
         if link in faults.clogged:
@@ -103,12 +126,34 @@ class Network:
 
     def _packet(self, sender: Host, message: Message) -> Packet:
         known = self._encoded
+        if known is None or known[1] is not message or known[0] is not sender:
+            known = self._long.get(id(message))
         if known is not None and known[1] is message and known[0] is sender:
             return known[2]
-        envelope = Envelope(self._world.config.job, sender.id, sender.member.address, message)
-        packet = Packet(self.codec.encode(envelope))
+        data = self._encode(sender, message)
+        pieces = tuple(Packet(self._encode(sender, piece)) for piece in cut(data))
+        packet = Packet(data, pieces)
         self._encoded = (sender, message, packet)
+        if len(data) > LONG:
+            self._long[id(message)] = self._encoded
+            while len(self._long) > KEPT:
+                del self._long[next(iter(self._long))]
+        self.largest = max(self.largest, *(len(each.data) for each in (*pieces[:1], *pieces[-1:]) or (packet,)))
         return packet
+
+    def _encode(self, sender: Host, message: Message) -> bytes:
+        return self.codec.encode(Envelope(self._world.config.job, sender.id, sender.member.address, message))
+
+    def completed(self, host: Host, sender: Host, piece: Piece) -> Packet | None:
+        """``host`` gets a piece: the packet of which it was the last."""
+        data = host.pieces.add(sender.id, piece, host.now)
+        if data is None:
+            return None
+        if piece.digest not in self._whole:
+            self._whole[piece.digest] = Packet(data)
+            while len(self._whole) > KEPT:
+                del self._whole[next(iter(self._whole))]
+        return self._whole[piece.digest]
 
     def record(self, kind: int, host: Host, size: int = 0) -> None:
         """One event of a host, for the digest."""

@@ -55,8 +55,9 @@ class Timeline:
         return self.now - start
 
     def run_until_each(self, items: Iterable[T], reached: Callable[[T], bool], seconds: float, *, expect: bool = True) -> float:
-        """Run until each of ``items`` was ``reached`` once, or for ``seconds``; how long it took. After an event only the last of
-        those that were not is asked, as there may be thousands.
+        """Run until each of ``items`` was ``reached`` once, or for ``seconds``; how long it took.
+
+        There may be thousands: after an event only the last of those that were not is asked.
         """
         rest = list(items)
 

@@ -28,6 +28,7 @@ from .invariants import Jury
 from .network import Network
 from .observer import Observer
 from .plane import MakePlane, StubPlane
+from .some import some
 from .store import Character
 from .timeline import Timeline
 from .trap import Trap
@@ -253,8 +254,9 @@ class World(Timeline):
         self.faults.latency, self.faults.spread = weather.latency, weather.spread
 
     def shown(self) -> str:
-        """See ``Timeline``."""
-        return str(list(self.hosts.values()))
+        """See ``Timeline``. Whoever is behind comes first."""
+        epochs = {key: host.activated[-1].epoch if host.activated else 0 for key, host in self.hosts.items()}
+        return some([self.hosts[key] for key in sorted(epochs, key=lambda key: epochs[key])])
 
 
 _HOOKS = (

@@ -187,7 +187,7 @@ def doctor(*, address: str | None, listening: bool, job: str | None, as_json: bo
 
 
 @commands.command()
-@click.option("--members", type=click.IntRange(1, 5000), default=5, show_default=True, help="Founders of the job.")
+@click.option("--members", type=click.IntRange(1, 10_000), default=5, show_default=True, help="Founders of the job.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="The same seed, the same run.")
 @click.option("--seeds", default=None, help="Many runs: FROM-TO, or how many from --seed on; tells which ones fail.")
 @click.option("--faults", default="all", show_default=True, help="all, none, or names: see above.")

@@ -26,7 +26,7 @@ class TestMessages:
         async def main() -> None:
             async with rig("a" * 16, secret=SECRET) as a, rig("b" * 16, secret=SECRET) as b:
                 message = Accepted(1, "parent", (0, "a"), bytes(size))
-                a.ask(Send(b.member.address, message), Send(b.member.address, message))
+                a.ask(Send(b.member.address, message), Send(b.member.address, Accepted(2, "parent", (0, "a"), bytes(size))))
                 await until(lambda: len(b.core.named("receive")) == 2)
                 assert b.core.named("receive")[0] == ("receive", a.member.id, a.member.address, message)
                 sent, received = a.agent.traffic.as_dict()["sent"], b.agent.traffic.as_dict()["received"]

@@ -8,9 +8,12 @@ from random import Random
 
 import pytest
 
+from consensus import pieces
 from consensus.codec import Codec
 from consensus.config import Config
+from consensus.envelope import OVERHEAD
 from consensus.messages import Chosen, Envelope, Install, JoinReply, Message
+from consensus.pieces import LARGEST
 from consensus.simulation import Host, StubPlane, World
 from consensus.simulation.plane import BUILD_TIME
 from consensus.view import View
@@ -93,6 +96,62 @@ def test_joining_all_at_once_is_a_doubling_each_time() -> None:
     told = Counter(type(message).__name__ for message in whole)
     assert told["Install"] == 99, "the whole view to each joiner, once"
     assert told["JoinReply"] <= 3 * len(hosts)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> int:
+    """What is longer than two kilobytes is cut: a view of a hundred members."""
+    monkeypatch.setattr(pieces, "PART", 1500)
+    monkeypatch.setattr(pieces, "WHOLE", 2000)
+    return 2000
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+def test_a_long_view_is_told_in_pieces(short: int, loss: float) -> None:
+    world = World(1, plane=Alike)
+    world.faults.loss = loss
+    hosts = world.founders(150)
+    took = world.run_until_each(hosts, lambda host: bool(host.activated), 30.0)
+    assert took <= (5.0 if loss else 1.0)
+    assert len(CODEC.encode(Envelope("default", "a", ("10.0.0.1", 1), Chosen(hosts[0].activated[0], "")))) > 2 * short
+    assert world.network.largest <= short
+    assert loss or not any(len(host.pieces) for host in hosts)
+
+
+def test_a_member_knows_of_those_that_it_hears_from() -> None:
+    world = World(1, plane=Alike)
+    hosts = world.cluster(300)
+    world.kill(hosts.pop())
+    assert world.run_until_each(hosts, lambda host: len(host.activated) == 2, 1.0) <= 0.05
+    assert all(len(host.machine._core.table.asked_for) < 40 for host in hosts[3:])
+    assert len({id(host.machine.view) for host in hosts}) <= 3, "one view for all who hold it"
+
+
+@pytest.mark.soak
+def test_ten_thousand() -> None:
+    world = World(1, plane=Alike)
+    hosts = world.founders(10_000)
+    assert world.run_until_each(hosts, lambda host: bool(host.activated), 10.0) <= 1.0
+    assert {host.activated[-1].epoch for host in hosts} == {1}
+    world.run(1.0)
+    world.kill(hosts.pop())
+    assert world.run_until_each(hosts, lambda host: len(host.activated) == 2, 1.0) <= 0.05
+    lost = {host.id for host in Random(1).sample(hosts[1:], 10)}
+    for host in hosts:
+        if host.id in lost:
+            world.pause(host)
+    rest = [host for host in hosts if host.id not in lost]
+    assert world.run_until_each(rest, lambda host: len(host.activated) == 3, 5.0) <= 3.0
+    assert {len(host.activated[-1]) for host in rest} == {9_989}
+    assert world.network.largest + OVERHEAD <= LARGEST
+
+
+def test_what_was_not_met_names_ten_members_at_most() -> None:
+    world, hosts = job(40)
+    with pytest.raises(AssertionError) as error:
+        world.run_until(lambda: False, 0.01)
+    assert sum(repr(host) in str(error.value) for host in hosts) == 10
+    assert str(error.value).endswith("and 30 more")
 
 
 def test_one_lossy_member_makes_nobody_leave() -> None:

@@ -17,6 +17,7 @@ from ...messages import (
     Message,
     Nack,
     Overtaken,
+    Piece,
     Ping,
     PingRequest,
     Pull,
@@ -56,9 +57,10 @@ TIMELESS = (
     # Between chains of views, whose epochs do not compare.
     Introduction,
     Overtaken,
-    # Never sent: they lie in a store.
+    # No machine gets these: they lie in a store, or are put together before.
     ViewRecord,
     Lease,
+    Piece,
 )
 """Messages that are of no view change."""
 
