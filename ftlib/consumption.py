@@ -21,7 +21,7 @@ import msgpack
 
 from .call import Call, Kind, Results
 from .data.sampling import Sampling, Share
-from .errors import ConfigError, Excluded, FTLibError
+from .errors import ConfigError, Excluded, FTLibError, JobEnded
 from .phase import Phase
 from .session import Session
 from .trailer import Trailer
@@ -262,6 +262,9 @@ class Consumption:
         if self._sampler is None:
             return
         plane = self._plane
+        if isinstance(error, JobEnded):
+            self._sampler.thawed(None)  # the program's call ends the process
+            return
         late = plane.lag.calls > 0 and plane.leaving()  # its deputy said goodbye: the program's next call ends it
         if late or (self.rejoins and isinstance(error, Excluded)):
             self._sampler.thawed(None)
