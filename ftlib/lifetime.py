@@ -232,8 +232,11 @@ class Lifetime:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    def goodbye(self, timeout: float) -> None:
-        """Leave, if this is still a member, and wait until the others agree, at most ``timeout`` seconds."""
+    def goodbye(self, timeout: float, *, ended: bool) -> None:
+        """Leave, if this is still a member, and wait until the others agree, at most ``timeout`` seconds.
+
+        ``ended``: as the program has come to its end. That of a newcomer says nothing of the job.
+        """
         plane = self.plane
         if getattr(self.consensus, "member", None) is None:
             return
@@ -243,7 +246,7 @@ class Lifetime:
         if plane.phase is Phase.STOPPED:
             return
         with contextlib.suppress(ConsensusError):
-            self.consensus.leave()
+            self.consensus.leave(ended=ended and not plane.newcomer)
         with plane.changed:
             left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)
         if not left:
