@@ -22,7 +22,7 @@ MAX_JOB = 64
 MIN_SECRET = 16
 """Bytes that a secret has at least."""
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 

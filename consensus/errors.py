@@ -21,6 +21,7 @@ __all__ = [
     "ForeignJobError",
     "ForeignVersionError",
     "FoundedApartError",
+    "JobEndedError",
     "JoinError",
     "LeftError",
     "OvertakenError",
@@ -84,6 +85,10 @@ class StoppedError(ConsensusError):
 
 class JoinError(StoppedError):
     """No cluster could be joined or founded in time, or the cluster refused."""
+
+
+class JobEndedError(StoppedError):
+    """Whom this member was about to join has left, since its program has come to its end: there is nothing to join any more."""
 
 
 class ExcludedError(StoppedError):

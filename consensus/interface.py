@@ -162,8 +162,11 @@ class Consensus(ABC):
         """
 
     @abstractmethod
-    def leave(self) -> None:
-        """Say goodbye; ``DataPlane.stopped(LeftError)`` follows when the others agreed."""
+    def leave(self, *, ended: bool = False) -> None:
+        """Say goodbye; ``DataPlane.stopped(LeftError)`` follows when the others agreed.
+
+        ``ended``: the program has come to its end, so that there may be nothing left to join: see ``ended`` below.
+        """
 
     @abstractmethod
     def flushed(self, epoch: int, report: bytes) -> None:
@@ -188,6 +191,11 @@ class Consensus(ABC):
     def why(self, member_id: str) -> Reason | None:  # noqa: ARG002 - a backend may not know
         """Why a member of the view before is not in the newest installed one, None where that is not known."""
         return None
+
+    @property
+    def ended(self) -> bool:
+        """Whether somebody whom the newest installed view is without left since its program had come to its end."""
+        return False
 
     @property
     def driver(self) -> str:

@@ -160,9 +160,12 @@ class Membership(Consensus):
         elsewhere = self._elsewhere or bool(self._config.socket_fds)
         return type(self)(replace(self._config, socket_fds=()), met=met or self._met or (), elsewhere=elsewhere)
 
-    def leave(self) -> None:
-        """Say goodbye after the last call that ``average_success`` reported; no call may be entered after it."""
-        self._perform("leave", self._latest_call)
+    def leave(self, *, ended: bool = False) -> None:
+        """Say goodbye after the last call that ``average_success`` reported; no call may be entered after it.
+
+        ``ended``: the program has come to its end.
+        """
+        self._perform("end" if ended else "leave", self._latest_call)
 
     # What is known here and now
 
@@ -179,6 +182,11 @@ class Membership(Consensus):
     def why(self, member_id: str) -> Reason | None:
         """Why a member of the view before is not in the newest installed one."""
         return self._snapshot.reasons.get(member_id)
+
+    @property
+    def ended(self) -> bool:
+        """Whether somebody whom the newest installed view is without left since its program had come to its end."""
+        return any(reason.ended for reason in self._snapshot.reasons.values())
 
     @property
     def driver(self) -> str:

@@ -112,6 +112,8 @@ class Reason:
     cause: Cause
     detail: str = ""
     source: str = ""
+    ended: bool = False
+    """Whether it had said that it leaves since its program has come to its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from .errors import Excluded, GroupError, StateLost, StepMismatch
 from .execution import Executor
 from .follower import NoFollowing, Recovery, kept
 from .following import Followed, FollowedAttempt, NobodyThere
+from .inquiry import Entered, Inquiry
 from .layout_book import LayoutBook
 from .logs import about
 from .patience import Patience
@@ -50,8 +51,17 @@ class Caller:
     """Carries out the calls of one lifetime, one at a time."""
 
     def __init__(
-        self, plane: Plane, consensus: Consensus, rebuilder: Rebuilder, turns: Turns, limits: Limits, in_flight: int
+        self,
+        plane: Plane,
+        consensus: Consensus,
+        rebuilder: Rebuilder,
+        turns: Turns,
+        limits: Limits,
+        in_flight: int,
+        inquiry: Inquiry | None = None,
     ) -> None:
+        """``inquiry``: tells a newcomer what the others are in; None where all calls are alike."""
+        self._inquiry = inquiry
         self._turns = turns
         self._plane = plane
         self._consensus = consensus
@@ -158,23 +168,33 @@ class Caller:
             if self.recovery is not None and self._limits.may_be_spare:
                 self.recovery.wait(call)
         staging.turn()
-        follows, patience = True, self._patience(call)
+        follows, patience, came = True, self._patience(call), self._threads.now()
         while True:
             if (session := self._await_session(call, patience)) is None:
                 return Status.FAIL
-            if self._adopts(call, session):
+            if self._adopts(call, session) and self._is_own(call, session):
                 results = self._adopt(call, session)
             elif follows and self.recovery is not None and self.recovery.wanted(call, session):
                 results = self._follow(call, self.recovery)  # None: this call does not follow any more
                 follows, patience, session = results is not None, self._patience(call), self._plane.session or session
                 if self.said_goodbye:
                     return Status.FAIL
+            elif self._plane.newcomer and (entered := self._ask(call, session)) is not Entered.OWN:
+                results = None
+                if entered is Entered.OTHER:
+                    self._accompany(call, came)
+                    patience = self._patience(call)
+                    if self.said_goodbye:
+                        return Status.FAIL
             else:
                 self.entering(call.number)
                 if self.load_state(call, session):
                     call.reloaded()
                     staging.cool()  # of what was there for averages to be kept in
                 results = self._attempt(call, session)
+            if results is not None and self._plane.newcomer and not self.said_goodbye:
+                self._stay_out(call)
+                results, patience, came = None, self._patience(call), self._threads.now()
             if results is not None:
                 break
             call.check_untouched()
@@ -194,7 +214,7 @@ class Caller:
         try:
             while True:
                 plane.turn_to(followed := Followed(self._threads.now(), veto=own.veto))
-                results = self._followed(followed, recovery)
+                results = self._followed(followed, recovery.enter)
                 own.number = followed.number
                 if self.said_goodbye:
                     break
@@ -213,20 +233,67 @@ class Caller:
             own.reattach()  # averages were replayed through its tensors
             own.reloaded()
             self._pool.staging(own.layout).cool()
-        own.began = self._threads.now()
-        self._pool.staging(own.layout).turn()  # a survivor may still need the result of the call before
-        plane.turn_to(own)
+        self._back_to(own)
         return None
 
-    def _followed(self, followed: Followed, recovery: Recovery) -> Results:
-        """One call of the others, finished."""
+    def _ask(self, own: Call, session: Session) -> Entered:
+        """What the others are in, where this worker is a newcomer."""
+        if self._inquiry is None:
+            return Entered.OWN
+        if self._adopts(own, session):
+            return Entered.OTHER  # it has been finished
+        return self._inquiry.ask(own, session)
+
+    def _is_own(self, own: Call, session: Session) -> bool:
+        """Whether what the others have finished as call ``own.number`` is the program's call, which this member was in."""
+        plane = self._plane
+        if not plane.newcomer or self._inquiry is None:
+            return True
+        return session.plan.signature == own.layout.signature and plane.origin == plane.authority
+
+    def _accompany(self, own: Call, came: float) -> None:
+        """Take part in one call of the others, with nothing of the program's; ``own`` is in progress as before.
+
+        ``came``: when this worker began to wait for one like ``own``. StepMismatch where none comes in ``step_timeout``.
+        """
+        plane = self._plane
+        if self._threads.now() > came + self._limits.step_timeout:
+            error = StepMismatch(
+                f"{own.layout.text} is this worker's first call, and the others have made none like it within "
+                f"{self._limits.step_timeout:g} s: a worker that joins later comes in with a call of the loop, so let the first "
+                "one be a call of the loop (no barrier before it, say)"
+            )
+            self._stop(error)
+            raise error
+        plane.turn_to(followed := Followed(self._threads.now(), veto=self._limits.veto))
+        try:
+            self._followed(followed, lambda session, _number: plane.acting_in(session))
+        except NoFollowing as reason:
+            logger.debug("%s: %s", followed, reason, extra=about(plane, "no_following", why=str(reason)))
+        self._back_to(own)
+
+    def _stay_out(self, own: Call) -> None:
+        """The call that would have been ``own`` is the others' last of their loop, and this program's loop would go on."""
+        plane = self._plane
+        text = "%s: the others end their loop here, and this worker's loader has looked further ahead: it comes in with the next"
+        logger.info(text, own, extra=about(plane, "stays_out", call=own.number))
+        own.reloaded()
+        self._back_to(own)
+
+    def _back_to(self, own: Call) -> None:
+        own.began = self._threads.now()
+        self._pool.staging(own.layout).turn()  # a survivor may still need the result of the call before
+        self._plane.turn_to(own)
+
+    def _followed(self, followed: Followed, enter: Callable[[Session, int], bool]) -> Results:
+        """One call of the others, finished. ``enter``: as ``Recovery.enter``."""
         patience = self._patience(followed)
         while True:
             if (session := self._await_session(followed, patience)) is None:
                 raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
             if self._adopts(followed, session):
                 results = self._adopt(followed, session) if self._learnt(followed, session) else None
-            elif self._turns.says_goodbye or recovery.enter(session, followed.number):
+            elif self._turns.says_goodbye or enter(session, followed.number):
                 results = self._attempt(followed, session)
             else:
                 results = None

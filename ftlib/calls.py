@@ -15,7 +15,7 @@ from consensus import View
 from .bucket import Layout
 from .call import Call, Kind
 from .caller import Caller
-from .errors import ConfigError, FTLibError
+from .errors import ConfigError, FTLibError, JobEnded
 from .execution import Execution
 from .inner import Pending
 from .listeners import Listeners
@@ -221,6 +221,10 @@ class Calls(ABC):
     def _drained(self) -> None:
         """The last call was this worker's last: it was told to leave after it."""
 
+    @abstractmethod
+    def _not_needed(self, reason: JobEnded) -> None:
+        """The job has ended, and this worker never was in it."""
+
     @property
     def _execution(self) -> Execution | None:
         """That of the unit whose function this thread is in."""
@@ -257,7 +261,11 @@ class Calls(ABC):
     def _carry_out(self, call: Call, carry_out: Callable[[], Status]) -> Status:
         # Staging outlives the call: it must not become inference tensors, whatever mode the program is in.
         with torch.inference_mode(mode=False), torch.no_grad():
-            status = self._turns.take(call.layout.text, carry_out, self._call_back)
+            try:
+                status = self._turns.take(call.layout.text, carry_out, self._call_back)
+            except JobEnded as reason:
+                self._not_needed(reason)
+                raise SystemExit(0) from None
         drained = self._caller.said_goodbye and status is not Status.ABORT
         given_up = status is Status.ABORT or self._plane.phase is Phase.STOPPED
         if drained or (self._turns.says_goodbye and given_up and not self._turns.departed):

@@ -21,7 +21,7 @@ import msgpack
 
 from .call import Call, Kind, Results
 from .data.sampling import Sampling, Share
-from .errors import ConfigError, Excluded, FTLibError
+from .errors import ConfigError, Excluded, FTLibError, JobEnded
 from .phase import Phase
 from .session import Session
 from .trailer import Flag, Trailer
@@ -33,6 +33,8 @@ __all__ = ["NOTHING", "Consumption", "packed_shares", "shares_in", "unpacked_sha
 
 NOTHING = Share()
 """Of a member that draws no samples."""
+_PATIENT = 3
+"""How often a newcomer waits for the next epoch, where it might do otherwise."""
 _START = -1
 """Instead of a call's number: the state before the founding view."""
 
@@ -79,6 +81,10 @@ class Consumption:
         self._bound = False
         self._here = False
         """Whether the sampler's state is the job's, as of the last finished call."""
+        self._lingered = 0
+        """How often this newcomer could have come in, but for what its loader has drawn ahead."""
+        self._mixed = False
+        """Whether it took part in another call than an average since it came."""
         self._events: list[_Event] = []
         """What has happened, in order: what it is kept for says the module."""
 
@@ -150,21 +156,32 @@ class Consumption:
             self._start()
             share = sampler.begin(call.batches)
             self.weigh(call)
-            return share if self._here else sampler.follow()
+            # A newcomer may yet have to stay out, after the call: what its loader holds are fillers, of which nobody need know.
+            counts = self._here and (share.samples or not self._plane.newcomer)
+            return share if counts else sampler.follow()
 
-    def finished(self, call: Call, results: Results) -> None:
-        """A call has finished here; the plane's counts say so already."""
+    def finished(self, call: Call, results: Results) -> bool:
+        """A call has finished here; the plane's counts say so already.
+
+        Whether a newcomer comes in with it: False where it was not the program's, or where the others leave their loop, and this
+        member could not do the same. Then the state that was loaded for it is none any more.
+        """
         plane = self._plane
         done = _Done(call.number, results.shares, plane.step)
         last = self._events[-1] if self._events else None
         adopted = isinstance(last, _Changed) and last.call == call.number
         self._note(done, before_last=adopted)
+        self._mixed |= call.foreign and call.kind is not Kind.AVERAGE
+        if plane.newcomer and (call.foreign or (self._here and self.left_behind(call.batches))):
+            self._here = False
+            return False
         if self._here:
             self._tell(done)
             if adopted and last is not None:
                 self._tell(last)
         elif self._sampler is not None and not call.foreign:
             self._sampler.unfinished()
+        return True
 
     def unfinished(self) -> None:
         """The program leaves its call, which has not finished."""
@@ -187,14 +204,20 @@ class Consumption:
     def left_behind(self, batches: int) -> bool:
         """Whether the others leave their loop now, or after the next call, and this member would have to go on with it.
 
-        A call has just been finished, and ``caught_up`` could follow; the call would use up ``batches`` here.
+        A call has just been finished, and this newcomer could come in with it; the call would use up ``batches`` here. Where that
+        is so every time, as epochs are that short, and the others make nothing but averages, it comes in all the same: averages
+        of fillers do no harm to those of the next epoch.
         """
         plane = self._plane
         with plane.changed:
             if self._sampler is None:
                 return False
+            if self._lingered >= _PATIENT and not self._mixed:
+                return False
             done = [event for event in self._events if isinstance(event, _Done) and event.number == plane.finished]
-            return any(self._sampler.left_behind(event.shares, event.step, batches) for event in done)
+            lingers = any(self._sampler.left_behind(event.shares, event.step, batches) for event in done)
+            self._lingered += lingers
+            return lingers
 
     def caught_up(self) -> None:
         """The state on entry to the call that has just been finished was loaded before it, and is the job's."""
@@ -244,6 +267,9 @@ class Consumption:
         if self._sampler is None:
             return
         plane = self._plane
+        if isinstance(error, JobEnded):
+            self._sampler.thawed(None)  # the program's call ends the process
+            return
         late = plane.lag.calls > 0 and plane.leaving()  # its deputy said goodbye: the program's next call ends it
         if late or (self.rejoins and isinstance(error, Excluded)):
             self._sampler.thawed(None)

@@ -1,7 +1,7 @@
 """The errors of ``ftlib``: one small tree under ``FTLibError``.
 
 ``ConfigError`` means that the caller erred; ``GroupError`` stays inside (a process group failed: that is what the library
-recovers from); the others end this worker's part and say why in one line.
+recovers from), and so does ``JobEnded`` (the process ends with 0); the others end this worker's part and say why in one line.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ __all__ = [
     "Excluded",
     "FTLibError",
     "GroupError",
+    "JobEnded",
     "JoinError",
     "QuorumLost",
     "RebuildTimeout",
@@ -49,6 +50,10 @@ class StepMismatch(FTLibError):
 
 class StateLost(FTLibError):
     """No member of the view holds the trained state any more."""
+
+
+class JobEnded(FTLibError):
+    """The job's last members have come to the ends of their programs, and this worker was not in it: there is nothing to do."""
 
 
 class GroupError(FTLibError):

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +22,12 @@ from .calls import Calls
 from .checkpoints.keeper import Keeper
 from .config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
 from .drain import Drain
-from .errors import ConfigError, FTLibError
+from .errors import ConfigError, FTLibError, JobEnded
 from .facts import facts
 from .frameworks import framework_by_name
 from .frameworks.base import Framework, Group
 from .lifetime import CLOSE_TIMEOUT, Lifetime, Means
-from .logs import configure
+from .logs import about, configure
 from .meeting import introduced
 from .phase import Phase
 from .ranks import RankAssignScheme
@@ -103,6 +104,9 @@ class FTLib(Calls):
         try:
             ft._start()
         except BaseException as error:
+            if isinstance(error, JobEnded):
+                ft._not_needed(error)
+                raise SystemExit(0) from None
             ft.close()
             if isinstance(error, LeftError) and ft._turns.leaving:
                 raise SystemExit(0) from None
@@ -212,7 +216,7 @@ class FTLib(Calls):
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
         if os.getpid() == self._process:
             self._turns.departed = True
-            self._apart(self._leave)
+            self._apart(functools.partial(self._leave, self._ended()))
 
     def close(self) -> None:
         """Leave if still a member, and give everything back. Idempotent, at most about two seconds; calls return ABORT.
@@ -230,7 +234,7 @@ class FTLib(Calls):
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         self._drain.parting = True
-        self._apart(self._close)
+        self._apart(functools.partial(self._close, self._ended()))
         self._drain.remove()
 
     def __enter__(self) -> Self:
@@ -335,6 +339,17 @@ class FTLib(Calls):
         self.close()
         raise SystemExit(0)
 
+    def _not_needed(self, reason: JobEnded) -> None:
+        text = "%s: this worker is not needed any more"
+        logger.info(text, reason, extra=about(self._plane, "job_ended"))
+        self.close()
+
+    def _ended(self) -> bool:
+        """Whether this worker leaves as its program has come to its end: no notice, and no exception that would end it."""
+        error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+        clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        return clean and not self._turns.leaving
+
     def _confirmed(self) -> bool:
         """In passive mode the consensus tells by freezing; in active mode it is asked for what it knows."""
         return self._consensus.passive_or_active() is Mode.PASSIVE or self._consensus.confirm()
@@ -356,14 +371,14 @@ class FTLib(Calls):
         else:
             farewell()
 
-    def _leave(self) -> None:
+    def _leave(self, ended: bool) -> None:
         self._drain.parting = True
-        self._lives.goodbye(LEAVE_TIMEOUT)
+        self._lives.goodbye(LEAVE_TIMEOUT, ended=ended)
         self._keeper.close()
         self._drain.parting = self._turns.leaving  # then the process ends
 
-    def _close(self) -> None:
-        self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT)
+    def _close(self, ended: bool) -> None:
+        self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT, ended=ended)
         self._lives.life.end()
         self._framework.close()
         if self._watch is not None:

@@ -30,6 +30,8 @@ from .errors import ConfigError, GroupError, JoinError
 from .facts import facts
 from .frameworks.base import Framework, Group, GroupSpec
 from .gathering import gathering
+from .inquiry import PATH as INQUIRY
+from .inquiry import Inquiry
 from .launch.announce import announce
 from .listeners import Listeners
 from .logs import about
@@ -113,9 +115,11 @@ class Lifetime:
             settings.min_size,
             may_be_spare=settings.consensus.max_size is not None,
             drain_patience=2 * settings.consensus.exclude_after + SETTLED,
+            veto=settings.nonfinite == VETO,
             held=allowed.pending if allowed.live else 0,
         )
-        self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight)
+        self._inquiry = Inquiry(plane, means.ring)
+        self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight, self._inquiry)
         self.transfer: Transfer = Transfer(
             plane,
             settings.consensus.join_timeout,
@@ -174,6 +178,7 @@ class Lifetime:
         if settings.supervisor:
             meta["supervisor"] = settings.supervisor
         consensus.serve(PATH, self.transfer.source)
+        consensus.serve(INQUIRY, self._inquiry.source)
         consensus.serve(RESUMPTION, self.resumption.source)
         consensus.serve(Donor.PATH, self.donor.source)
         self._rebuilder.start()
@@ -227,8 +232,11 @@ class Lifetime:
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    def goodbye(self, timeout: float) -> None:
-        """Leave, if this is still a member, and wait until the others agree, at most ``timeout`` seconds."""
+    def goodbye(self, timeout: float, *, ended: bool) -> None:
+        """Leave, if this is still a member, and wait until the others agree, at most ``timeout`` seconds.
+
+        ``ended``: as the program has come to its end. That of a newcomer says nothing of the job.
+        """
         plane = self.plane
         if getattr(self.consensus, "member", None) is None:
             return
@@ -238,7 +246,7 @@ class Lifetime:
         if plane.phase is Phase.STOPPED:
             return
         with contextlib.suppress(ConsensusError):
-            self.consensus.leave()
+            self.consensus.leave(ended=ended and not plane.newcomer)
         with plane.changed:
             left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)
         if not left:

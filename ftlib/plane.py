@@ -63,6 +63,9 @@ class Plane:
         self.results: Results | None = None
         self.founder = False
         self.blank = True
+        self.newcomer = False
+        """Whether the program has not finished a call of its own since it was let in, or healed: it may be at another place than
+        the others' programs, until it comes in with a call that is theirs as well."""
         self.origin = ""
         self.authority = ""
         """The origin that counts in the active session: its plan's, until founders load a checkpoint in it."""
@@ -134,7 +137,7 @@ class Plane:
         with self.changed:
             if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
                 return False
-            self.origin = origin
+            self.origin, self.newcomer = origin, False
             self.data.caught_up()
             self.counters.state_loads += 1
             return True
@@ -320,6 +323,7 @@ class Plane:
                 if self.current is not None:
                     self.current.number = self.finished + 1
                 self._told()
+            self.newcomer = self.newcomer or self.member_id in plan.blank
             self.authority = plan.authority
             if plan.authority == self.member_id and self.member_id in plan.holders:
                 self.origin = self.member_id
@@ -390,10 +394,15 @@ class Plane:
         granted = call.steps(results)
         self.step += granted
         self.lag.grow(granted, missed=call.stand_in)
-        self.data.finished(call, results)
+        came_in = self.data.finished(call, results)
+        if self.newcomer:
+            self.newcomer = call.foreign or not came_in
+            if self.newcomer:
+                self.origin = ""  # what was loaded was the state on entry to that call
 
     def _report(self) -> Report:
         calls = (self.finished, self.current.number if self.current else 0, self.step)
-        signatures = (self._last_signature, self.current.layout.signature if self.current else b"")
+        entered = self.current.layout.signature if self.current and not self.newcomer else b""
         is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
-        return Report(*calls, *signatures, self.origin, is_founder, self.blank, self.has_state, late, drawn)
+        place = (self.origin, is_founder, self.blank, self.has_state, late)
+        return Report(*calls, self._last_signature, entered, *place, drawn, self.newcomer)

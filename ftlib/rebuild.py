@@ -265,6 +265,10 @@ class Rebuilder:
         fault = session.plan.fault
         if fault is not None and self._plane.member_id in fault.blamed:
             lost, call = fault.kind is FaultKind.STATE_LOST, self._plane.current
+            if lost and self._consensus.ended:
+                self._stop(errors.JobEnded("the members that held the state have left, as their programs have come to their ends"))
+                self._consensus.leave()
+                return
             entered = "" if lost or call is None else f" (this is what {self._plane.member_id} entered: {call}{call.remark()})"
             self._stop((errors.StateLost if lost else errors.StepMismatch)(fault.text + entered))
             self._consensus.leave()
@@ -353,7 +357,7 @@ def translated(error: StoppedError) -> Exception:
     Where a store was wiped nobody goes on: there is nothing to rejoin.
     """
     names = {"ExcludedError": errors.Excluded, "QuorumLostError": errors.QuorumLost, "JoinError": errors.JoinError}
-    names |= {"StoreWipedError": errors.QuorumLost}
+    names |= {"StoreWipedError": errors.QuorumLost, "JobEndedError": errors.JobEnded}
     kind = names.get(type(error).__name__)
     if kind is None and not isinstance(error, LeftError):
         kind = errors.Excluded

@@ -24,8 +24,8 @@ __all__ = ["REPORT_LIMIT", "Fault", "FaultKind", "Plan", "Report", "blame", "pla
 REPORT_LIMIT = 512
 """Bytes; a longer report is refused."""
 
-_VERSION = 2
-_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes)
+_VERSION = 3
+_SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, bool, bytes, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Report:
     last_signature: bytes
     """Signature of call ``finished``."""
     current_signature: bytes
-    """Signature of call ``current``; empty: none, or unknown, as at a joiner that follows."""
+    """Signature of call ``current``; empty: none, or unknown, as at a newcomer."""
     origin: str
     """Whose state this member's descends from (a member id); empty: unknown."""
     founder: bool
@@ -54,6 +54,8 @@ class Report:
     """Whether its deputy finished calls that its program has yet to take over: it will have the state, but not at once."""
     drawn: bytes = b""
     """What it has drawn of the data, as its sampler tells; empty where it draws nothing."""
+    newcomer: bool = False
+    """Whether its program has not finished a call of its own since it was let in: it only took part in the others'."""
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
@@ -109,6 +111,8 @@ class Plan:
     """Pairs (adopter, donor): the adopter takes the result of call K from the donor."""
     blank: tuple[str, ...] = ()
     """Joiners that have finished nothing yet, and whoever is healed: they count call K as finished."""
+    newcomers: tuple[str, ...] = ()
+    """Those, and who has only taken part in others' calls since it was let in: what they enter says nothing about the job."""
     healed: tuple[str, ...] = ()
     """Those who were more than one call behind: what they have is worth nothing, and they get the state like joiners."""
     authority: str = ""
@@ -136,13 +140,14 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
     acted = {member_id: report for member_id, report in known.items() if not report.blank} or _substitutes(known)
     if not acted:
         text = "every member that held the state ended before it was passed on: start anew, from a checkpoint if there is one"
-        return Plan(0, 0, blank=view.ids, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
+        return Plan(0, 0, blank=view.ids, newcomers=view.ids, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
     call = max(report.finished for report in acted.values())
     healed = tuple(member_id for member_id, report in acted.items() if report.finished < call - 1 and report.has_state)
     for member_id in healed:
         del acted[member_id]
     blank = tuple(member_id for member_id in view.ids if member_id not in acted or acted[member_id].blank)
     donors = [member_id for member_id, report in acted.items() if report.finished == call]
+    newcomers = tuple(m for m in view.ids if m in blank or known[m].newcomer)
     drawing = {m: report.drawn for m, report in known.items() if report.drawn and (m in acted or report.finished == call)}
     adopters = [member_id for member_id, report in acted.items() if report.finished < call]
     authority, holders = _authority(acted)
@@ -156,23 +161,24 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         signature=acted[donors[0]].last_signature,
         adoptions=tuple((adopter, donors[i % len(donors)]) for i, adopter in enumerate(adopters)),
         blank=blank,
+        newcomers=newcomers,
         healed=healed,
         authority=authority,
         holders=holders,
         drawn=tuple(drawing.items()),
-        fault=_mismatch(call, acted, donors, adopters) or _lost(view, acted, healed, authority),
+        fault=_mismatch(call, acted, donors, adopters, newcomers) or _lost(view, acted, healed, authority),
     )
 
 
-def blame(signatures: Mapping[str, bytes], blank: Sequence[str] = ()) -> tuple[str, ...]:
+def blame(signatures: Mapping[str, bytes], newcomers: Sequence[str] = ()) -> tuple[str, ...]:
     """Who has to stop where members entered one call with different signatures; empty where they agree.
 
-    Joiners that differ from agreeing veterans are alone to blame; else whoever is not with the absolute majority; with no
+    Newcomers that differ from agreeing veterans are alone to blame; else whoever is not with the absolute majority; with no
     such majority everybody.
     """
     if len(set(signatures.values())) < 2:
         return ()
-    veterans = {value for member_id, value in signatures.items() if member_id not in blank}
+    veterans = {value for member_id, value in signatures.items() if member_id not in newcomers}
     if len(veterans) == 1:
         right = next(iter(veterans))
     else:
@@ -216,7 +222,9 @@ def _lost(view: View, acted: Mapping[str, Report], healed: Sequence[str], author
     return Fault(FaultKind.STATE_LOST, view.ids, "all who held the trained state are gone: start anew from a checkpoint")
 
 
-def _mismatch(call: int, acted: Mapping[str, Report], donors: Sequence[str], adopters: Sequence[str]) -> Fault | None:
+def _mismatch(
+    call: int, acted: Mapping[str, Report], donors: Sequence[str], adopters: Sequence[str], newcomers: Sequence[str]
+) -> Fault | None:
     late = tuple(member_id for member_id in adopters if acted[member_id].finished < call - 1)
     if late:
         counts = ", ".join(f"{member_id} {report.finished}" for member_id, report in acted.items())
@@ -229,13 +237,13 @@ def _mismatch(call: int, acted: Mapping[str, Report], donors: Sequence[str], ado
     wrong = [m for m in donors if acted[m].last_signature != result]
     if wrong:
         return Fault(FaultKind.MISMATCH, tuple(donors), f"members finished call {call} with different tensors or operations")
-    # Who follows may not know yet what it is in: nothing is no other signature.
+    # A newcomer may not know yet what it is in: nothing is no other signature.
     wrong = [m for m in adopters if acted[m].current == call and acted[m].current_signature not in (result, b"")]
     if wrong:
         text = f"call {call}: {', '.join(wrong)} entered it with other tensors or another operation than those who finished it"
         return Fault(FaultKind.MISMATCH, tuple(wrong), text)
     entered = {m: acted[m].current_signature for m in donors if acted[m].current == call + 1 and acted[m].current_signature}
-    blamed = blame(entered)
+    blamed = blame(entered, newcomers)
     if not blamed:
         return None
     text = f"call {call + 1}: members entered it with different tensors or operations; it disagrees at {', '.join(blamed)}"

@@ -82,13 +82,13 @@ class Succession:
                 return Status.ABORT
             call.anew()
 
-    def goodbye(self, timeout: float) -> None:
-        """Leave, after ``Turns.departed`` was set: no lifetime begins any more."""
+    def goodbye(self, timeout: float, *, ended: bool) -> None:
+        """Leave, after ``Turns.departed`` was set: no lifetime begins any more. ``ended``: the program has come to its end."""
         with self._changing:
             life, coming = self.life, self._coming
         if coming is not None:
             coming.end()
-        life.goodbye(timeout)
+        life.goodbye(timeout, ended=ended)
 
     # --- in a call -----------------------------------------------------------------------------------------------------
 

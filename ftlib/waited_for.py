@@ -32,6 +32,8 @@ class Limits:
     """Whether this member may have to wait for room in the view; as long as it takes, since the job answers meanwhile."""
     drain_patience: float = 5.0
     """For how long a worker that has to go waits for a view change to end."""
+    veto: bool = True
+    """Whether averages with inf or nan are applied by nobody."""
     held: int = 0
     """Bytes of averages that this member may hold where it follows the others; 0 if it never does."""
 

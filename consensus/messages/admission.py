@@ -52,15 +52,21 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that can never succeed, with one line saying why."""
+    """A request that can never succeed, with one line saying why. ``ended``: there is nothing to join any more, as the last
+    member's program has come to its end."""
 
     reason: str
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """``member_id`` leaves; its data plane has ended ``after_call`` and enters no other (None: unknown)."""
+    """``member_id`` leaves; its data plane has ended ``after_call`` and enters no other (None: unknown).
+
+    ``ended``: it does so since its program has come to its end.
+    """
 
     view_id: str
     member_id: str
     after_call: int | None = None
+    ended: bool = False

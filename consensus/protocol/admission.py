@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import Policy
 from ..errands import Answer, Errand
-from ..errors import JoinError, LeftError
+from ..errors import JobEndedError, JoinError, LeftError
 from ..member import Address, Member, format_address
 from ..messages import JoinReply, JoinRequest, LeaveRequest, Refused
 from ..view import NO_VIEW_ID, Delta, View
@@ -66,6 +66,8 @@ class Admission:
         self._next_beacon = now + BEACON_EVERY
         self._hurried = -inf
         self._leave_call: int | None = None
+        self._ended = False
+        """Whether this member leaves since its program has come to its end."""
         self._next_leave = inf
 
     # Time
@@ -217,9 +219,10 @@ class Admission:
         return told == survey.newest.view.view_id
 
     def on_refused(self, message: Refused) -> None:
-        """The cluster will never take us."""
+        """The cluster will never take us, or has ended."""
         if self._core.view is None:
-            self._core.stop(JoinError(f"the cluster refused this member: {message.reason[:500]}"))
+            text = message.reason[:500]
+            self._core.stop(JobEndedError(text) if message.ended else JoinError(f"the cluster refused this member: {text}"))
 
     def seek_admission(self, now: float) -> None:
         """From now on this joiner wants to be admitted."""
@@ -319,11 +322,16 @@ class Admission:
 
     # Leaving
 
-    def leave(self, after_call: int | None, now: float) -> None:
-        """Ask the others to go on without us; alone, just go."""
+    def leave(self, after_call: int | None, now: float, *, ended: bool = False) -> None:
+        """Ask the others to go on without us; alone, just go. ``ended``: the program has come to its end."""
         core = self._core
-        if core.view is None or (len(core.view) == 1 and core.member.id in core.view):
+        self._ended = self._ended or ended
+        if core.view is None:
             core.stop(LeftError("left the job on its own wish"))
+            return
+        if len(core.view) == 1 and core.member.id in core.view:
+            core.evidence.leave(core.member.id, after_call, now, ended=self._ended)
+            core.close()
             return
         if core.stopped is None:
             core.turn(Turn.WISHED)
@@ -336,20 +344,27 @@ class Admission:
         coordinator = core.coordinator()
         if core.view is None or coordinator is None:
             return
-        core.evidence.leave(core.member.id, self._leave_call, now)
-        core.history.found(Kind.LEAVE, core.member.id, "asked to leave", core.member.id, now)
+        core.evidence.leave(core.member.id, self._leave_call, now, ended=self._ended)
+        core.history.found(Kind.LEAVE, core.member.id, _asked(self._ended), core.member.id, now)
+        request = LeaveRequest(core.view.view_id, core.member.id, self._leave_call, self._ended)
+        if self._ended:  # of that those have to know, too, who coordinate if this member is gone before it is agreed
+            for senior in core.seniors(without=core.member.id):
+                core.outbox.send(senior, request)
+        elif coordinator.id != core.member.id:
+            core.outbox.send(coordinator, request)
         if coordinator.id == core.member.id:
             self._change.proposer.consider(now)
-        else:
-            core.outbox.send(coordinator, LeaveRequest(core.view.view_id, core.member.id, self._leave_call))
-
     def on_leave_request(self, sender: str, message: LeaveRequest, now: float) -> None:
         """A member leaves."""
         core = self._core
         if core.view is not None and sender == message.member_id and sender in core.view:
-            core.evidence.leave(sender, message.after_call, now)
-            core.history.found(Kind.LEAVE, sender, "asked to leave", sender, now)
+            core.evidence.leave(sender, message.after_call, now, ended=message.ended)
+            core.history.found(Kind.LEAVE, sender, _asked(message.ended), sender, now)
             self._change.proposer.consider(now)
+
+
+def _asked(ended: bool) -> str:
+    return "its program has ended" if ended else "asked to leave"
 
 
 def _reply(view: View | None, coordinator: Member | None, known: str, delta: Delta | None = None) -> JoinReply:

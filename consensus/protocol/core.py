@@ -9,7 +9,7 @@ from ..config import Config, Liveness
 from ..errands import Withdraw
 from ..errors import ExcludedError, LeftError, StoppedError
 from ..member import Address, Member
-from ..messages import Chosen, Message, Pull, Status
+from ..messages import Chosen, Message, Pull, Refused, Status
 from ..progress import NOWHERE
 from ..view import NO_VIEW_ID, Delta, Reason, View
 from .awareness import Awareness
@@ -227,6 +227,14 @@ class Core:
             if self.config.liveness is Liveness.LEASES:
                 self.outbox.emit(Ask(Withdraw((self.member.id,))))
             self.outbox.emit(Stopped(error))
+
+    def close(self) -> None:
+        """The last member goes, on its own wish, and nobody is left to let anybody in: where its program has ended, it says so."""
+        if self.member.id in self.evidence.ended:
+            text = f"the job has ended: {self.member}, its last member, has come to the end of its program"
+            for applicant in self.applicants:
+                self.outbox.send_to(applicant.member.address, Refused(text, ended=True))
+        self.stop(LeftError("left the job on its own wish"))
 
     def out(self, view: View) -> None:
         """The others went on without this member in ``view``: as it wished, or not."""

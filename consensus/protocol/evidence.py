@@ -45,6 +45,8 @@ class EvidenceBook:
         self.cut_off: dict[str, float] = {}
         """Who has to go because of broken links, and since when one is known; replaced by whoever judges them."""
         self.leaving: dict[str, float] = {}
+        self.ended: frozenset[str] = frozenset()
+        """Whose programs have come to their ends, as they said: members of the newest view, and of the one before."""
         self.parted: frozenset[str] = frozenset()
         """Who left with the newest view: a coordinator that leaves follows the view that it leads, though it is not in it."""
         self.last_calls: dict[str, int] = {}
@@ -61,6 +63,7 @@ class EvidenceBook:
         new = ids.difference(parent.ids) if parent is not None and parent.view_id == view.parent_id else frozenset()
         self._newcomers = new if 2 * len(new) <= len(ids) else frozenset()
         self.proofs = {key: proof for key, proof in self.proofs.items() if key in ids}
+        self.ended &= ids if parent is None else ids.union(parent.ids)
         self.parted = frozenset(self.leaving) - ids
         self.leaving = {key: since for key, since in self.leaving.items() if key in ids}
         self.last_calls = {key: call for key, call in self.last_calls.items() if key in ids}
@@ -97,9 +100,11 @@ class EvidenceBook:
         """Ids discounted as newcomers alone whose proof came after ``time``: votes of then are no help with them."""
         return frozenset(key for key, proof in self.proofs.items() if not proof.discounted and proof.time > time)
 
-    def leave(self, member_id: str, after_call: int | None, now: float) -> None:
-        """It leaves on its own wish; ``after_call``: the call that it has ended last."""
+    def leave(self, member_id: str, after_call: int | None, now: float, *, ended: bool = False) -> None:
+        """It leaves on its own wish; ``after_call``: the call that it has ended last. ``ended``: as its program has ended."""
         self.leaving.setdefault(member_id, now)
+        if ended:
+            self.ended |= {member_id}
         if after_call is not None:
             self.last_calls[member_id] = after_call
 

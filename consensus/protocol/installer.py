@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 from ..member import Address, Member
@@ -174,5 +175,7 @@ class Installer:
         installation.after_call = attempt.after_call
         installation.trail = self._core.ancestors
         installation.leavers = leavers
-        installation.removed = () if attempt.proposal is None else self._core.history.reasons(attempt.proposal.removed)
+        removed = () if attempt.proposal is None else self._core.history.reasons(attempt.proposal.removed)
+        ended = self._core.evidence.ended
+        installation.removed = tuple(replace(reason, ended=reason.member_id in ended) for reason in removed)
         return installation

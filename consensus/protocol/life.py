@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ..errors import ExcludedError, FoundedApartError, JoinError, LeftError, OvertakenError, QuorumLostError, StoppedError
+from ..errors import (
+    ExcludedError,
+    FoundedApartError,
+    JobEndedError,
+    JoinError,
+    LeftError,
+    OvertakenError,
+    QuorumLostError,
+    StoppedError,
+)
 from ..transitions import Table
 
 __all__ = ["LIFE", "Life", "Turn", "turn_of"]
@@ -29,7 +38,7 @@ class Turn(Enum):
     FOUNDED = "founds"
     ADMITTED = "a view with it is chosen"
     WISHED = "asks to leave"
-    NOT_ADMITTED = "refused, or join_timeout"
+    NOT_ADMITTED = "refused, join_timeout, or the job has ended"
     WENT = "gone on its own wish"
     EXCLUDED = "a view without it is chosen"
     OVERTAKEN = "another side goes on"
@@ -68,6 +77,7 @@ LIFE: Table[Life, Turn] = Table(
 
 _TURNS = {
     JoinError: Turn.NOT_ADMITTED,
+    JobEndedError: Turn.NOT_ADMITTED,
     LeftError: Turn.WENT,
     ExcludedError: Turn.EXCLUDED,
     OvertakenError: Turn.OVERTAKEN,

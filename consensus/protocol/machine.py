@@ -193,6 +193,11 @@ class Machine:
         self._admission.leave(after_call, now)
         self._settle(now)
 
+    def end(self, after_call: int | None, now: float) -> None:
+        """Leave since the program has come to its end: whoever waits to be let in is told, should nobody be left."""
+        self._admission.leave(after_call, now, ended=True)
+        self._settle(now)
+
     def set_progress(self, progress: Progress) -> None:
         """Where the data plane is: what rides on pings and acks from now on."""
         self._core.progress = progress

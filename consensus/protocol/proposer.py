@@ -10,7 +10,6 @@ from collections.abc import Callable
 from math import inf
 
 from ..config import Policy
-from ..errors import LeftError
 from ..messages import Accepted, Ballot, Forecast, Promise, Promised, ViewRecord
 from ..progress import NOWHERE
 from ..view import Delta, Proposal, View
@@ -110,7 +109,7 @@ class Proposer:
         if core.view is None or core.stopped is not None or now < self._retry_at:
             return
         if self._leaves_the_dead:
-            core.stop(LeftError("left the job on its own wish"))
+            core.close()
             return
         if self.attempt is not None:  # a proof may be all that it still waited for
             self._count(self.attempt, now)
@@ -121,7 +120,7 @@ class Proposer:
             return
         if self._last_to_leave:  # not before the view without the others is active: until then they were not told
             if core.active is core.view or core.evidence.frozen_since is not None:  # or its driver is gone
-                core.stop(LeftError("left the job on its own wish"))
+                core.close()
             return
         due = core.evidence.due(unstable=core.unstable)
         if due is not None:

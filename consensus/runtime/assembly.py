@@ -14,7 +14,7 @@ from .sockets import SocketPair
 
 __all__ = ["make_agent", "perform", "question"]
 
-_ACTIONS = frozenset({"seek_admission", "hint", "flushed", "ready", "boundary", "leave"})
+_ACTIONS = frozenset({"seek_admission", "hint", "flushed", "ready", "boundary", "leave", "end"})
 
 
 def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:

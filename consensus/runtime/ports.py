@@ -94,6 +94,9 @@ class Core(Protocol):
     def leave(self, after_call: int | None, now: float, /) -> None:
         """Leave gracefully."""
 
+    def end(self, after_call: int | None, now: float, /) -> None:
+        """The same, as the program has come to its end."""
+
     def add_introducers(self, addresses: tuple[Address, ...], now: float, /) -> None:
         """More members to join through."""
 

@@ -91,8 +91,6 @@ class Catchup:
         self._asked: dict[str, Member] = {}
         """Who may have pinned something for this member."""
         self._failures = 0
-        self._lingered = 0
-        """How often the state was here as of the end of a loop, and went on."""
         self._refused = False
         """This lifetime does not follow any more."""
 
@@ -317,10 +315,8 @@ class Catchup:
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
         proof.load()
-        # Its loader would go on after the others' last batch: it comes in with the next epoch, or where all of them are short.
-        lingers = self._lingered < _TRIES and self._plane.data.left_behind(self._first.batches)
-        self._lingered += lingers
-        return not lingers
+        # Else its loader would go on after the others' last batch: it comes in with the next epoch.
+        return not self._plane.data.left_behind(self._first.batches)
 
     def _unanswered(self, session: Session, error: Exception) -> None:
         """What was asked did not come: it is asked anew, unless that has happened too often."""

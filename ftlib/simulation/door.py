@@ -73,10 +73,10 @@ class Door(Consensus):
         accused = tuple(suspects)
         self._perform(lambda now: self._host.machine.hint(accused, now))
 
-    def leave(self) -> None:
+    def leave(self, *, ended: bool = False) -> None:
         """See ``Consensus``."""
         call = self._latest_call
-        self._perform(lambda now: self._host.machine.leave(call, now))
+        self._perform(lambda now: (self._host.machine.end if ended else self._host.machine.leave)(call, now))
 
     def flushed(self, epoch: int, report: bytes) -> None:
         """See ``Consensus``."""

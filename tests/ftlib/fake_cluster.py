@@ -73,8 +73,12 @@ class FakeConsensus(Consensus):
         self.failures.append((call, tuple(suspects)))
         self.cluster.post("failure")
 
-    def leave(self) -> None:
-        self.cluster.post("leave", self)
+    def leave(self, *, ended: bool = False) -> None:
+        self.cluster.post("leave", self, ended)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.cluster.ended)
 
     def flushed(self, epoch: int, report: bytes) -> None:
         self.cluster.post("flushed", self, epoch, report)
@@ -113,6 +117,10 @@ class FakeCluster:
         self.members: dict[str, FakeConsensus] = {}
         self.dead: set[str] = set()
         self.leaving: set[str] = set()
+        self.said_ended: set[str] = set()
+        """Who said that its program has come to its end."""
+        self.ended: set[str] = set()
+        """Those of them whom the newest view is without, and the one before was not."""
         self._departed: set[str] = set()
         """Leavers that enter no call and finish none any more."""
         self.waiting: list[str] = []
@@ -174,7 +182,8 @@ class FakeCluster:
             self.waiting.append(member.name)
             self._wish()
 
-    def _on_leave(self, member: FakeConsensus) -> None:
+    def _on_leave(self, member: FakeConsensus, ended: bool = False) -> None:
+        self.said_ended |= {member.name} if ended else set()
         if member.name in self.dead or self.view is None or member.name not in self.view:
             self._stop(member, LeftError("left"))
             return
@@ -231,6 +240,7 @@ class FakeCluster:
             self.view = None
         else:
             names = (*kept, *joined)
+            self.ended = self.said_ended & (set(self.view.ids) - set(names))
             view = View(self.epoch, self.view.view_id, tuple(self.members[name].member for name in names))
             self._install(view)
         for name in gone:

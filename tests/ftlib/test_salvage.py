@@ -228,9 +228,9 @@ def test_who_entered_the_call_with_something_else_is_named() -> None:
 def test_blame() -> None:
     assert blame({"a": b"1", "b": b"1"}) == ()
     assert blame({"a": b"1", "b": b"2"}) == ("a", "b")
-    assert blame({"a": b"1", "b": b"2"}, blank=["b"]) == ("b",)
+    assert blame({"a": b"1", "b": b"2"}, newcomers=["b"]) == ("b",)
     assert blame({"a": b"1", "b": b"2", "c": b"2"}) == ("a",)
-    assert blame({"a": b"1", "b": b"2", "c": b"2"}, blank=["b", "c"]) == ("b", "c")
+    assert blame({"a": b"1", "b": b"2", "c": b"2"}, newcomers=["b", "c"]) == ("b", "c")
     assert blame({"a": b"1", "b": b"2", "c": b"3"}) == ("a", "b", "c")
 
 

@@ -1,0 +1,134 @@
+"""Which call the others are in: what a newcomer asks one of them before it takes part in any.
+
+A newcomer's program is in its first call, the others' in whatever comes next in their loops: another average, an ``allreduce`` of
+the loss, a barrier. Where it is a call of the same kind, the newcomer makes it its own; any other it follows (``following``) and
+asks about the next one. Nobody waits for the question: a call does not end before all members have entered it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+from consensus import KeyRing, Member, SecretError, get
+
+from .call import Call, Kind
+from .errors import ConfigError
+from .logs import about
+from .phase import Phase
+from .plane import Plane
+from .session import Session
+
+__all__ = ["ABSENT", "LATER", "PATH", "Entered", "Inquiry"]
+
+logger = logging.getLogger("ftlib")
+
+PATH = "/call"
+POLL = 5.0
+"""Seconds that a member keeps a question waiting before it says "ask again"."""
+SILENCE = 15.0
+"""Seconds without a byte after which another member is asked."""
+RETRY = 0.05
+"""Seconds to wait where nobody could tell."""
+LATER, ABSENT = "ask again", "absent"
+"""What a member says that is not in that call: it may soon be; its program is late, and a deputy is there in its place."""
+_LONGEST = 64
+"""Bytes of an answer."""
+
+
+class Entered(Enum):
+    """What the others are in, as far as a newcomer has to know it."""
+
+    OWN = "a call like the program's own, or nobody is there whose call counts more than that"
+    OTHER = "another one, or one that no program has entered yet"
+    UNKNOWN = "the session has ended"
+
+
+class Inquiry:
+    """Both sides of it at one member."""
+
+    def __init__(self, plane: Plane, ring: KeyRing | None = None) -> None:
+        """``ring``: keys of the job, None without a secret."""
+        self._plane = plane
+        self._ring = ring
+
+    # --- the newcomer, on the training thread --------------------------------------------------------------------------
+
+    def ask(self, own: Call, session: Session) -> Entered:
+        """What the others are in, or are about to enter, as call ``own.number``.
+
+        ConfigError where it is a unit, and ``own`` is none: nobody can take part in a unit without its function.
+        """
+        plane = self._plane
+        asked = [session.view.member(member_id) for member_id in self._settled(session)]
+        if not asked:
+            return Entered.OWN
+        while plane.acting_in(session):
+            absent = 0
+            for member in asked:
+                answer = self._ask_one(member, own.number)
+                if answer == ABSENT:
+                    absent += 1
+                elif isinstance(answer, bytes):
+                    return self._compared(own, answer, session.name(member.id))
+                if not plane.acting_in(session):
+                    return Entered.UNKNOWN
+            if absent == len(asked):
+                return Entered.OTHER
+            plane.wait_end(session, RETRY)
+        return Entered.UNKNOWN
+
+    def _settled(self, session: Session) -> tuple[str, ...]:
+        """Whose calls are the job's: who is no newcomer; where all are, who has the state."""
+        plan, own = session.plan, self._plane.member_id
+        found = tuple(member_id for member_id in session.view.ids if member_id not in plan.newcomers)
+        if not found and own not in plan.holders:
+            return plan.holders
+        return found
+
+    def _ask_one(self, member: Member, number: int) -> bytes | str:
+        """Signature and kind of the call that it is in; or its words, empty where it did not answer."""
+        try:
+            with get(member.address, f"{PATH}?number={number}", self._ring, timeout=SILENCE) as answer:
+                data = answer.read(_LONGEST)
+                return bytes(data) if answer.status == http.client.OK else data.decode(errors="replace").partition(":")[0]
+        except (OSError, http.client.HTTPException, ValueError, SecretError) as error:
+            logger.debug("%s did not say what it is in: %s", member, error, extra=about(self._plane, "no_answer"))
+            return ""
+
+    @staticmethod
+    def _compared(own: Call, answer: bytes, name: str) -> Entered:
+        signature, kind = answer[:16], answer[16:].decode(errors="replace")
+        if signature == own.layout.signature:
+            return Entered.OWN
+        if kind == Kind.UNIT.value:
+            raise ConfigError(
+                f"{own}: {name} carries out a whole step (execute) just now, in which a worker that has just come can take part "
+                "only if its own first call is execute, too: make either all steps of the loop with execute, or none"
+            )
+        return Entered.OTHER
+
+    # --- the member that is asked, on a worker thread of the agent -----------------------------------------------------
+
+    def source(self, query: Mapping[str, str]) -> Iterator[bytes]:
+        """Serves ``PATH``. LookupError says why there is no answer yet."""
+        text = query.get("number", "")
+        if not text.isdigit():
+            raise LookupError("expected ?number=NUMBER")
+        number, plane = int(text), self._plane
+        with plane.changed:
+            plane.changed.wait_for(
+                lambda: self._here(number) or plane.finished >= number or plane.phase is Phase.STOPPED, POLL
+            )
+            call = plane.current
+            if call is None or call.number != number or call.foreign:
+                away = call is not None and call.number == number and call.stand_in
+                raise LookupError(f"{ABSENT if away else LATER}: not inside call {number}")
+            if plane.newcomer and plane.origin != plane.authority:
+                raise LookupError(f"{LATER}: this worker is a newcomer itself")
+            return iter([call.layout.signature + call.layout.kind.encode()])
+
+    def _here(self, number: int) -> bool:
+        return self._plane.current is not None and self._plane.current.number == number
