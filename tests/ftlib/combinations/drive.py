@@ -143,8 +143,8 @@ class Course:
         if "drain" in self._done:
             allowed["w1"] = {"left"}
         for name in ("spare", "follow", "wait"):
-            if name in allowed and self.job.workers[name].ft.rank < 0:
-                allowed[name].add("")
+            if name in allowed and not self.students[name].states:
+                allowed[name] |= {"left", ""} if self.job.workers[name].ft.rank < 0 else {"left"}  # the job is over
         wrong = {
             name: (ending, self.students[name].error)
             for name, ending in endings.items()
