@@ -11,19 +11,21 @@ from pathlib import Path
 
 import torch
 
+from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import newest
 from ftlib.rhythm import WINDOW
 from tests.ftlib.combinations.student import EPOCHS, Student
+from tests.ftlib.combinations.table import CELLS, REFUSED, Cell
 from tests.ftlib.scholars import judge
-from tests.ftlib.workers import Job
+from tests.ftlib.workers import TIMEOUT, Job
 
 __all__ = ["drive"]
 
 FOUNDERS = 3
 DEADLINE = 0.05
 """Of stragglers, in seconds."""
-PATIENCE = 20.0
-"""Seconds that a whole job may take."""
+PATIENCE = TIMEOUT
+"""Seconds that a whole job may take: the first of a process waits for torch to import its compiler."""
 
 
 class Course:
@@ -51,15 +53,20 @@ class Course:
 
     def run(self) -> None:
         """Until all programs have ended."""
+        refusals = [found for pair, found in CELLS.items() if found.outcome is REFUSED and self.features.issuperset(pair)]
         with self.job:
             for number in range(FOUNDERS):
                 self._enter(f"w{number}", self._founder(number))
+            if refusals:
+                self._refused(refusals[0])
+                return
             if "spares" in self.features:
                 assert self.job.cluster.wait(lambda: self.job.cluster.view, PATIENCE), "not founded"
                 self._enter("spare", lambda: None)
             deadline = time.monotonic() + PATIENCE
             while self.job.workers["w0"].thread.is_alive():
-                if self._begun.wait(0.002) and self._late:
+                self.job.workers["w0"].thread.join(0.01)
+                if self._begun.is_set():
                     for kind in self._late:
                         self._enter(kind, lambda: None, recovery="wait" if kind == "wait" else "live")
                     self._late = []
@@ -71,6 +78,14 @@ class Course:
                 if worker.error is not None:
                     raise worker.error
             self._judge()
+
+    def _refused(self, cell: Cell) -> None:
+        """Nobody begins, and everybody is told why."""
+        for name, student in self.students.items():
+            self.job.workers[name].join()
+            assert isinstance(student.error, ConfigError), f"{cell} was not refused: {student.ending} {student.error}"
+            missing = [word for word in cell.says if word not in str(student.error)]
+            assert not missing, f"{missing} is not named by: {student.error}"
 
     def _enter(self, name: str, hook: object, **settings: str) -> None:
         student = self.students[name] = Student(self.features, self.steps, FOUNDERS, self._folder)
@@ -128,9 +143,13 @@ class Course:
         if "drain" in self._done:
             allowed["w1"] = {"left"}
         for name in ("spare", "follow", "wait"):
-            if name in allowed and self.job.workers[name].ft.rank < 0:
-                allowed[name].add("")
-        wrong = {name: (ending, self.students[name].error) for name, ending in endings.items() if ending not in allowed.get(name, {ending})}
+            if name in allowed and not self.students[name].states:
+                allowed[name] |= {"left", ""} if self.job.workers[name].ft.rank < 0 else {"left"}  # the job is over
+        wrong = {
+            name: (ending, self.students[name].error)
+            for name, ending in endings.items()
+            if ending not in allowed.get(name, {ending})
+        }
         assert not wrong, wrong
         done = [student for student in self.students.values() if student.ending == "done"]
         first = done[0]

@@ -39,10 +39,15 @@ class Student(Scholar):
         self.error: BaseException | None = None
 
     def register(self, ft: FTLib) -> None:
-        if self.samples:
-            super().register(ft)
-        else:
-            ft.register_state(self.model, self.optimizer)
+        extra = self if "extra" in self.features else None
+        ft.register_state(self.model, self.optimizer, self.sampler if self.samples else None, extra)
+
+    def state_dict(self) -> dict[str, int]:
+        """Registered as ``extra``."""
+        return {"size": self.size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == self.state_dict()
 
     def learn(self, worker: Worker) -> Scholar:
         ft, self.name = worker.ft, worker.name

@@ -1,0 +1,147 @@
+"""What goes together: every two features of a program, what becomes of them, and why.
+
+``docs/failure_model.md`` shows this table; ``test_combinations`` drives every cell of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["CELLS", "FEATURES", "REFUSED", "WHOLE", "Cell", "rendered"]
+
+FEATURES = {
+    "sampler": "samples are dealt by an `ElasticSampler`",
+    "look-ahead": "the loader of such a sampler prefetches",
+    "execute": "each step is one `execute`",
+    "spares": "a worker waits above `max_size`, and takes the place of one that dies",
+    "wait": 'a worker joins with `recovery = "wait"`',
+    "follow": 'a worker joins with `recovery = "live"`',
+    "extra": "`extra=` is registered without `apply=`: averages cannot be replayed",
+    "deputies": "`straggler_deadline` is set, and a worker is late",
+    "evaluation": "an `allreduce` in each step, and another one after each loop",
+    "barrier": "a `barrier` after each loop",
+    "veto": "a gradient is not finite",
+    "checkpoint": "`save` every few steps",
+    "drain": "a worker is told to leave",
+}
+"""In the order of the table. Each job has three founders besides; in every other one a founder is killed."""
+
+WHOLE, REFUSED = "whole", "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Of two features. Whole: the job ends, all survivors are alike bit for bit, every sample is used once."""
+
+    first: str
+    second: str
+    outcome: str
+    why: str
+    says: tuple[str, ...] = ()
+    """Refused: what the ``ConfigError`` names."""
+
+
+_TEXT = """
+sampler look-ahead: what is drawn ahead is held by its drawer, and goes back when that is gone
+sampler execute: a unit's samples are used up when it is committed, and go back when it is undone
+sampler spares: a spare's sampler is told of all calls up to the one in which it counts
+sampler wait: the sampler's state is loaded with the rest of the state
+sampler follow: it draws from its own first call on; what its loader had before are fillers
+sampler extra: both are state; the sampler's is computed from finished calls, not replayed
+sampler deputies: what a late worker had drawn goes back; no loop ends before its own does
+sampler evaluation: all loops end after the same call, so the next one is the same everywhere
+sampler barrier: all loops end after the same call, and a barrier uses up nothing
+sampler veto: a vetoed call has used up its samples, and the ledger says so
+sampler checkpoint: it has what is used up as of the last finished call; all the rest is dealt again
+sampler drain: what the leaver has drawn goes back after its last call
+look-ahead execute: what is drawn beyond a unit stays drawn when that is undone
+look-ahead spares: who has drawn more than the others can wait for at a loop's end comes in in the next one
+look-ahead wait: who has drawn more than the others can wait for at a loop's end comes in in the next one
+look-ahead follow: who has drawn more than the others can wait for at a loop's end comes in in the next one
+look-ahead extra: a loader's own state is none: only the sampler's counts
+look-ahead deputies: the deputy tells what its loader has drawn, and all loops go on for it
+look-ahead evaluation: all loops hand out as many batches as that of the deepest loader
+look-ahead barrier: all loops hand out as many batches as that of the deepest loader
+look-ahead veto: the vetoed call's batches are used up, those drawn beyond it are not
+look-ahead checkpoint: what is drawn and not used up is not in it, and is dealt again
+look-ahead drain: batches in the leaver's loader go back with the others
+execute spares: units cannot be replayed: the others wait while a spare that counts loads the state
+execute wait: the others wait while it loads the state, in its first unit
+execute follow: units cannot be replayed: the others wait while it loads the state
+execute extra: it returns to the last commit with the rest of the state
+execute deputies: deputies stay out of units: the others wait for who is late
+execute evaluation: calls within a unit are of the unit, those between units of nobody
+execute barrier: between two units a barrier is a call like any other
+execute veto: a vetoed average grants no step, and the unit is committed all the same
+execute checkpoint: saved between units: what was committed last
+execute drain: the leaver's last unit is finished by all or by nobody
+spares wait: each loads the state by its own setting when a place is free
+spares follow: both are admitted in the order in which they came, as places become free
+spares extra: averages cannot be replayed: the others wait while a spare that counts loads the state
+spares deputies: who waits for a place is in no call, so nobody stands in for it
+spares evaluation: a spare replays averages alone; other calls change no state
+spares barrier: a spare is in no call before it has a place
+spares veto: nobody applies a vetoed average, and a spare does not replay it
+spares checkpoint: spares save nothing before they count
+spares drain: the leaver's place is free, and a spare takes it in the same view
+wait follow: a setting of each worker's own: one is waited for, one follows
+wait extra: all of the state is loaded: nothing has to be replayed
+wait deputies: whom the joiner may ask for the state does not stay away
+wait evaluation: a joiner learns which call comes next, and comes in with one of its own kind
+wait barrier: a joiner learns which call comes next, and comes in with one of its own kind
+wait veto: a vetoed call changes no state: it may load before or after it
+wait checkpoint: what is saved meanwhile is a veteran's
+wait drain: whoever leaves while the state is loaded is replaced as its donor
+follow extra: averages cannot be replayed: the others wait while it loads the state
+follow deputies: whom the joiner may ask for the state does not stay away
+follow evaluation: it takes part in calls of other kinds with nothing of its own
+follow barrier: it takes part in calls of other kinds with nothing of its own
+follow veto: nobody applies a vetoed average, and a follower does not replay it
+follow checkpoint: a follower has rank 0 only once it has the state
+follow drain: every part of the state has two donors
+extra deputies: a late worker could not take over the averages that it missed
+extra evaluation: it is not changed by calls
+extra barrier: it is not changed by calls
+extra veto: it is not changed by calls
+extra checkpoint: it is saved with the rest
+extra drain: every member has all of it
+deputies evaluation: a step may have several calls; a late program takes over whole steps
+deputies barrier: a deputy takes part in one call that belongs to no step, and its program makes it, too
+deputies veto: a call that came to nothing is missed like any other, and nothing of it is applied
+deputies checkpoint: a late worker saves the state that it has, or nothing where samples are dealt on
+deputies drain: the deputy says goodbye for a late worker
+evaluation barrier: calls are made in one order, the same everywhere
+evaluation veto: inf and nan pass through an allreduce; only averages are vetoed
+evaluation checkpoint: saving is no call
+evaluation drain: the leaver's last call may be of any kind
+barrier veto: a vetoed average is a finished call: all go on to the barrier
+barrier checkpoint: saving is no call
+barrier drain: the leaver's last call may be the barrier
+veto checkpoint: a vetoed step changes nothing that is saved
+veto drain: a vetoed call may be the leaver's last
+checkpoint drain: a checkpoint that is under way is completed before the leaver ends
+"""
+
+_REFUSED = {("extra", "deputies"): ("straggler_deadline", "extra", "apply=")}
+
+
+def _cells() -> Iterator[Cell]:
+    for line in _TEXT.strip().splitlines():
+        names, why = line.split(": ", 1)
+        first, second = names.split()
+        says = _REFUSED.get((first, second), ())
+        yield Cell(first, second, REFUSED if says else WHOLE, why, says)
+
+
+CELLS = {(cell.first, cell.second): cell for cell in _cells()}
+"""By their features, in the order of ``FEATURES``."""
+
+
+def rendered() -> str:
+    """The table as the page shows it: each feature with each that comes after it."""
+    lines = ["| feature | what it is |", "| --- | --- |"]
+    lines += [f"| {name} | {what} |" for name, what in FEATURES.items()]
+    lines += ["", "| together | | since |", "| --- | --- | --- |"]
+    lines += [f"| {found.first}, {found.second} | {found.outcome} | {found.why} |" for found in CELLS.values()]
+    return "\n".join(lines) + "\n"
