@@ -3,17 +3,16 @@
     python -m benchmarks.deaths                          # a junior, a senior, and a junior with 2 GB touched, in turns
     python -m benchmarks.deaths --beside ../other        # in turns with another checkout that has this file, and its own .venv
 
-4 workers average 1 M parameters in a tight loop. Time: from ``kill()`` to the return of the first average without the victim, the
-latest of the survivors. Processor time: of the survivors and their agents, in the call that the death fell into, less what a
-call usually takes. Bars: with 2 GB at most 1.1 times as long as without; beside the other checkout at most 0.7 of its time, and
-of its processor time.
+4 workers average 1 M parameters in a tight loop. Time: from ``kill()`` to the return of the first average without the victim,
+the latest of the survivors. Processor time: of the survivors and their agents, in the call that the death fell into, less what
+a call usually takes. Bars: with 2 GB at most 1.1 times as long as without; beside the other checkout at most 0.7 of its time,
+and of its processor time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
 import statistics
@@ -129,7 +128,7 @@ def run(checkout: Path, args: argparse.Namespace, seed: int) -> list[dict[str, A
     command = [str(python if python.exists() else sys.executable), "-m", "benchmarks.deaths", "--turn", f"--seed={seed}"]
     command += [f"--{name}={getattr(args, name)}" for name in ("workers", "elements", "repetitions")]
     command += ["--kinds", *args.kinds, *(["--agent", args.agent] if args.agent else [])]
-    output = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, check=True).stdout  # noqa: S603 - our own code
+    output = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, check=True).stdout
     found: list[dict[str, Any]] = json.loads(output.splitlines()[-1])
     return found
 

@@ -173,7 +173,7 @@ class Config:
     """Wait after the first proof, so that several crashes are one view change."""
 
     settle_quiet: float = 0.002
-    """Do not wait longer than this after the latest proof: members that are killed together say so within a millisecond or two."""
+    """But no longer than this after the latest proof: members that are killed together say so within a millisecond or two."""
 
     settle_silence: float = 0.1
     settle_max: float = 0.5

@@ -132,6 +132,7 @@ class _Child:
             driver = self._agent.driver
             error = StoppedError("its training process ended")
             driver.perform(lambda _now: driver.core.die(str(error), error), even_held=True)
+        self._lifeline.step_back()
         os._exit(0)
 
     # Orders

@@ -85,7 +85,7 @@ class LifeLock:
         mutex.unlock()
 
 
-def watch_life(fd: int, lifeline: Lifeline, ended: Callable[[], None]) -> None:
+def watch_life(fd: int, lifeline: Lifeline, ended: Callable[[], object]) -> None:
     """Wait, on a thread of its own, for the process that holds the lock of ``fd`` to end, and call ``ended`` there, once.
 
     Takes ``fd``. The thread ends with this process, or when the lock was released, or says nothing.
@@ -99,7 +99,7 @@ def watch_life(fd: int, lifeline: Lifeline, ended: Callable[[], None]) -> None:
     threading.Thread(target=_watch, args=(mutex, lifeline, ended), name="ftlib-life", daemon=True).start()
 
 
-def _watch(mutex: RobustMutex, lifeline: Lifeline, ended: Callable[[], None]) -> None:
+def _watch(mutex: RobustMutex, lifeline: Lifeline, ended: Callable[[], object]) -> None:
     short_slices()
     try:
         while (waited := mutex.wait(_SLICE)) is Waited.TIMEOUT:

@@ -7,15 +7,30 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 __all__ = ["Lifeline"]
 
 _FRESH = 0.002
 """Seconds for which one look at the state serves: far below any timeout, and a look costs some 10 us."""
-_FLAGS, _PENDING = 6, 28
-"""Fields of ``/proc/PID/task/TID/stat`` behind the name (proc(5) counts both the name and the number before it: 9 and 31)."""
+_FLAGS, _NICE, _PENDING = 6, 16, 28
+"""Fields of ``/proc/PID/task/TID/stat`` behind the name (proc(5) counts the name and the number before it: 9, 19 and 31)."""
+_ENOUGH = 8192
+"""Bytes of such a file."""
+_STEP_BACK = 5
+"""Added to the niceness of ending threads: where others want the processor they get three quarters of it."""
 _PF_EXITING = 0x4
 _SIGKILL = 1 << 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """What the kernel says of one thread; by default, of one that is gone."""
+
+    exiting: bool = True
+    killed: bool = False
+    """SIGKILL is pending."""
+    nice: int = 0
 
 
 class Lifeline:
@@ -65,60 +80,68 @@ class Lifeline:
     def ending(self) -> bool:
         """Whether the process as a whole is ending, so that none of its threads ever runs its program again.
 
-        A thread has SIGKILL pending only when all were sent it, by whoever kills the process or makes it exit (or execute another
-        program): the kernel never does that to one. Else every thread has to be on its way out, or gone. Threads come only from
-        others that run; so once a list names nobody that was not seen ending before that list was read, nobody is left.
+        A thread has SIGKILL pending only when all were sent it, by whoever kills the process or makes it exit (or execute
+        another program): the kernel never does that to one. Else every thread has to be on its way out, or gone. Threads come
+        only from others that run; so once a list names nobody that was not seen ending before it was read, nobody is left.
 
         ``/proc/PID`` was opened while the process lived: another one with its number is never looked at.
         """
         if self._proc < 0:
             return False
         seen: set[str] = set()
-        while True:
-            try:
-                tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
-            except (FileNotFoundError, ProcessLookupError):
-                return True  # it was waited for: its number may be another's
-            except OSError:
-                return False
-            try:
-                new = set(os.listdir(tasks)) - seen
+        try:
+            while new := set(self._tasks()) - seen:
                 for thread in new:
-                    ending, killed = _look_at(thread, tasks)
-                    if killed:
+                    found = self._look_at(thread)
+                    if found.killed:
                         return True
-                    if not ending:
+                    if not found.exiting:
                         return False
-            except (FileNotFoundError, ProcessLookupError):
-                return True
-            finally:
-                os.close(tasks)
-            if not new:
-                return True
-            seen |= new
+                seen |= new
+        except (FileNotFoundError, ProcessLookupError):  # it was waited for
+            return True
+        except OSError:
+            return False
+        return True
+
+    def step_back(self) -> None:
+        """Have the threads of an ending process let others go first: it has only memory to give back, they have to go on.
+
+        Freeing gigabytes takes as much processor time as the others' whole recovery, at the same moment.
+        """
+        with contextlib.suppress(OSError):
+            for thread in self._tasks():
+                found = self._look_at(thread)
+                if found.exiting or found.killed:  # and not who executes another program
+                    os.setpriority(os.PRIO_PROCESS, int(thread), found.nice + _STEP_BACK)
 
     def dumps_core(self) -> bool:
         """Whether the process is writing a core dump: its threads have been killed already, but end only after that."""
         try:
-            status = os.open("status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+            return self._proc >= 0 and b"\nCoreDumping:\t1" in self._read("status")
         except OSError:
             return False
-        with os.fdopen(status, "rb") as file, contextlib.suppress(OSError):
-            return b"\nCoreDumping:\t1" in file.read()
-        return False
 
+    def _tasks(self) -> list[str]:
+        """Ids of its threads. FileNotFoundError or ProcessLookupError once it was waited for."""
+        tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            return os.listdir(tasks)  # noqa: PTH208 - of a descriptor
+        finally:
+            os.close(tasks)
 
-def _look_at(thread: str, tasks: int) -> tuple[bool, bool]:
-    """Whether a thread is on its way out, and whether it has SIGKILL pending."""
-    try:
-        fd = os.open(f"{thread}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=tasks)
-    except (FileNotFoundError, ProcessLookupError):
-        return True, False
-    try:
-        stat = os.read(fd, 1024)
-    except ProcessLookupError:
-        return True, False
-    finally:
-        os.close(fd)
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return bool(int(fields[_FLAGS]) & _PF_EXITING), bool(int(fields[_PENDING]) & _SIGKILL)
+    def _look_at(self, thread: str) -> _Thread:
+        try:
+            stat = self._read(f"task/{thread}/stat")
+        except (FileNotFoundError, ProcessLookupError):
+            return _Thread()
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        exiting, killed = int(fields[_FLAGS]) & _PF_EXITING, int(fields[_PENDING]) & _SIGKILL
+        return _Thread(bool(exiting), bool(killed), int(fields[_NICE]))
+
+    def _read(self, name: str) -> bytes:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            return os.read(fd, _ENOUGH)
+        finally:
+            os.close(fd)

@@ -79,7 +79,7 @@ class RobustMutex:
         _checked(self._unlock(self._mutex))
 
     def wait(self, seconds: float) -> Waited:
-        """Wait so long for the owner to unlock it, or to end; another thread may own it next. OSError where that is not possible.
+        """Wait so long for the owner to unlock it, or to end; another thread may own it next. OSError where that cannot be.
 
         The C library measures by the wall clock: where that jumps a TIMEOUT comes sooner or later, but never the other answers.
         """

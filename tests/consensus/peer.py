@@ -78,7 +78,13 @@ def spawn(
 ) -> Peer:
     """Start a peer with these settings of ``Config`` and wait until it listens. ``prefix`` goes before the command."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "tests.consensus.peer", json.dumps({"fork": fork, "no_robust_mutex": no_robust_mutex, **settings})],
+        [
+            *prefix,
+            sys.executable,
+            "-m",
+            "tests.consensus.peer",
+            json.dumps({"fork": fork, "no_robust_mutex": no_robust_mutex, **settings}),
+        ],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
