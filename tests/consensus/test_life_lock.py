@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from consensus.runtime.life_lock import watch_life
 from consensus.runtime.lifeline import Lifeline
+from consensus.runtime.robust_mutex import RobustMutex, Waited
 
 from .group import TIMEOUT, address, agree, begin, eventually, members, peers
 from .holder import Holder, holder
@@ -75,8 +77,10 @@ def test_the_interpreter_s_end_is_told() -> None:
 def test_a_release_is_no_end() -> None:
     with holder() as process:
         ear = Ear(process)
+        mutex = RobustMutex(mmap.mmap(process.open(), RobustMutex.SIZE))
+        assert mutex.wait(0.01) is Waited.TIMEOUT
         process.tell("release")
-        assert process.line() == "done"
+        assert mutex.wait(TIMEOUT) is Waited.UNLOCKED
         kill(process)
         process.process.wait(TIMEOUT)
         assert not ear.heard.wait(A_WHILE)
