@@ -170,7 +170,10 @@ class Config:
     """Share of ``exclude_after`` allowed for clocks that run apart, when dead members are discounted."""
 
     settle_proof: float = 0.005
-    """Wait after a proof, so that several crashes are one view change (the design's 5-20 ms)."""
+    """Wait after the first proof, so that several crashes are one view change."""
+
+    settle_quiet: float = 0.002
+    """But no longer than this after the latest proof: members that are killed together say so within a millisecond or two."""
 
     settle_silence: float = 0.1
     settle_max: float = 0.5

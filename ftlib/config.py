@@ -262,6 +262,7 @@ _DURATIONS = frozenset(
         "probe_timeout",
         "gossip_interval",
         "settle_proof",
+        "settle_quiet",
         "settle_silence",
         "settle_max",
         "boundary_wait",

@@ -14,7 +14,7 @@ from ..messages import Evidence, EvidenceKind, Status
 from ..view import View
 from .change import Kind
 from .core import SENIORS, Core
-from .effects import Check
+from .effects import Check, Tether
 from .links import cut_off
 from .member_table import Sign
 
@@ -147,8 +147,18 @@ class Accusations:
         if not known:
             core.history.mended()
 
-    def _owe(self, evidence: Evidence, now: float) -> None:
-        self._due[evidence.accused, evidence.kind] = (evidence, now, self._core.config.resend)
+    def _proven(self, sender: str, message: Evidence, now: float) -> None:
+        """Somebody knows that a member has ended, that member's own agent perhaps: nobody need look again.
+
+        Whoever holds a connection to it lets go, and would have said so; it still does where the word seems to have been lost.
+        """
+        tethered = any(member.id == message.accused for member in self._core.tethered())
+        if self._record(message.accused, message.kind, message.detail[:200], sender, now) and tethered:
+            self._core.outbox.emit(Tether(self._core.tethered()))
+            self._owe(message, now + self._core.config.resend)
+
+    def _owe(self, evidence: Evidence, due: float) -> None:
+        self._due[evidence.accused, evidence.kind] = (evidence, due, self._core.config.resend)
 
     def _report(self, evidence: Evidence, now: float) -> None:
         self._owe(evidence, now)
@@ -179,6 +189,8 @@ class Accusations:
             return
         if message.kind is EvidenceKind.HINT:
             self._check(message.accused, now)
+        elif message.kind is EvidenceKind.PROOF:
+            self._proven(sender, message, now)
         elif message.kind is not EvidenceKind.SILENCE or self._believes(message.accused, sender, now):
             self._record(message.accused, message.kind, message.detail[:200], sender, now)
         self._changed(now)

@@ -145,15 +145,17 @@ class EvidenceBook:
     def due(self, *, unstable: bool = False) -> float | None:
         """When the coordinator should propose for what is known (joins apart); None while there is no reason.
 
-        A proof waits a few milliseconds for more of its kind, silence about a hundred; checks under way hold a proposal
-        back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are one view change). ``unstable``: others are
-        about to be taken for silent, too; whoever is proven dead does not wait for that.
+        A proof waits a few milliseconds for more of its kind, or until none has come for ``settle_quiet``; silence waits about
+        a hundred. Checks under way hold a proposal back, but never longer than ``settle_max`` (Rapid's lesson: ten crashes are
+        one view change). ``unstable``: others are about to be taken for silent, too; the proven dead do not wait for that.
         """
         found = self.proofs or self.silent or self.unready or self.cut_off or self.leaving
         if not found and self.frozen_since is None:
             return None  # the usual case, asked after every packet
         config = self._config
         reasons = [(proof.time, config.settle_proof) for proof in self.proofs.values()]
+        if self.proofs:
+            reasons.append((max(proof.time for proof in self.proofs.values()), config.settle_quiet))
         reasons += [(time, config.silence_settle) for time in (*self.silent.values(), *self.unready.values())]
         # Both ends of a broken link find out within one round: by then it shows who lacks several. With leases that takes
         # longer, as suspicions are lifted in between.

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from ..config import Policy
-from ..member import Address, Member
+from ..member import Address
 from ..messages import Accepted, Activate, Ballot, Chosen, EvidenceKind, FlushRequest, Forecast, Install, Ready, ViewRecord
 from ..view import Cause, Delta, View
 from .abandonment import Abandonment
@@ -381,15 +381,9 @@ class ViewChange:
         self.proposer.adopt()
         self.installer.adopt(view)
         self.detection.adopt(view, now)
-        core.outbox.emit(Tether(self._successors(view)))
+        core.outbox.emit(Tether(core.tethered()))
         self.register.adopt(now)
         self.accusations.adopt(view, now)
-
-    def _successors(self, view: View) -> tuple[Member, ...]:
-        if self._core.member.id not in view:
-            return ()
-        start, many = view.index(self._core.member.id), min(self._core.config.tethers, len(view) - 1)
-        return tuple(view.members[(start + 1 + place) % len(view)] for place in range(many))
 
     def under_way(self) -> dict[str, Any] | None:
         """The change that is not active yet, as plain values: its record so far, and what it waits for."""

@@ -28,6 +28,7 @@ from ..view import View
 from .agent import Agent, Outside
 from .assembly import make_agent, perform, question
 from .host import Descriptors, Setup
+from .life_lock import watch_life
 from .lifeline import Lifeline
 from .pipe import LoopPipe
 from .progress_cell import ProgressCell
@@ -131,6 +132,7 @@ class _Child:
             driver = self._agent.driver
             error = StoppedError("its training process ended")
             driver.perform(lambda _now: driver.core.die(str(error), error), even_held=True)
+        self._lifeline.step_back()
         os._exit(0)
 
     # Orders
@@ -180,6 +182,9 @@ class _Child:
             load_http=load,
         )
         self._agent = make_agent(setup, sockets, outside)
+        if inherited.life >= 0:
+            loop = asyncio.get_running_loop()
+            watch_life(inherited.life, self._lifeline, lambda: loop.call_soon_threadsafe(self._orphaned))
         self._spawn(self._start(self._agent))
 
     async def _start(self, agent: Agent) -> None:

@@ -35,6 +35,8 @@ class Descriptors(NamedTuple):
 
     doors: int
     cell: int
+    life: int
+    """See ``life_lock``; -1 where the system has none."""
 
 
 @dataclass(frozen=True, slots=True)

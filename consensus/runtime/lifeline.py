@@ -7,11 +7,30 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 __all__ = ["Lifeline"]
 
 _FRESH = 0.002
 """Seconds for which one look at the state serves: far below any timeout, and a look costs some 10 us."""
+_FLAGS, _NICE, _PENDING = 6, 16, 28
+"""Fields of ``/proc/PID/task/TID/stat`` behind the name (proc(5) counts the name and the number before it: 9, 19 and 31)."""
+_ENOUGH = 8192
+"""Bytes of such a file."""
+_STEP_BACK = 5
+"""Added to the niceness of ending threads: where others want the processor they get three quarters of it."""
+_PF_EXITING = 0x4
+_SIGKILL = 1 << 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """What the kernel says of one thread; by default, of one that is gone."""
+
+    exiting: bool = True
+    killed: bool = False
+    """SIGKILL is pending."""
+    nice: int = 0
 
 
 class Lifeline:
@@ -21,7 +40,7 @@ class Lifeline:
 
     def __init__(self, pid: int) -> None:
         """``pid`` must still be the process that is meant."""
-        self._pidfd = self._stat = -1
+        self._pidfd = self._stat = self._proc = -1
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -30,6 +49,7 @@ class Lifeline:
             pass
         with contextlib.suppress(OSError):
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            self._proc = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._held = False
         self._looked = 0.0
 
@@ -56,3 +76,72 @@ class Lifeline:
             ended()
 
         loop.add_reader(self._pidfd, gone)
+
+    def ending(self) -> bool:
+        """Whether the process as a whole is ending, so that none of its threads ever runs its program again.
+
+        A thread has SIGKILL pending only when all were sent it, by whoever kills the process or makes it exit (or execute
+        another program): the kernel never does that to one. Else every thread has to be on its way out, or gone. Threads come
+        only from others that run; so once a list names nobody that was not seen ending before it was read, nobody is left.
+
+        ``/proc/PID`` was opened while the process lived: another one with its number is never looked at.
+        """
+        if self._proc < 0:
+            return False
+        seen: set[str] = set()
+        try:
+            while new := set(self._tasks()) - seen:
+                for thread in new:
+                    found = self._look_at(thread)
+                    if found.killed:
+                        return True
+                    if not found.exiting:
+                        return False
+                seen |= new
+        except (FileNotFoundError, ProcessLookupError):  # it was waited for
+            return True
+        except OSError:
+            return False
+        return True
+
+    def step_back(self) -> None:
+        """Have the threads of an ending process let others go first: it has only memory to give back, they have to go on.
+
+        Freeing gigabytes takes as much processor time as the others' whole recovery, at the same moment.
+        """
+        with contextlib.suppress(OSError):
+            for thread in self._tasks():
+                found = self._look_at(thread)
+                if found.exiting or found.killed:  # and not who executes another program
+                    os.setpriority(os.PRIO_PROCESS, int(thread), found.nice + _STEP_BACK)
+
+    def dumps_core(self) -> bool:
+        """Whether the process is writing a core dump: its threads have been killed already, but end only after that."""
+        try:
+            return self._proc >= 0 and b"\nCoreDumping:\t1" in self._read("status")
+        except OSError:
+            return False
+
+    def _tasks(self) -> list[str]:
+        """Ids of its threads. FileNotFoundError or ProcessLookupError once it was waited for."""
+        tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            return os.listdir(tasks)  # noqa: PTH208 - of a descriptor
+        finally:
+            os.close(tasks)
+
+    def _look_at(self, thread: str) -> _Thread:
+        try:
+            stat = self._read(f"task/{thread}/stat")
+        except (FileNotFoundError, ProcessLookupError):
+            return _Thread()
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        exiting, killed = int(fields[_FLAGS]) & _PF_EXITING, int(fields[_PENDING]) & _SIGKILL
+        return _Thread(bool(exiting), bool(killed), int(fields[_NICE]))
+
+    def _read(self, name: str) -> bytes:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            return os.read(fd, _ENOUGH)
+        finally:
+            os.close(fd)

@@ -1,8 +1,9 @@
 """An agent in a process of its own: it goes on answering while the training process computes, swaps or keeps the
 interpreter's lock, and dies with it.
 
-The two share a socket pair (orders and callbacks), a second one (connections to be answered here), and a few bytes of
-memory (where the data plane is). The end of the first is how each learns of the other's death.
+The two share a socket pair (orders and callbacks), a second one (connections to be answered here), a few bytes of
+memory (where the data plane is), and a lock that this process holds while it lives. The end of the first is how each learns of
+the other's death; the agent learns of it sooner by the lock.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..progress import Progress
 from ..slices import short_slices
 from .fork import release_in_children
 from .host import Descriptors, Ears, Setup
+from .life_lock import LifeLock
 from .pipe import Pipe
 from .progress_cell import ProgressCell
 from .sockets import SocketPair
@@ -53,6 +55,7 @@ class ProcessHost:
         self._command = _COMMAND if tls else _WITHOUT_TLS + _COMMAND
         self._sources = Sources()
         self._cell, self._cell_fd = ProgressCell.shared()
+        self._life = LifeLock()
         self._name = ""
         self._theirs: Descriptors | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,8 +115,9 @@ class ProcessHost:
         name = self._name = f"ftlib-agent-{member_id[:6]}"
         pipe, their_pipe = socket.socketpair()
         doors, their_doors = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        life = self._life.hold(f"{name}-life")
         with their_pipe, their_doors:
-            self._theirs = theirs = Descriptors(their_doors.fileno(), self._cell_fd)
+            self._theirs = theirs = Descriptors(their_doors.fileno(), self._cell_fd, life)
             # The child imports what this process would, wherever that came from; ``site`` has had its say on that here.
             path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
             try:
@@ -122,7 +126,7 @@ class ProcessHost:
                     env={**os.environ, "PYTHONPATH": path},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=(their_pipe.fileno(), *theirs),
+                    pass_fds=(their_pipe.fileno(), *(fd for fd in theirs if fd >= 0)),
                 )
             except OSError as error:
                 pipe.close()
@@ -131,6 +135,9 @@ class ProcessHost:
                     f"the agent's process could not be started ({sys.executable!r}: {error.strerror}); "
                     "agent='thread' needs none"
                 ) from None
+            finally:
+                if life >= 0:
+                    os.close(life)
         self._close_cell_fd()
         self._pipe, self._doors = Pipe(pipe), doors
         release_in_children(self, _descriptors_of(self._pipe, doors))
@@ -294,6 +301,7 @@ class ProcessHost:
         for answer in list(self._asked.values()):
             with contextlib.suppress(Exception):
                 answer.set_exception(ConsensusError("the agent has stopped"))
+        self._life.release()
         self._cell = ProgressCell()  # nobody reads the other any more: its memory is given back
         if self._pipe is not None:
             self._pipe.shut()

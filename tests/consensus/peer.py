@@ -7,7 +7,9 @@ input closes (so that it cannot outlive the test).
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -16,9 +18,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from consensus import Config, Gossip, Home, Member, Policy, format_address
+from consensus.runtime.robust_mutex import RobustMutex
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,10 +68,23 @@ class Peer:
                 stream.close()
 
 
-def spawn(*, pass_fds: tuple[int, ...] = (), fork: bool = False, prefix: Sequence[str] = (), **settings: Any) -> Peer:
+def spawn(
+    *,
+    pass_fds: tuple[int, ...] = (),
+    fork: bool = False,
+    no_robust_mutex: bool = False,
+    prefix: Sequence[str] = (),
+    **settings: Any,
+) -> Peer:
     """Start a peer with these settings of ``Config`` and wait until it listens. ``prefix`` goes before the command."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "tests.consensus.peer", json.dumps({"fork": fork, **settings})],
+        [
+            *prefix,
+            sys.executable,
+            "-m",
+            "tests.consensus.peer",
+            json.dumps({"fork": fork, "no_robust_mutex": no_robust_mutex, **settings}),
+        ],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -84,10 +100,16 @@ def spawn(*, pass_fds: tuple[int, ...] = (), fork: bool = False, prefix: Sequenc
     return Peer(process, Member(found["id"], found["host"], found["port"]))
 
 
+def _no_robust_mutex(_memory: mmap.mmap) -> NoReturn:
+    raise OSError(errno.ENOSYS, "as an old kernel")
+
+
 def main() -> None:
     """The child's side."""
     settings = json.loads(sys.argv[1])
     fork = settings.pop("fork")
+    if settings.pop("no_robust_mutex"):
+        RobustMutex.create = _no_robust_mutex  # type: ignore[method-assign]
     if "policy" in settings:
         settings["policy"] = Policy(settings["policy"])
     if "agent" in settings:
@@ -102,6 +124,7 @@ def main() -> None:
         os._exit(0)
     member = gossip.member
     print(json.dumps({"id": member.id, "host": member.host, "port": member.port}), flush=True)
+    memory: list[bytes] = []
     for line in sys.stdin:
         kind, value = line.split()
         if kind == "hold":  # as a C extension that keeps the interpreter's lock
@@ -110,6 +133,12 @@ def main() -> None:
         elif kind == "where":
             gossip.progress(*map(int, value.split(",")))
             print(line, end="", flush=True)
+        elif kind == "touch":  # so many MB
+            memory.append(b"\1" * (int(value) << 20))
+            print(line, end="", flush=True)
+        elif kind == "execute":
+            print(line, end="", flush=True)
+            os.execlp(value, value, "60")
 
 
 if __name__ == "__main__":

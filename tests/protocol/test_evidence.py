@@ -95,7 +95,7 @@ def test_settle_times() -> None:
     book.silent["b"] = 100.0
     assert book.due() == pytest.approx(100.0 + CONFIG.settle_silence)
     book.prove("c", "refused", 100.0, 100.01)
-    assert book.due() == pytest.approx(100.01 + CONFIG.settle_proof)
+    assert book.due() == pytest.approx(100.01 + CONFIG.settle_quiet)
     book.leaving["d"] = 100.005
     assert book.due() == pytest.approx(100.005)
 
@@ -116,7 +116,21 @@ def test_checks_under_way_hold_back_at_most_settle_max() -> None:
     book.checking["d"] = 100.4
     assert book.due() == pytest.approx(100.0 + CONFIG.settle_max), "later ones do not prolong it"
     book.checking.clear()
-    assert book.due() == pytest.approx(100.0 + CONFIG.settle_proof)
+    assert book.due() == pytest.approx(100.0 + CONFIG.settle_quiet)
+
+
+def test_as_long_as_proofs_come_they_are_waited_for_but_not_for_long() -> None:
+    book, step = EvidenceBook(CONFIG), 0.9 * CONFIG.settle_quiet
+    now = 100.0
+    for number in range(10):
+        book.prove(str(number), "refused", 100.0, now)
+        due = book.due()
+        assert due is not None
+        if now + CONFIG.settle_quiet < 100.0 + CONFIG.settle_proof:
+            assert due == pytest.approx(now + CONFIG.settle_quiet)
+        else:
+            assert due == pytest.approx(100.0 + CONFIG.settle_proof)
+        now += step
 
 
 def test_a_proof_ends_its_check() -> None:

@@ -27,12 +27,12 @@ from consensus.messages import (
     Ready,
     Stranger,
 )
-from consensus.protocol.effects import Check, Effect, Freeze, Installed, Quit, Stopped
+from consensus.protocol.effects import Check, Effect, Freeze, Installed, Quit, Send, Stopped, Tether
 from consensus.protocol.machine import Machine
 from consensus.reports import Reports
 from consensus.view import Cause, Proposal, Removal
 
-from .people import T_EXCL, machine_in, member, sends, view_of
+from .people import CONFIG, T_EXCL, machine_in, member, sends, view_of
 
 
 def accept_without(names: str, out: str, cause: Cause, ballot: tuple[int, str]) -> Accept:
@@ -233,6 +233,30 @@ def test_evidence_of_another_view_or_from_a_stranger_or_against_oneself_is_ignor
     ]:
         give(machine, sender, evidence, 100.1)
     assert [entry["evidence"] for entry in machine.status()["members"]] == [None] * 3
+
+
+def test_who_is_told_of_a_death_lets_go_of_its_connection_and_asks_nobody() -> None:
+    """And says so itself only where the word seems to have been lost."""
+    machine = machine_in("abcdefg", "c")
+    resend = CONFIG.resend
+    word = Evidence(view_of("abcdefg").view_id, "e", EvidenceKind.PROOF, "its training process ended")
+    effects = give(machine, "e", word, 100.1)
+    assert [effect.members for effect in effects if isinstance(effect, Tether)] == [(member("d"), member("f"))]
+    assert not [effect for effect in effects if isinstance(effect, (Check, Send))]
+    machine.checked("e", False, "connection refused", 100.101)  # a look that was under way
+    machine.tick(100.1 + 0.9 * resend)
+    assert not sends(machine.drain(), Evidence)
+    machine.tick(100.1 + resend)
+    assert {send.address for send in sends(machine.drain(), Evidence)} == {member("a").address, member("b").address}
+
+
+def test_who_holds_no_connection_to_the_dead_says_nothing() -> None:
+    machine = machine_in("abcdefg", "f")
+    word = Evidence(view_of("abcdefg").view_id, "e", EvidenceKind.PROOF, "its training process ended")
+    effects = give(machine, "e", word, 100.1)
+    assert not [effect for effect in effects if isinstance(effect, (Check, Send, Tether))]
+    machine.tick(100.1 + 2 * CONFIG.resend)
+    assert not sends(machine.drain(), Evidence)
 
 
 def test_others_silence_counts_only_without_own_contact() -> None:
