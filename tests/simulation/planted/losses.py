@@ -299,7 +299,7 @@ def late_news(seed: int) -> World:
 def strays(seed: int) -> World:
     """See ``ASTRAY`` in ``tests/simulation/test_found.py``."""
     scenario = Scenario.parse(test_found.ASTRAY)
-    world = prepare(scenario)
+    world = prepare(scenario, config=test_found.AS_FOUND)
     safety(world, scenario)
     world.heal()
     world.run(2.0)
