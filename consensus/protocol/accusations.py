@@ -152,10 +152,12 @@ class Accusations:
 
         Whoever holds a connection to it lets go, and would have said so; it still does where the word seems to have been lost.
         """
-        tethered = any(member.id == message.accused for member in self._core.tethered())
-        if self._record(message.accused, message.kind, message.detail[:200], sender, now) and tethered:
-            self._core.outbox.emit(Tether(self._core.tethered()))
-            self._owe(message, now + self._core.config.resend)
+        core = self._core
+        held = core.successors()
+        fresh = self._record(message.accused, message.kind, message.detail[:200], sender, now)
+        if fresh and any(member.id == message.accused for member in held):
+            core.outbox.emit(Tether(tuple(member for member in held if member.id not in core.evidence.proofs)))
+            self._owe(message, now + core.config.resend)
 
     def _owe(self, evidence: Evidence, due: float) -> None:
         self._due[evidence.accused, evidence.kind] = (evidence, due, self._core.config.resend)

@@ -174,14 +174,13 @@ class Core:
         rest = islice(self.view.members, self.view.index(coordinator.id), None)
         return list(islice((m for m in rest if m.id not in self.evidence.proofs and m.id != without), many))
 
-    def tethered(self) -> tuple[Member, ...]:
-        """Whom this member holds a connection to: the next ones of the view, those that are proven dead left out."""
+    def successors(self) -> tuple[Member, ...]:
+        """The next members of the view: this member holds a connection to each."""
         view = self.view
         if view is None or self.member.id not in view:
             return ()
         start, many = view.index(self.member.id), min(self.config.tethers, len(view) - 1)
-        ring = (view.members[(start + 1 + place) % len(view)] for place in range(many))
-        return tuple(member for member in ring if member.id not in self.evidence.proofs)
+        return tuple(view.members[(start + 1 + place) % len(view)] for place in range(many))
 
     def some(self, number: int, without: str = "") -> list[Member]:
         """So many members at random that nothing is held against."""

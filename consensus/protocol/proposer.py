@@ -55,10 +55,6 @@ class Proposer:
         self._stands_in_at = inf
         """Under ``storage``: when this member proposes in the coordinator's place."""
         self._wish_since: float | None = None
-        self._foretold = False
-        """Whether the others were told which view to expect. For deaths that is done once: of two such words the first could come last,
-        and what a member has dropped for it, it does not build again.
-        """
         self._boundary: int | None = None
 
     def adopt(self) -> None:
@@ -72,7 +68,6 @@ class Proposer:
         self.missing = ()
         self._minor_since = None
         self._stands_in_at = inf
-        self._foretold = False
         self._boundary = None
         self._drop_wish()
 
@@ -131,8 +126,6 @@ class Proposer:
         if due is not None:
             if now >= due and self._ripe(now):
                 self._begin(now)
-            elif core.evidence.proofs and core.active is core.view and not self._foretold:
-                self._foretell(core.view, now)  # while it waits for more deaths the others build what will most likely do
         elif self._boundary is not None:
             self._begin(now)
         elif core.active is core.view:
@@ -194,7 +187,7 @@ class Proposer:
             self._begin(now)
 
     def _foretell(self, parent: View | None, now: float) -> None:
-        """Tell those who will be in the next view which it will be, so that they build its group meanwhile.
+        """Tell those who will be in the next view which it will be, so that they build its group while the call goes on.
 
         Before the first call nobody waits for that.
         """
@@ -202,7 +195,6 @@ class Proposer:
         if parent is None or core.progress == NOWHERE:
             return
         view = self._proposal(parent, now).apply(parent)
-        self._foretold = True
         known, new = Forecast(None, Delta.between(parent, view)), Forecast(view, None)
         for member in view.members:
             core.outbox.send(member, known if member.id in parent else new)

@@ -381,7 +381,7 @@ class ViewChange:
         self.proposer.adopt()
         self.installer.adopt(view)
         self.detection.adopt(view, now)
-        core.outbox.emit(Tether(core.tethered()))
+        core.outbox.emit(Tether(core.successors()))
         self.register.adopt(now)
         self.accusations.adopt(view, now)
 

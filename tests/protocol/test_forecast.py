@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from consensus.config import Config
-from consensus.messages import Accept, Forecast, Message
+from consensus.messages import Forecast, Message
 from consensus.progress import Progress
 from consensus.protocol.effects import Expected
 from consensus.simulation import Host, World
@@ -52,34 +52,6 @@ def test_members_and_joiner_are_told_once_of_the_view_that_is_installed_then() -
     assert agree(cluster.world, cluster.all) < 0.1
     installed = cluster.members[0].activated[-1]
     assert {view.view_id for views in cluster.expected.values() for view in views} == {installed.view_id}
-
-
-def test_after_a_death_the_others_are_told_once_before_it_is_proposed() -> None:
-    """While more deaths are waited for: those that come are in the view all the same."""
-    world, members = start_job(6)
-    told: dict[str, list[tuple[float, View]]] = {}
-    proposed: list[float] = []
-
-    def effect(host: Host, effect: object) -> None:
-        if isinstance(effect, Expected):
-            told.setdefault(host.name, []).append((world.now, effect.view))
-
-    def watch(_: Host, message: Message) -> bool:
-        proposed.extend([world.now] if isinstance(message, Accept) else [])
-        return True
-
-    world.hooks["effect"].append(effect)
-    world.watch = watch
-    for host in members:
-        host.machine.set_progress(Progress(16, 17, world.now, True))
-    *living, last, other = members
-    world.kill(last)
-    world.run_until(lambda: len(told) == 5, 1.0)
-    world.kill(other)
-    agree(world, living)
-    assert all(len(each) == 1 for each in told.values())
-    assert max(now for each in told.values() for now, _ in each) < min(proposed)
-    assert {view.ids for each in told.values() for _, view in each} == {tuple(host.id for host in [*living, other])}
 
 
 def test_before_the_first_call_there_is_nothing_to_prepare_for() -> None:

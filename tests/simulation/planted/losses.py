@@ -299,7 +299,7 @@ def late_news(seed: int) -> World:
 def strays(seed: int) -> World:
     """See ``ASTRAY`` in ``tests/simulation/test_found.py``. What m4 says of its own view, so that m1 would stop, is lost."""
     scenario = Scenario.parse(test_found.ASTRAY)
-    world = prepare(scenario)
+    world = prepare(scenario, config=test_found.AS_FOUND)
     world.watch = lambda host, message: not (host.name == "m4" and isinstance(message, Introduction))
     safety(world, scenario)
     world.heal()
