@@ -24,7 +24,7 @@ GENTLE = Menu.parse(
 """Faults that leave most jobs something to go on with."""
 
 PLOT = 6.0
-"""Seconds that a plot has for all its steps."""
+"""Seconds that a history has for its plot: at least until ``plot.OVER``."""
 
 FURTHER = 3
 """Calls that everybody must finish after the healing."""

@@ -41,6 +41,9 @@ STEPS = ("kill the rest", "kill the rest", "kill the rest", "kill one", "join", 
 WAITS = (0.0, 0.02, 0.1, 0.3, 0.3, 0.4, 0.6, 1.0)
 """Seconds between two steps: within a view change, after it, mostly within T_excl of the first one."""
 
+OVER = 106.0
+"""The world's time from which on nothing of a plot happens any more: later its history is healed, and judged."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -136,7 +139,7 @@ class Plot(Observer):
             self._join(members)
 
     def _happens(self, host: Host, moment: str) -> None:
-        if self.scene is not None or self.world.now < self.script.at:
+        if self.scene is not None or not self.script.at <= self.world.now < OVER:
             return
         if moment == "goodbye":
             self._parting.add(host.id)
@@ -190,6 +193,8 @@ class Plot(Observer):
             action(*what)
 
     def _perform(self, step: Step, subject: Host, rest: list[Host]) -> None:
+        if self.world.now >= OVER:
+            return
         left = [host for host in rest if host.alive and host.stopped is None]
         match step.verb:
             case "cut":
