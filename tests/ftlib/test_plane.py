@@ -52,6 +52,9 @@ class Heard:
     def begin(self, batches: int) -> Share:
         return Share()
 
+    def unfinished(self) -> None:
+        self.events.append(("unfinished", None))
+
     def report(self) -> bytes:
         return b""
 
@@ -105,6 +108,15 @@ def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None
     plane.data.register(sampler)  # type: ignore[arg-type]
     assert plane.loaded(founding, "a")
     assert sampler.events == [("found", ("a", "b", "c")), ("finished", 0)]
+
+
+def test_a_call_that_is_left_by_an_exception_uses_nothing_up() -> None:
+    """Its batches are drawn again by the next call, or go back."""
+    plane, sampler = Plane(lambda: "a"), Heard()
+    plane.data.register(sampler)  # type: ignore[arg-type]
+    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    plane.abandon()
+    assert sampler.events == [("unfinished", None)]
 
 
 def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:

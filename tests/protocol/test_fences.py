@@ -1,0 +1,34 @@
+"""When a silent member is asked to be killed, which turns silence into proof before it is believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from consensus.protocol.fences import FENCE_EVERY, Fences
+from consensus.protocol.member_table import Peer
+
+from .people import CONFIG, T_EXCL, machine_in, member
+
+
+def peer(*, supervised: bool) -> Peer:
+    meta = (("supervisor", "10.0.0.1:9"),) if supervised else ()
+    found = machine_in("abc", "b")._core.table.get("c")
+    assert found is not None
+    found.member = replace(member("c"), meta=meta)
+    return found
+
+
+def test_a_supervised_member_is_killed_after_its_share_of_the_time_and_again_while_that_is_of_no_use() -> None:
+    fences = Fences(machine_in("abc", "b")._core)
+    silent = peer(supervised=True)
+    due = fences.due(silent, 100.0, 1)
+    assert due == pytest.approx(100.0 + CONFIG.fence_after * T_EXCL)
+    fences.fence(silent, 100.0, due)
+    assert fences.due(silent, 100.0, 1) == pytest.approx(due + FENCE_EVERY)
+
+
+def test_without_a_supervisor_or_a_command_nobody_could() -> None:
+    assert Fences(machine_in("abc", "b")._core).due(peer(supervised=False), 100.0, 1) == inf
