@@ -92,8 +92,6 @@ class ViewRegister:
         if created is Created.DONE:
             self._remember(view.epoch, value, record)
             return await self._confirmed(record, parent)
-        if created is Created.EXISTS:
-            await self._check_readable(view.epoch)
         return await self._instead(record, await self.newest(view.epoch - 1, parent))
 
     async def newest(self, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
@@ -191,7 +189,10 @@ class ViewRegister:
             await self._take_back(record)
             return found
         last = found.record
-        if record.view.parent_id and (last is None or last.view.epoch < record.view.epoch):
+        newer = last is not None and last.view.epoch >= record.view.epoch
+        if not newer:
+            await self._check_readable(record.view.epoch)
+        if record.view.parent_id and not newer:
             key = key_of(record.view.epoch)
             raise StoreAwayError(f"the store {self._store.url}: {key} was there and is gone, or is no value: ask again")
         return found if last is None or not _same(last, record) else await self._confirmed(last, record.view.parent_id)

@@ -19,6 +19,7 @@ from consensus.errands import (
     ReadLeases,
     ReadViews,
     Recorded,
+    Unread,
     Wiped,
 )
 from consensus.errors import ConfigError, ExcludedError, StoreWipedError
@@ -220,6 +221,27 @@ def test_a_full_store_is_away_until_it_takes_leases_again() -> None:
         for errand, said in ((beat, what), (read, stands)):
             notes += [effect for effect in answer(machine, errand, said, 101.0) if isinstance(effect, Note)]
     assert [note.level for note in notes] == [logging.WARNING, logging.INFO]
+
+
+def test_a_place_that_is_taken_by_something_unreadable_is_told_of_and_tried_again() -> None:
+    """Nothing follows from it, however often the store is read meanwhile; and one line says so, not one a try."""
+    machine = machine_of("abc", "a")
+    taken = Unread("views/2 cannot be read: it is garbage")
+    stands = Recorded(ViewRecord(view_of("abc"), "a"))
+    create = proposed(machine, "c", 100.1)
+    now, notes, tries = 100.2, list[Note](), 0
+    effects = answer(machine, create, taken, now)
+    while now < 109.0:
+        notes += [effect for effect in effects if isinstance(effect, Note) and effect.kind == "store"]
+        assert not any(isinstance(effect, Freeze) for effect in effects)
+        now += 0.05
+        effects = drained(machine, now)
+        for errand in [*asked(effects, CreateView), *asked(effects, ReadViews)]:
+            tries += isinstance(errand, CreateView)
+            effects += answer(machine, errand, taken if isinstance(errand, CreateView) else stands, now)
+    assert [note.level for note in notes] == [logging.WARNING] and tries > 3
+    assert "views/2 cannot be read: it is garbage; membership cannot change until that can be read" in notes[0].text
+    assert machine.view == view_of("abc") and machine.stopped is None
 
 
 def test_the_smaller_side_leaves_the_decision_to_the_larger_for_a_moment() -> None:

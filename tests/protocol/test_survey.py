@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consensus.config import Config, Liveness
-from consensus.errands import Away, CreateView, Errand, Leases, ReadLeases, ReadViews, Recorded, Wiped
+from consensus.errands import Away, CreateView, Errand, Leases, ReadLeases, ReadViews, Recorded, Unread, UnreadLease, Wiped
 from consensus.errors import JoinError
 from consensus.messages import JoinReply, JoinRequest, Lease, ViewRecord
 from consensus.protocol.effects import Ask, Check, Effect
@@ -35,6 +35,8 @@ class Desk:
         self.now = START
         self.record: ViewRecord | None = None
         self.counters: dict[str, int] = {}
+        self.riddles: dict[str, int] = {}
+        """What stands in the place of somebody's lease and cannot be read; another number, something else."""
         self.alive: set[str] = set()
         """Who renews its lease by the next look."""
         self.asked: list[tuple[float, object]] = []
@@ -54,7 +56,9 @@ class Desk:
                     elif answer and isinstance(effect.errand, ReadLeases):
                         self.counters = {key: count + (key in self.alive) for key, count in self.counters.items()}
                         leases = tuple(Lease(member(key), count) for key, count in self.counters.items())
-                        self.survey.told(effect.errand, Leases(leases), self.now)
+                        self.riddles = {key: count + (key in self.alive) for key, count in self.riddles.items()}
+                        unread = tuple(UnreadLease(member(key).id, str(count)) for key, count in self.riddles.items())
+                        self.survey.told(effect.errand, Leases(leases, unread), self.now)
             self.now += 0.05
 
     def lease(self, names: str, *, alive: bool = True) -> None:
@@ -230,6 +234,44 @@ def test_who_answers_or_renews_its_lease_is_not_gone() -> None:
     assert vanished(Desk(), answers="c") is None
     assert vanished(Desk(), renews="c") is None
     assert vanished(Desk(PINGED)) is None, "without leases nothing tells"
+
+
+def test_a_lease_that_cannot_be_read_is_a_sign_only_while_it_changes() -> None:
+    """By this member's own clock: what never changes keeps nobody out for ever, whoever wrote it."""
+    desk = Desk()
+    desk.riddles = {"c": 1}
+    desk.run(3 * LEASE)
+    found = vanished(desk)
+    assert found is not None and found <= 3 * LEASE + 2 * LEASE + 1.5
+    desk = Desk()
+    desk.riddles = {"c": 1, "s": 1}
+    assert vanished(desk, renews="c") is None, "it may live, with a secret that we do not have"
+    desk = Desk()
+    desk.riddles = {"s": 1}
+    assert vanished(desk, renews="s") is not None, "a stranger is nobody of the cluster"
+
+
+def test_a_newest_record_that_cannot_be_read_is_a_cluster() -> None:
+    desk = Desk()
+    desk.lease("b")
+    desk.run(1.0)
+    assert desk.survey.orphaned(desk.now)
+    desk.survey.told(ReadViews(), Unread("views/7 is sealed"), desk.now)
+    assert desk.survey.answered and not desk.survey.orphaned(desk.now)
+    assert desk.search.introducers == addresses("b"), "those who live are asked all the same"
+    failure = desk.survey.failure(60.0, desk.now)
+    assert failure is not None and failure.endswith("views/7 is sealed")
+    desk.survey.told(ReadViews(), Recorded(None), desk.now)
+    assert desk.survey.orphaned(desk.now) and desk.survey.failure(60.0, desk.now) is None
+
+
+def test_a_place_that_is_taken_is_named_where_nothing_can_be_founded() -> None:
+    desk = Desk()
+    desk.run(1.0)
+    record = ViewRecord(view_of("m", 1, ""), "m")
+    desk.survey.told(CreateView(record), Unread("views/1 is garbage"), desk.now)
+    failure = desk.survey.failure(60.0, desk.now)
+    assert failure is not None and failure.startswith("nothing can be founded") and failure.endswith("views/1 is garbage")
 
 
 def test_a_store_that_is_away_is_no_observation() -> None:

@@ -110,6 +110,22 @@ def splits(seed: int) -> World:
     return world
 
 
+def strangers(seed: int) -> World:
+    """Two sides want the same epoch while half of what anybody reads cannot be opened, as if its writer had another secret."""
+    rng = Random(seed)
+    world = job(seed, rng.choice([4, 5, 6]), files=rng.random() < 0.5)
+    world.faults.store.blind = 0.5
+    for _ in range(2):
+        hosts = living(world)
+        rng.shuffle(hosts)
+        world.isolate(hosts[: len(hosts) // 2], hosts[len(hosts) // 2 :])
+        world.run(rng.uniform(3.0, 5.0))
+        world.heal()
+        world.faults.store.blind = 0.5
+        world.run(rng.uniform(0.5, 1.5))
+    return world
+
+
 def comings(seed: int) -> World:
     """Processes that know the store alone look for the job while it lives, and while nobody answers them for a while."""
     rng = Random(seed)

@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from consensus.errands import Answer, Away, CreateView, Errand, Recorded, Wiped
+from consensus.errors import UnreadableError
 from consensus.messages import EvidenceKind, Lease, ViewRecord
 from consensus.protocol import proposer
 from consensus.protocol.admission import Admission
@@ -26,7 +27,7 @@ from consensus.storage.view_register import ViewRegister
 from consensus.view import Proposal, View
 
 from .bug import Bug, Patch
-from .stores import changes, comings, doubts, outages, readers, silences, sleepers, splits, wipes
+from .stores import changes, comings, doubts, outages, readers, silences, sleepers, splits, strangers, wipes
 
 
 def creates_without_floor(patch: Patch) -> None:
@@ -142,9 +143,25 @@ def floor_before_the_records(patch: Patch) -> None:
     async def newest(self: ViewRegister, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
         floor = await self._store.floor(view_register.FLOOR)
         listed = await self._store.list(view_register.PREFIX)
-        return self._judge(listed, view_register._numbers(listed), floor, epoch, view_id)
+        record = self._newest_readable(listed, view_register._numbers(listed))
+        return self._judge(record, listed, floor, epoch, view_id)
 
     patch.setattr(ViewRegister, "newest", newest)
+
+
+def replaces_what_it_cannot_read(patch: Patch) -> None:
+    """What a member cannot read in the place of a record is taken for garbage, and replaced by the member's own."""
+    honest = ViewRegister.create
+
+    async def create(self: ViewRegister, record: ViewRecord) -> Recorded | Wiped:
+        try:
+            return await honest(self, record)
+        except UnreadableError:
+            key = view_register.key_of(record.view.epoch)
+            await self._store.write(key, self._vault.wrap(key, record))
+            return Recorded(record)
+
+    patch.setattr(ViewRegister, "create", create)
 
 
 def leases_by_wall_clock(patch: Patch) -> None:
@@ -193,6 +210,7 @@ BUGS = [
     Bug(parent_is_not_read, wipes, 5, Records, "in a store that was wiped, and keeps it"),
     Bug(cleans_before_the_floor, changes, 5, Records, "with the floor at"),
     Bug(floor_before_the_records, readers, 10, Records, "takes the store for wiped"),
+    Bug(replaces_what_it_cannot_read, strangers, 10, Records, "which no record has decided"),
     Bug(leases_by_wall_clock, silences, 10, Liveness, "nothing has been wrong"),
     Bug(no_second_opinion, outages, 10, Exclusion, "its ack had reached|both had been well"),
 ]
