@@ -38,7 +38,7 @@ class Turn(Enum):
     FOUNDED = "founds"
     ADMITTED = "a view with it is chosen"
     WISHED = "asks to leave"
-    NOT_ADMITTED = "refused, join_timeout, or the job has ended"
+    NOT_ADMITTED = "refused, or join_timeout"
     WENT = "gone on its own wish"
     EXCLUDED = "a view without it is chosen"
     OVERTAKEN = "another side goes on"

@@ -189,3 +189,16 @@ def test_old_votes_are_no_help_with_a_newcomer_that_died_later_and_with_nobody_e
     book.prove("d", "refused", 101.9, 102.0)
     assert book.late(99.0) == frozenset("c"), "d was in touch"
     assert book.late(100.0) == book.late(101.0) == frozenset()
+
+
+def test_who_has_ended_is_remembered_for_the_view_without_it() -> None:
+    """The reasons that go with that view are told after it was adopted."""
+    book = EvidenceBook(CONFIG)
+    first, second, third = view_of("abc"), view_of("a", 2), view_of("ad", 3)
+    book.adopt(first, None)
+    book.leave("b", None, 100.0, ended=True)
+    book.leave("c", None, 100.0)
+    book.adopt(second, first)
+    assert book.ended == {"b"}
+    book.adopt(third, second)
+    assert not book.ended
