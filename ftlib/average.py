@@ -184,7 +184,8 @@ class Attempt:
             return ()
         session = self._session
         by_id = {session.by_rank[rank]: value for rank, value in said.items()}
-        return blame({member_id: by_id[member_id] for member_id in session.view.ids if member_id in by_id}, session.plan.newcomers)
+        in_order = {member_id: by_id[member_id] for member_id in session.view.ids if member_id in by_id}
+        return blame(in_order, session.plan.newcomers)
 
     def _wait(self, work: Work) -> None:
         if work.wait(WAIT_SLICE):

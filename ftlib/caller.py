@@ -168,37 +168,10 @@ class Caller:
             if self.recovery is not None and self._limits.may_be_spare:
                 self.recovery.wait(call)
         staging.turn()
-        follows, patience, came = True, self._patience(call), self._threads.now()
-        while True:
-            if (session := self._await_session(call, patience)) is None:
-                return Status.FAIL
-            if self._adopts(call, session) and self._is_own(call, session):
-                results = self._adopt(call, session)
-            elif follows and self.recovery is not None and self.recovery.wanted(call, session):
-                results = self._follow(call, self.recovery)  # None: this call does not follow any more
-                follows, patience, session = results is not None, self._patience(call), self._plane.session or session
-                if self.said_goodbye:
-                    return Status.FAIL
-            elif self._plane.newcomer and (entered := self._ask(call, session)) is not Entered.OWN:
-                results = None
-                if entered is Entered.OTHER:
-                    self._accompany(call, came)
-                    patience = self._patience(call)
-                    if self.said_goodbye:
-                        return Status.FAIL
-            else:
-                self.entering(call.number)
-                if self.load_state(call, session):
-                    call.reloaded()
-                    staging.cool()  # of what was there for averages to be kept in
-                results = self._attempt(call, session)
-            if results is not None and self._plane.newcomer and not self.said_goodbye:
-                self._stay_out(call)
-                results, patience, came = None, self._patience(call), self._threads.now()
-            if results is not None:
-                break
-            call.check_untouched()
-            patience.deadline = call.began + self._limits.step_timeout  # a unit's begins when its function has ended
+        found = self._carry_through(call)
+        if found is None:
+            return Status.FAIL
+        results, session = found
         if call.void(results):
             if not results.finite:
                 self._veto.explain(call, session)
@@ -206,6 +179,42 @@ class Caller:
         call.deliver(results)
         self._plane.counters.call_seconds.add(self._threads.now() - call.began)
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
+
+    def _carry_through(self, call: Call) -> tuple[Results, Session] | None:
+        """What ``call`` leads to, and where. None: to nothing, since too few are there, or this worker said goodbye before."""
+        follows, patience, came = True, self._patience(call), self._threads.now()
+        while (session := self._await_session(call, patience)) is not None:
+            results, began = None, call.began
+            if self._adopts(call, session) and self._is_own(call, session):
+                results = self._adopt(call, session)
+            elif follows and self.recovery is not None and self.recovery.wanted(call, session):
+                results = self._follow(call, self.recovery)  # None: this call does not follow any more
+                follows, session = results is not None, self._plane.session or session
+            elif (entered := self._ask(call, session)) is Entered.OWN:
+                results = self._own(call, session)
+            elif entered is Entered.OTHER:
+                self._accompany(call, came)
+            if results is not None and (self.said_goodbye or not self._plane.newcomer):
+                return results, session
+            if self.said_goodbye:
+                return None
+            if results is not None:
+                self._stay_out(call)
+                came = self._threads.now()
+            call.check_untouched()
+            if (
+                call.began != began
+            ):  # that of a unit, when its function has ended; that of a newcomer, with each call of the others
+                patience = self._patience(call)
+        return None
+
+    def _own(self, call: Call, session: Session) -> Results | None:
+        """An attempt at the program's call, with the state that the others have."""
+        self.entering(call.number)
+        if self.load_state(call, session):
+            call.reloaded()
+            self._pool.staging(call.layout).cool()  # of what was there for averages to be kept in
+        return self._attempt(call, session)
 
     def _follow(self, own: Call, recovery: Recovery) -> Results | None:
         """Take part in the others' calls until one of them is ``own``: its results. None: ``own`` is in progress as before."""
@@ -237,8 +246,8 @@ class Caller:
         return None
 
     def _ask(self, own: Call, session: Session) -> Entered:
-        """What the others are in, where this worker is a newcomer."""
-        if self._inquiry is None:
+        """What the others are in, where this worker is a newcomer; else they are in what it is in."""
+        if self._inquiry is None or not self._plane.newcomer:
             return Entered.OWN
         if self._adopts(own, session):
             return Entered.OTHER  # it has been finished
@@ -260,8 +269,8 @@ class Caller:
         if self._threads.now() > came + self._limits.step_timeout:
             error = StepMismatch(
                 f"{own.layout.text} is this worker's first call, and the others have made none like it within "
-                f"{self._limits.step_timeout:g} s: a worker that joins later comes in with a call of the loop, so let the first "
-                "one be a call of the loop (no barrier before it, say)"
+                f"{self._limits.step_timeout:g} s: a worker that joins later comes in with a call of the loop, so let the "
+                "first one be a call of the loop (no barrier before it, say)"
             )
             self._stop(error)
             raise error
@@ -275,7 +284,9 @@ class Caller:
     def _stay_out(self, own: Call) -> None:
         """The call that would have been ``own`` is the others' last of their loop, and this program's loop would go on."""
         plane = self._plane
-        text = "%s: the others end their loop here, and this worker's loader has looked further ahead: it comes in with the next"
+        text = (
+            "%s: the others end their loop here, and this worker's loader has looked further ahead: it comes in with the next"
+        )
         logger.info(text, own, extra=about(plane, "stays_out", call=own.number))
         own.reloaded()
         self._back_to(own)

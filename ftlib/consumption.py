@@ -163,8 +163,8 @@ class Consumption:
     def finished(self, call: Call, results: Results) -> bool:
         """A call has finished here; the plane's counts say so already.
 
-        Whether a newcomer comes in with it: False where it was not the program's, or where the others leave their loop, and this
-        member could not do the same. Then the state that was loaded for it is none any more.
+        Whether a newcomer comes in with it: False where it was not the program's, or where the others leave their loop, and
+        this member could not do the same. Then the state that was loaded for it is none any more.
         """
         plane = self._plane
         done = _Done(call.number, results.shares, plane.step)
@@ -204,9 +204,9 @@ class Consumption:
     def left_behind(self, batches: int) -> bool:
         """Whether the others leave their loop now, or after the next call, and this member would have to go on with it.
 
-        A call has just been finished, and this newcomer could come in with it; the call would use up ``batches`` here. Where that
-        is so every time, as epochs are that short, and the others make nothing but averages, it comes in all the same: averages
-        of fillers do no harm to those of the next epoch.
+        A call has just been finished, and this newcomer could come in with it; the call would use up ``batches`` here. Where
+        that is so every time, as epochs are that short, and the others make nothing but averages, it comes in all the same:
+        averages of fillers do no harm to those of the next epoch.
         """
         plane = self._plane
         with plane.changed:

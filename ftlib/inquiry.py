@@ -1,8 +1,8 @@
 """Which call the others are in: what a newcomer asks one of them before it takes part in any.
 
-A newcomer's program is in its first call, the others' in whatever comes next in their loops: another average, an ``allreduce`` of
-the loss, a barrier. Where it is a call of the same kind, the newcomer makes it its own; any other it follows (``following``) and
-asks about the next one. Nobody waits for the question: a call does not end before all members have entered it.
+A newcomer's program is in its first call, the others' in whatever comes next in their loops: another average, an ``allreduce``
+of the loss, a barrier. Where it is a call of the same kind, the newcomer makes it its own; any other it follows (``following``)
+and asks about the next one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Inquiry:
             return Entered.OWN
         if kind == Kind.UNIT.value:
             raise ConfigError(
-                f"{own}: {name} carries out a whole step (execute) just now, in which a worker that has just come can take part "
+                f"{own}: {name} carries out a whole step (execute) just now, and a worker that has just come can take part "
                 "only if its own first call is execute, too: make either all steps of the loop with execute, or none"
             )
         return Entered.OTHER
@@ -119,9 +119,7 @@ class Inquiry:
             raise LookupError("expected ?number=NUMBER")
         number, plane = int(text), self._plane
         with plane.changed:
-            plane.changed.wait_for(
-                lambda: self._here(number) or plane.finished >= number or plane.phase is Phase.STOPPED, POLL
-            )
+            plane.changed.wait_for(lambda: self._decided(number), POLL)
             call = plane.current
             if call is None or call.number != number or call.foreign:
                 away = call is not None and call.number == number and call.stand_in
@@ -130,5 +128,8 @@ class Inquiry:
                 raise LookupError(f"{LATER}: this worker is a newcomer itself")
             return iter([call.layout.signature + call.layout.kind.encode()])
 
-    def _here(self, number: int) -> bool:
-        return self._plane.current is not None and self._plane.current.number == number
+    def _decided(self, number: int) -> bool:
+        """Whether this member is in that call, or will never be."""
+        plane = self._plane
+        here = plane.current is not None and plane.current.number == number
+        return here or plane.finished >= number or plane.phase is Phase.STOPPED

@@ -64,8 +64,8 @@ class Plane:
         self.founder = False
         self.blank = True
         self.newcomer = False
-        """Whether the program has not finished a call of its own since it was let in, or healed: it may be at another place than
-        the others' programs, until it comes in with a call that is theirs as well."""
+        """Whether the program has not finished a call of its own since it was let in, or healed: it may be at another place
+        than the others' programs, until it comes in with a call that is theirs as well."""
         self.origin = ""
         self.authority = ""
         """The origin that counts in the active session: its plan's, until founders load a checkpoint in it."""
@@ -404,5 +404,6 @@ class Plane:
         calls = (self.finished, self.current.number if self.current else 0, self.step)
         entered = self.current.layout.signature if self.current and not self.newcomer else b""
         is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
-        place = (self.origin, is_founder, self.blank, self.has_state, late)
-        return Report(*calls, self._last_signature, entered, *place, drawn, self.newcomer)
+        signatures = (self._last_signature, entered)
+        state = (is_founder, self.blank, self.has_state, late)
+        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer)

@@ -266,7 +266,7 @@ class Rebuilder:
         if fault is not None and self._plane.member_id in fault.blamed:
             lost, call = fault.kind is FaultKind.STATE_LOST, self._plane.current
             if lost and self._consensus.ended:
-                self._stop(errors.JobEnded("the members that held the state have left, as their programs have come to their ends"))
+                self._stop(errors.JobEnded("the members that held the state have left, as their programs have ended"))
                 self._consensus.leave()
                 return
             entered = "" if lost or call is None else f" (this is what {self._plane.member_id} entered: {call}{call.remark()})"

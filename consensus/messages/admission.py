@@ -52,8 +52,10 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that can never succeed, with one line saying why. ``ended``: there is nothing to join any more, as the last
-    member's program has come to its end."""
+    """A request that can never succeed, with one line saying why.
+
+    ``ended``: there is nothing to join any more, as the last member's program has come to its end.
+    """
 
     reason: str
     ended: bool = False

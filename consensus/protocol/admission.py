@@ -354,6 +354,7 @@ class Admission:
             core.outbox.send(coordinator, request)
         if coordinator.id == core.member.id:
             self._change.proposer.consider(now)
+
     def on_leave_request(self, sender: str, message: LeaveRequest, now: float) -> None:
         """A member leaves."""
         core = self._core

@@ -229,7 +229,7 @@ class Core:
             self.outbox.emit(Stopped(error))
 
     def close(self) -> None:
-        """The last member goes, on its own wish, and nobody is left to let anybody in: where its program has ended, it says so."""
+        """Go as the last member, on its own wish: nobody is left to let anybody in. Where its program has ended, it says so."""
         if self.member.id in self.evidence.ended:
             text = f"the job has ended: {self.member}, its last member, has come to the end of its program"
             for applicant in self.applicants:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import JoinError, LeftError, StoppedError
+from ..errors import JobEndedError, JoinError, LeftError, StoppedError
 from ..interface import DataPlane
 from ..messages import Envelope
 from ..progress import Progress
@@ -288,7 +288,7 @@ class Driver:
         if self._stopped is not None:
             return
         self._stopped = error
-        if isinstance(error, LeftError):
+        if isinstance(error, (LeftError, JobEndedError)):
             self.note(logging.INFO, "stopped", str(error))
         else:
             self.note(logging.WARNING, "stopped", f"{type(error).__name__}: {error}")

@@ -155,3 +155,16 @@ def test_newcomers_of_a_view_whose_parent_is_unknown_need_contact() -> None:
     book.adopt(view_of("abc", 3), view_of("ab", 1))
     book.prove("c", "refused", NEVER, 100.0)
     assert book.discounted == frozenset()
+
+
+def test_who_has_ended_is_remembered_for_the_view_without_it() -> None:
+    """The reasons that go with that view are told after it was adopted."""
+    book = EvidenceBook(CONFIG)
+    first, second, third = view_of("abc"), view_of("a", 2), view_of("ad", 3)
+    book.adopt(first, None)
+    book.leave("b", None, 100.0, ended=True)
+    book.leave("c", None, 100.0)
+    book.adopt(second, first)
+    assert book.ended == {"b"}
+    book.adopt(third, second)
+    assert not book.ended

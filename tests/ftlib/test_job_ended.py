@@ -1,0 +1,80 @@
+"""Who still waits for a job when its last member leaves: told that it has ended, or that the state is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ftlib import FTLib, FTLibError, StateLost
+from tests.ftlib.real import company, eventually, in_thread
+from tests.ftlib.workers import TIMEOUT, Job, Worker
+
+
+def left_alone(leave: Callable[[FTLib], None]) -> BaseException | None:
+    """How a joiner ends whose own call never comes, when the founder that it follows leaves so."""
+    with Job(1, recovery="wait") as job:
+
+        def founder(worker: Worker) -> None:
+            worker.ft.register_state(model := torch.nn.Linear(2, 1))
+            model.weight.grad = torch.ones(1, 2)
+            while job.workers["j"].ft._plane.finished < 3 if "j" in job.workers else True:
+                worker.ft.allreduce_average(model)
+                if worker.ft.step == 3:
+                    job.start("j", joiner)
+            leave(worker.ft)
+
+        def joiner(worker: Worker) -> None:
+            worker.ft.register_state(torch.nn.Linear(2, 1))
+            worker.ft.allreduce(torch.zeros(1))
+
+        job.start("a", founder).join()
+        job.workers["j"].thread.join(TIMEOUT)
+        return job.workers["j"].error
+
+
+def interrupted(ft: FTLib) -> None:
+    with pytest.raises(KeyError), ft:
+        raise KeyError
+
+
+def preempted(ft: FTLib) -> None:
+    ft.drain()
+    ft.leave()
+
+
+@pytest.mark.parametrize("leave", [FTLib.close, FTLib.leave])
+def test_the_program_has_come_to_its_end(leave: Callable[[FTLib], None]) -> None:
+    error = left_alone(leave)
+    assert isinstance(error, SystemExit) and error.code == 0
+
+
+@pytest.mark.parametrize("leave", [interrupted, preempted])
+def test_the_program_has_not_come_to_its_end(leave: Callable[[FTLib], None]) -> None:
+    assert isinstance(left_alone(leave), StateLost)
+
+
+def test_a_spare_that_was_never_let_in() -> None:
+    """The real agents: the last member tells those who have applied."""
+    ends: list[BaseException] = []
+    with company(1, max_size=1) as crew:
+        [founder] = crew.members
+        called = threading.Event()
+
+        def wait() -> None:
+            spare = crew.init()
+            called.set()
+            try:
+                spare.barrier()
+            except (SystemExit, FTLibError) as error:
+                ends.append(error)
+
+        thread = in_thread(wait)
+        assert called.wait(TIMEOUT)
+        eventually(lambda: founder._consensus.status()["spares"], "the spare has applied")
+        founder.close()
+        thread.join(TIMEOUT)
+    [error] = ends
+    assert isinstance(error, SystemExit) and error.code == 0
