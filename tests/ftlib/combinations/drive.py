@@ -44,7 +44,11 @@ class Course:
         self._late = [name for name in ("follow", "wait") if name in features]
         self._killed = "spares" in features or rng.random() < 0.5
         self._moment = rng.randrange(2, self.steps)
-        self._lateness = rng.randrange(WINDOW + 1, self.steps + 1) if "deputies" in features else 0
+        self._lateness = 0
+        if "deputies" in features:  # late where the first epoch ends, which a death before that would put off
+            self._moment += self.steps
+            self._lateness = rng.randrange(self.steps - 3, self.steps + 1)
+        self._misses = rng.randrange(4, 16)
         self._notice = rng.randrange(1, 2 * self.steps - 1)
         self._spoilt = rng.randrange(1, self.steps)
         self._joins = rng.randrange(1, self.steps // 2 + 1)
@@ -115,7 +119,7 @@ class Course:
                     time.sleep(0.02)
             if number == 1 and self._lateness and self._once("late", step >= self._lateness):
                 until = time.monotonic() + 6 * DEADLINE
-                while time.monotonic() < until and ft.metrics()["stood_in"] < 3:
+                while time.monotonic() < until and ft.metrics()["stood_in"] < self._misses:
                     time.sleep(0.005)
             if number == 1 and "drain" in self.features and self._once("drain", step >= self._notice):
                 ft.drain("the test")

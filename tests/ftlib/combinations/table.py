@@ -71,7 +71,7 @@ execute wait: the others wait while it loads the state, in its first unit
 execute follow: units cannot be replayed: the others wait while it loads the state
 execute extra: it returns to the last commit with the rest of the state
 execute deputies: deputies stay out of units: the others wait for who is late
-execute evaluation: calls within a unit are of the unit, those between units of nobody
+execute evaluation: calls within a unit are done again with it, those between units are calls like any other
 execute barrier: between two units a barrier is a call like any other
 execute veto: a vetoed average grants no step, and the unit is committed all the same
 execute checkpoint: saved between units: what was committed last
