@@ -18,7 +18,7 @@ $(STAMP): .SHELLFLAGS := -o pipefail -c
 $(STAMP): setup.cfg setup.py pyproject.toml requirements-ci.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ftlib needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || { echo "setup: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@install() { if test -t 1; then $(PIP) "$$@"; else $(PIP) --progress-bar off "$$@" | grep -E --line-buffered '^ *(Downloading|Using cached|Installing|Successfully)|^ERROR' | cut -c1-160; fi; }; \
+	@install() { if test -t 1; then $(PIP) "$$@"; else $(PIP) --progress-bar off "$$@" | { grep -E --line-buffered '^ *(Downloading|Using cached|Installing|Successfully)|^ERROR' || test $$? -eq 1; } | cut -c1-160; fi; }; \
 	echo "setup: 1 of 3, $(TORCH) and what it needs: minutes, and much the largest part of all"; \
 	install $(TORCH) && \
 	echo "setup: 2 of 3, the other packages (requirements-ci.txt): about a minute" && \
