@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from consensus import Consensus, LeftError
 
@@ -46,6 +47,22 @@ __all__ = ["Caller", "Limits"]
 
 logger = logging.getLogger("ftlib")
 
+FOREIGN_CALLS = 16
+"""So many calls a newcomer takes part in among members that have made none like its own: then they run another program."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """How long a newcomer has waited for a call like its own."""
+
+    since: float
+    foreign: int = 0
+    """Calls that it met since then, one after the other, of members that have made none like its own."""
+
+    def meet(self, *, foreign: bool) -> None:
+        """The others are in another call."""
+        self.foreign = self.foreign + 1 if foreign else 0
+
 
 class Caller:
     """Carries out the calls of one lifetime, one at a time."""
@@ -59,8 +76,9 @@ class Caller:
         limits: Limits,
         in_flight: int,
         inquiry: Inquiry | None = None,
+        layouts: LayoutBook | None = None,
     ) -> None:
-        """``inquiry``: tells a newcomer what the others are in; None where all calls are alike."""
+        """``inquiry``: tells a newcomer what the others are in; None where calls are all alike. ``layouts``: of all calls."""
         self._inquiry = inquiry
         self._turns = turns
         self._plane = plane
@@ -86,7 +104,7 @@ class Caller:
         self.deputy: Deputizing | None = None
         """Takes part in calls while the program is late (set by ``Lifetime``)."""
         self._handed = False
-        self.layouts = LayoutBook()
+        self.layouts = LayoutBook() if layouts is None else layouts
         self.units = Executor(plane, self._veto, self.layouts, self._watch, self._failed, self._abandon, self._stop)
 
     def run(self, call: Call) -> Status:
@@ -182,7 +200,7 @@ class Caller:
 
     def _carry_through(self, call: Call) -> tuple[Results, Session] | None:
         """What ``call`` leads to, and where. None: to nothing, since too few are there, or this worker said goodbye before."""
-        follows, patience, came = True, self._patience(call), self._threads.now()
+        follows, patience, waiting = True, self._patience(call), _Waiting(self._threads.now())
         while (session := self._await_session(call, patience)) is not None:
             results, began = None, call.began
             if self._adopts(call, session) and self._is_own(call, session):
@@ -192,15 +210,16 @@ class Caller:
                 follows, session = results is not None, self._plane.session or session
             elif (entered := self._ask(call, session)) is Entered.OWN:
                 results = self._own(call, session)
-            elif entered is Entered.OTHER:
-                self._accompany(call, came)
+            elif entered is not Entered.UNKNOWN:
+                waiting.meet(foreign=entered is Entered.FOREIGN)
+                self._accompany(call, waiting)
             if results is not None and (self.said_goodbye or not self._plane.newcomer):
                 return results, session
             if self.said_goodbye:
                 return None
             if results is not None:
                 self._stay_out(call)
-                came = self._threads.now()
+                waiting = _Waiting(self._threads.now())
             call.check_untouched()
             if (
                 call.began != began
@@ -260,17 +279,19 @@ class Caller:
             return True
         return session.plan.signature == own.layout.signature and plane.origin == plane.authority
 
-    def _accompany(self, own: Call, came: float) -> None:
+    def _accompany(self, own: Call, waiting: _Waiting) -> None:
         """Take part in one call of the others, with nothing of the program's; ``own`` is in progress as before.
 
-        ``came``: when this worker began to wait for one like ``own``. StepMismatch where none comes in ``step_timeout``.
+        StepMismatch where they never make one like ``own``, as far as can be seen.
         """
         plane = self._plane
-        if self._threads.now() > came + self._limits.step_timeout:
+        late = self._threads.now() > waiting.since + self._limits.step_timeout
+        if late or waiting.foreign > FOREIGN_CALLS:
+            how_long = f"within {self._limits.step_timeout:g} s" if late else f"so far, {waiting.foreign} of them since it came"
             error = StepMismatch(
-                f"{own.layout.text} is this worker's first call, and the others have made none like it within "
-                f"{self._limits.step_timeout:g} s: a worker that joins later comes in with a call of the loop, so let the "
-                "first one be a call of the loop (no barrier before it, say)"
+                f"members entered calls with different tensors or operations: {own.layout.text} is this worker's first call, "
+                f"and the others have made none like it {how_long}: run the same program everywhere (a worker that joins later "
+                "comes in with a call of the loop: let its first one be such a call, and no barrier before the loop, say)"
             )
             self._stop(error)
             raise error

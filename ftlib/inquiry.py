@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import http.client
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
 from consensus import KeyRing, Member, SecretError, get
 
 from .call import Call, Kind
 from .errors import ConfigError
+from .layout_book import LayoutBook
 from .logs import about
 from .phase import Phase
 from .plane import Plane
+from .registry import UNKNOWN, Registered
 from .session import Session
 
 __all__ = ["ABSENT", "LATER", "PATH", "Entered", "Inquiry"]
@@ -36,22 +39,33 @@ LATER, ABSENT = "ask again", "absent"
 """What a member says that is not in that call: it may soon be; its program is late, and a deputy is there in its place."""
 _LONGEST = 64
 """Bytes of an answer."""
+_YES, _NO = b"y", b"n"
+_SIGNATURE = re.compile("[0-9a-f]{32}")
+_NOTHING = b"nothing".ljust(16)
+"""In the place of the shape of a state, where none was registered."""
 
 
 class Entered(Enum):
     """What the others are in, as far as a newcomer has to know it."""
 
-    OWN = "a call like the program's own, or nobody is there whose call counts more than that"
+    OWN = "a call like the program's own; or none in which it could ever have their state, as loading that will say"
     OTHER = "another one, or one that no program has entered yet"
+    FOREIGN = "another one, and who is in it has made none like the program's own so far"
     UNKNOWN = "the session has ended"
 
 
 class Inquiry:
     """Both sides of it at one member."""
 
-    def __init__(self, plane: Plane, ring: KeyRing | None = None) -> None:
-        """``ring``: keys of the job, None without a secret."""
+    def __init__(
+        self, plane: Plane, layouts: LayoutBook, registered: Callable[[], Registered | None], ring: KeyRing | None = None
+    ) -> None:
+        """``layouts``: of the calls made here. ``registered``: the program's state, if it registered any. ``ring``: keys of the
+        job, None without a secret.
+        """
         self._plane = plane
+        self._layouts = layouts
+        self._registered = registered
         self._ring = ring
 
     # --- the newcomer, on the training thread --------------------------------------------------------------------------
@@ -68,7 +82,7 @@ class Inquiry:
         while plane.acting_in(session):
             absent = 0
             for member in asked:
-                answer = self._ask_one(member, own.number)
+                answer = self._ask_one(member, own)
                 if answer == ABSENT:
                     absent += 1
                 elif isinstance(answer, bytes):
@@ -88,35 +102,39 @@ class Inquiry:
             return plan.holders
         return found
 
-    def _ask_one(self, member: Member, number: int) -> bytes | str:
-        """Signature and kind of the call that it is in; or its words, empty where it did not answer."""
+    def _ask_one(self, member: Member, own: Call) -> bytes | str:
+        """What ``source`` says there; or its words, empty where it did not answer."""
+        query = f"{PATH}?number={own.number}&like={own.layout.signature.hex()}"
         try:
-            with get(member.address, f"{PATH}?number={number}", self._ring, timeout=SILENCE) as answer:
+            with get(member.address, query, self._ring, timeout=SILENCE) as answer:
                 data = answer.read(_LONGEST)
                 return bytes(data) if answer.status == http.client.OK else data.decode(errors="replace").partition(":")[0]
         except (OSError, http.client.HTTPException, ValueError, SecretError) as error:
             logger.debug("%s did not say what it is in: %s", member, error, extra=about(self._plane, "no_answer"))
             return ""
 
-    @staticmethod
-    def _compared(own: Call, answer: bytes, name: str) -> Entered:
-        signature, kind = answer[:16], answer[16:].decode(errors="replace")
+    def _compared(self, own: Call, answer: bytes, name: str) -> Entered:
+        signature, shape, known, kind = answer[:16], answer[16:32], answer[32:33], answer[33:].decode(errors="replace")
         if signature == own.layout.signature:
+            return Entered.OWN
+        if self._never_fits(shape):
             return Entered.OWN
         if kind == Kind.UNIT.value:
             raise ConfigError(
                 f"{own}: {name} carries out a whole step (execute) just now, and a worker that has just come can take part "
                 "only if its own first call is execute, too: make either all steps of the loop with execute, or none"
             )
-        return Entered.OTHER
+        return Entered.OTHER if known == _YES else Entered.FOREIGN
 
     # --- the member that is asked, on a worker thread of the agent -----------------------------------------------------
 
     def source(self, query: Mapping[str, str]) -> Iterator[bytes]:
-        """Serves ``PATH``. LookupError says why there is no answer yet."""
-        text = query.get("number", "")
-        if not text.isdigit():
-            raise LookupError("expected ?number=NUMBER")
+        """Serves ``PATH``: of this member's call the signature, of its state the shape, whether it has made a call ``like``
+        that one, and its call's kind. LookupError says why there is no answer yet.
+        """
+        text, like = query.get("number", ""), query.get("like", "")
+        if not text.isdigit() or not _SIGNATURE.fullmatch(like):
+            raise LookupError("expected ?number=NUMBER&like=SIGNATURE")
         number, plane = int(text), self._plane
         with plane.changed:
             plane.changed.wait_for(lambda: self._decided(number), POLL)
@@ -126,7 +144,17 @@ class Inquiry:
                 raise LookupError(f"{ABSENT if away else LATER}: not inside call {number}")
             if plane.newcomer and plane.origin != plane.authority:
                 raise LookupError(f"{LATER}: this worker is a newcomer itself")
-            return iter([call.layout.signature + call.layout.kind.encode()])
+            known = _YES if self._layouts.may_know(bytes.fromhex(like)) else _NO
+            return iter([call.layout.signature + self._shape() + known + call.layout.kind.encode()])
+
+    def _never_fits(self, shape: bytes) -> bool:
+        """Whether a state of that shape cannot be loaded here: then their calls may never be like this program's own."""
+        plane, own = self._plane, self._shape()
+        return plane.origin != plane.authority and own != shape and UNKNOWN not in (own, shape)
+
+    def _shape(self) -> bytes:
+        registered = self._registered()
+        return _NOTHING if registered is None else registered.shape()
 
     def _decided(self, number: int) -> bool:
         """Whether this member is in that call, or will never be."""

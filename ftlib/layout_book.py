@@ -35,3 +35,8 @@ class LayoutBook:
         with self._lock:
             found = [layout for signature, layout in self._layouts.items() if signature.startswith(start)]
         return found[-1] if start and found else None
+
+    def may_know(self, signature: bytes) -> bool:
+        """Whether such a call was made or followed here; True as well where it may have been, and was forgotten."""
+        with self._lock:
+            return signature in self._layouts or len(self._layouts) == _KEPT

@@ -33,6 +33,7 @@ from .gathering import gathering
 from .inquiry import PATH as INQUIRY
 from .inquiry import Inquiry
 from .launch.announce import announce
+from .layout_book import LayoutBook
 from .listeners import Listeners
 from .logs import about
 from .phase import Phase
@@ -118,8 +119,9 @@ class Lifetime:
             veto=settings.nonfinite == VETO,
             held=allowed.pending if allowed.live else 0,
         )
-        self._inquiry = Inquiry(plane, means.ring)
-        self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight, self._inquiry)
+        layouts = LayoutBook()
+        self._inquiry = Inquiry(plane, layouts, lambda: self.transfer.registered, means.ring)
+        self.caller = Caller(plane, consensus, self._rebuilder, means.turns, limits, settings.in_flight, self._inquiry, layouts)
         self.transfer: Transfer = Transfer(
             plane,
             settings.consensus.join_timeout,

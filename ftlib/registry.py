@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from torch.nn import Module
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from .data.sampling import Sampling
 from .errors import ConfigError
 
-__all__ = ["Registered", "Stateful"]
+__all__ = ["UNKNOWN", "Registered", "Stateful"]
+
+UNKNOWN = bytes(16)
+"""See ``Registered.shape``."""
 
 Kind = TypeVar("Kind")
 
@@ -76,6 +82,19 @@ class Registered:
     def count(self, role: str) -> int:
         """How many objects have that role."""
         return len(self._roles.get(role, ()))
+
+    def shape(self) -> bytes:
+        """The same 16 bytes at two workers that registered the same roles, with parameters of the same dtypes and shapes.
+
+        ``UNKNOWN`` where a parameter gets its shape later. Buffers, and what optimizers keep, may always get theirs later.
+        """
+        text = [f"{role} {len(items)}" for role, items in self._roles.items()] + ["custom"] * (self._save is not None)
+        for (role, index), module in self.of(Module).items():
+            for name, parameter in module.named_parameters():
+                if isinstance(parameter, UninitializedParameter):
+                    return UNKNOWN
+                text.append(f"{role}[{index}].{name} {parameter.dtype} {tuple(parameter.shape)}")
+        return hashlib.blake2b("\n".join(text).encode(), digest_size=len(UNKNOWN)).digest()
 
     def load(self, tree: object) -> None:
         """Take over ``tree``; ConfigError where another program wrote it."""

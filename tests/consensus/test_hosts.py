@@ -111,7 +111,7 @@ def conversation(setup: bool, *orders: tuple[Any, ...], monkeypatch: pytest.Monk
         member = Member("a" * 16, *pair.advertised)
         socket.send_fds(other, [b"\0"], [pair.udp.fileno(), pair.tcp.fileno()])
         pair.close()
-        inherited = Descriptors(doors.detach() if setup else other.fileno() + 1000, cell_fd)
+        inherited = Descriptors(doors.detach() if setup else other.fileno() + 1000, cell_fd, -1)
         child = _Child(Lifeline(os.getpid()))
         await child._pipe.open(far)
         pipe.send(("setup", Setup(Config(), member, Introducers()), pair.advertised, inherited, frozenset(), logging.INFO))

@@ -70,7 +70,7 @@ def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPat
 
     def body(worker: Worker) -> None:
         worker.ft.barrier()
-        monkeypatch.setattr(worker.consensus, "leave", lambda: None)
+        monkeypatch.setattr(worker.consensus, "leave", lambda **_kw: None)
         thread = in_thread(worker.ft.leave)
         eventually(lambda: worker.ft._turns.departed, "it leaves")
         assert worker.ft._plane.phase.value == "active"
@@ -112,7 +112,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.process
 def test_a_signal_handler_may_close_in_the_middle_of_a_call() -> None:
     found = run("""
-ft._consensus.leave = lambda: None  # nobody answers: closing has to wait
+ft._consensus.leave = lambda **_kw: None  # nobody answers: closing has to wait
 def handler(number, frame):
     ft.close()
     ft.close()

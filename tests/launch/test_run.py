@@ -38,7 +38,8 @@ def post(address: str, path: str, body: bytes) -> tuple[int, Any]:
 # Endings.
 
 
-def test_all_finish(tmp_path: Path) -> None:
+def test_all_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with running(tmp_path, "-n", 3, script=script("print('out', INDEX); print('err', INDEX, file=sys.stderr)")) as run:
         out, err = run.finish(0)
     assert sorted(out.splitlines()) == [f"[worker {index}] out {index}" for index in range(3)]

@@ -65,10 +65,13 @@ def misconfigured(actor: Actor) -> None:
 
 @part
 def other(actor: Actor) -> None:
-    """After ``calls`` good calls, another ``kind`` of call or ``shapes`` (elements) and ``dtype``."""
+    """After ``calls`` good calls, and three averages of ``first``, another ``kind`` of call, or ``shapes`` (elements) and ``dtype``."""
     given = actor.given
     with actor.init() as ft:
         actor.together(ft)
+        if "first" in given:
+            for _ in range(3):
+                ft.allreduce_average([torch.ones(size) for size in given["first"]])
         tensors = [torch.ones(size, dtype=DTYPES[given.get("dtype", "float32")]) for size in given.get("shapes", [1_000, 4])]
         kind = given.get("kind", "average")
         while True:
