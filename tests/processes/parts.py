@@ -65,7 +65,7 @@ def misconfigured(actor: Actor) -> None:
 
 @part
 def other(actor: Actor) -> None:
-    """After ``calls`` good calls, and three averages of ``first``, another ``kind`` of call, or ``shapes`` (elements) and ``dtype``."""
+    """After ``calls`` good calls, and three averages of ``first``, another ``kind`` of call, or ``shapes``, ``dtype``."""
     given = actor.given
     with actor.init() as ft:
         actor.together(ft)
