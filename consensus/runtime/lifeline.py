@@ -17,8 +17,8 @@ _FLAGS, _NICE, _PENDING = 6, 16, 28
 """Fields of ``/proc/PID/task/TID/stat`` behind the name (proc(5) counts the name and the number before it: 9, 19 and 31)."""
 _ENOUGH = 8192
 """Bytes of such a file."""
-_STEP_BACK = 5
-"""Added to the niceness of ending threads: where others want the processor they get three quarters of it."""
+_STEP_BACK = 15
+"""Added to the niceness of ending threads: where others want the processor they get nearly all of it."""
 _PF_EXITING = 0x4
 _SIGKILL = 1 << 8
 
@@ -40,6 +40,7 @@ class Lifeline:
 
     def __init__(self, pid: int) -> None:
         """``pid`` must still be the process that is meant."""
+        self._pid = pid
         self._pidfd = self._stat = self._proc = -1
         try:
             self._pidfd = os.pidfd_open(pid)
@@ -107,13 +108,18 @@ class Lifeline:
     def step_back(self) -> None:
         """Have the threads of an ending process let others go first: it has only memory to give back, they have to go on.
 
-        Freeing gigabytes takes as much processor time as the others' whole recovery, at the same moment.
+        Freeing gigabytes takes more processor time than the others' whole recovery, at the same moment. Where the kernel shares
+        the processors among sessions (sched(7), autogroup), that of a process that leads one steps back as a whole.
         """
+        if self._proc < 0:
+            return
         with contextlib.suppress(OSError):
-            for thread in self._tasks():
-                found = self._look_at(thread)
-                if found.exiting or found.killed:  # and not who executes another program
-                    os.setpriority(os.PRIO_PROCESS, int(thread), found.nice + _STEP_BACK)
+            threads = [(thread, self._look_at(thread)) for thread in self._tasks()]
+            ending = [(thread, found) for thread, found in threads if found.exiting or found.killed]
+            for thread, found in ending:  # and not who executes another program
+                os.setpriority(os.PRIO_PROCESS, int(thread), min(19, found.nice + _STEP_BACK))
+            if ending and os.getsid(self._pid) == self._pid:
+                self._write("autogroup", str(_STEP_BACK))
 
     def dumps_core(self) -> bool:
         """Whether the process is writing a core dump: its threads have been killed already, but end only after that."""
@@ -138,6 +144,13 @@ class Lifeline:
         fields = stat[stat.rindex(b")") + 2 :].split()
         exiting, killed = int(fields[_FLAGS]) & _PF_EXITING, int(fields[_PENDING]) & _SIGKILL
         return _Thread(bool(exiting), bool(killed), int(fields[_NICE]))
+
+    def _write(self, name: str, text: str) -> None:
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
 
     def _read(self, name: str) -> bytes:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
