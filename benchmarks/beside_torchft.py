@@ -79,7 +79,7 @@ class Doom:
 
     def rest(self) -> None:
         """Outside of calls."""
-        time.sleep(REST * self._chance.random())
+        time.sleep(REST * self._chance.random())  # so that deaths fall outside of an average, too
         if self._asked == "outside":
             self._die()
 
@@ -108,7 +108,7 @@ def death(worker: Worker) -> dict[str, Any] | None:
 
 def strike(cluster: Cluster, kind: str, chance: random.Random) -> tuple[str, float]:
     """One death of ours: where it was, and the seconds."""
-    time.sleep(0.4 + chance.random() * 0.1)
+    time.sleep(0.4 + chance.random() * 0.1)  # the death falls anywhere in a step
     workers = cluster.alive()
     victim = chance.choice(workers)
     survivors = [worker for worker in workers if worker is not victim]
@@ -198,7 +198,7 @@ class Peers:
                 return found
             if time.monotonic() > deadline:
                 raise Stuck(f"torchft, not within {LIMIT:g} s: {what}")
-            time.sleep(0.01)
+            time.sleep(0.01)  # between two looks at what they wrote
 
     def training(self, size: int) -> None:
         """Wait until the last ten steps of all had all."""
@@ -215,7 +215,7 @@ class Peers:
         """One death: where it was, and the seconds."""
         replicas = self.alive()
         before = [len(each.calls) for each in replicas]
-        time.sleep(0.4 + chance.random() * 0.1)
+        time.sleep(0.4 + chance.random() * 0.1)  # as above
         self.alive()
         sizes = [call["size"] for each, count in zip(replicas, before, strict=True) for call in each.calls[count:]]
         self.steps += len(sizes)

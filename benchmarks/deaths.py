@@ -89,7 +89,7 @@ def strike(cluster: Cluster, kind: str, chance: random.Random) -> dict[str, Any]
     if kind == "large":
         victim.signal(signal.SIGUSR2)
         cluster.until("memory is touched", lambda: _told(victim, "touched"))
-    time.sleep(0.4 + chance.random() * 0.1)
+    time.sleep(0.4 + chance.random() * 0.1)  # the death falls anywhere in a step
     cluster.read()
     epoch = newest_epoch(workers)
     fault = victim.signal(signal.SIGKILL)

@@ -99,7 +99,7 @@ def withstand(args: argparse.Namespace) -> bool:
                     with get(address, "/status", ring) as answer:
                         answer.read()
                     answers.append(time.monotonic() - began)
-                time.sleep(0.3 + chance.random() * 0.2)
+                time.sleep(0.3 + chance.random() * 0.2)  # the kill falls anywhere in a step
                 cluster.read()
                 epoch, victim = newest_epoch(cluster.alive()), chance.choice(others)
                 survivors = [worker for worker in cluster.alive() if worker is not victim]
