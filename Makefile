@@ -1,4 +1,4 @@
-# make setup | demo | test | fuzz | lint | bench | soak | pictures | transcripts | clean
+# make setup | demo | test | fuzz | lint | bench | soak | pictures | tables | transcripts | clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 
-.PHONY: setup demo test fuzz lint bench soak pictures transcripts clean
+.PHONY: setup demo test fuzz lint bench soak pictures tables transcripts clean
 
 setup: $(STAMP)
 
@@ -49,17 +49,21 @@ SEED   ?= $(shell date +%s)
 fuzz: setup
 	@for seed in $$(seq $(SEED) $$(($(SEED) + $(ROUNDS) - 1))); do \
 	  echo "make fuzz ROUNDS=1 SEED=$$seed"; \
-	  $(BIN)/python -m pytest -q -n 3 -m "hypothesis and not soak" --hypothesis-profile=fuzz --hypothesis-seed=$$seed \
+	  $(BIN)/python -m pytest -q -p tests.forks --forks=3 -m "hypothesis and not soak" --hypothesis-profile=fuzz --hypothesis-seed=$$seed \
 	    || { echo "to repeat: make fuzz ROUNDS=1 SEED=$$seed"; exit 1; }; \
 	done
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
 
-# The state diagrams are drawn from the tables in the code; imgs/demo.png is the report of a run of make demo.
-PICTURES := architecture training flow life detection change
+# The house is drawn from the imports of the code, the state diagrams from its tables; imgs/demo.png is the report of a make demo.
+PICTURES := house architecture training flow life detection change
 pictures: setup
 	for name in $(PICTURES); do $(BIN)/python imgs/$$name.py || exit 1; done
+
+# The tables of settings and metrics in docs/, from those in the code.
+tables: setup
+	$(BIN)/python docs/tables.py
 
 # What is told in tests/transcripts/golden, as it happens now. The diff is to be read before it is committed.
 transcripts: setup

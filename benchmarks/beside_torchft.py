@@ -38,8 +38,7 @@ from typing import Any, Self
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from benchmarks.crew import crew
-from benchmarks.faults import all_after, newest_epoch, pause
+from benchmarks.faults import all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib.launch.process import die_with_parent
 from tests.processes.cluster import ROOT, Cluster, Stuck, Worker

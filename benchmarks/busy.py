@@ -16,11 +16,9 @@ import random
 import signal
 import sys
 
-from benchmarks.crew import crew, put_away, refill
-from benchmarks.faults import strike
-from benchmarks.neighbours import busy_loops
+from benchmarks.faults import Watch, crew, put_away, refill, strike
+from benchmarks.machine import busy_loops
 from benchmarks.report import Report, chosen, parser
-from benchmarks.watch import Watch
 from tests.processes.cluster import Cluster, Stuck
 from tests.processes.verdict import Verdict
 

@@ -19,8 +19,8 @@ import statistics
 import sys
 import time
 
-from benchmarks.crew import crew, refill
-from benchmarks.footprint import Footprint, footprint
+from benchmarks.faults import crew, refill
+from benchmarks.machine import Footprint, footprint
 from benchmarks.report import Report, chosen, parser
 from tests.processes.cluster import Cluster
 from tests.processes.verdict import Verdict

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.report import Report, chosen, parser
-from ftlib.demo.digits import Digits
+from ftlib.cli.demo.digits import Digits
 from tests.processes.cluster import Cluster
 from tests.processes.readers import ended
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.crew import crew
-from benchmarks.faults import all_after, newest_epoch, pause
+from benchmarks.faults import all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
 
 if TYPE_CHECKING:

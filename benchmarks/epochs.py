@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.neighbours import busy_loops
+from benchmarks.machine import busy_loops
 from benchmarks.report import Report, chosen, parser
 from tests.processes.cluster import Cluster, Worker
 from tests.processes.reader import Orders

@@ -18,8 +18,7 @@ import signal
 import sys
 import time
 
-from benchmarks.crew import crew
-from benchmarks.faults import all_after, newest_epoch, pause
+from benchmarks.faults import all_after, crew, newest_epoch, pause
 from benchmarks.report import chosen, parser, spread
 from tests.processes.cluster import Worker, load
 from tests.processes.verdict import Verdict

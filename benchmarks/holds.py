@@ -31,14 +31,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.crew import crew
+from benchmarks.faults import Watch, crew
 from benchmarks.job import Job
-from benchmarks.neighbours import busy_loops
+from benchmarks.machine import busy_loops
 from benchmarks.recovery import alternate
 from benchmarks.report import AGENTS, Report, chosen, parser, spread
-from benchmarks.watch import Watch
+from ftlib.cli.status import fetch_status
 from ftlib.errors import FTLibError
-from ftlib.launch.status import fetch_status
 from tests.processes.cluster import Cluster, Worker
 
 

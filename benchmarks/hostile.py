@@ -40,10 +40,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.crew import crew
-from benchmarks.faults import all_after, newest_epoch, pause
+from benchmarks.faults import all_after, crew, newest_epoch, pause
 from consensus import KeyRing, get, parse_address
-from consensus.proofs import Exchange, decode, fresh_nonce, greeting
+from consensus.wire.proofs import Exchange, decode, fresh_nonce, greeting
 from tests.consensus.crowd import crowd_process
 from tests.consensus.tap import may_listen, tap
 from tests.processes.cluster import ROOT, Cluster, Worker, load

@@ -13,8 +13,8 @@ import statistics
 import sys
 import time
 
-from benchmarks.footprint import cpu_seconds, footprint
 from benchmarks.job import Job
+from benchmarks.machine import cpu_seconds, footprint
 from benchmarks.report import Report, chosen, parser
 
 BAR = 0.005

@@ -45,7 +45,7 @@ from benchmarks.joins import (
     resident,
     watched,
 )
-from benchmarks.neighbours import busy_loops
+from benchmarks.machine import busy_loops
 from benchmarks.report import Report, chosen, parser, spread
 from tests.processes.cluster import Cluster, Worker
 from tests.processes.episode import Episode

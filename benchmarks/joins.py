@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.crew import crew
+from benchmarks.faults import crew
 from ftlib import ConfigError
-from ftlib.config import resolve
+from ftlib.settings.config import resolve
 from tests.processes.cluster import Cluster, Worker
 from tests.processes.learner import asked
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from benchmarks.report import Report, spread
-from ftlib.backup import Backup
-from ftlib.registry import Registered
+from ftlib.state.registry import Registered
+from ftlib.state.snapshot import Backup
 
 WIDTH = 500
 

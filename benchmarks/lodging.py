@@ -21,14 +21,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from consensus import Config, Consensus, Gossip, Member, Membership, SharedStorage, format_address
-from consensus.null_plane import NullPlane
-from consensus.runtime.agent import Agent, Outside
-from consensus.runtime.assembly import make_agent, perform
-from consensus.runtime.host import Setup
-from consensus.runtime.names import lookup
-from consensus.runtime.progress_cell import ProgressCell
-from consensus.runtime.snapshot import Snapshot
-from consensus.runtime.sockets import open_pair
+from consensus.border import Boundary, Built, Flushed, Order, SeekAdmission
+from consensus.interface import NullPlane
+from consensus.runtime.agent.agent import Agent, Outside
+from consensus.runtime.agent.snapshot import Snapshot
+from consensus.runtime.host.child import make_agent
+from consensus.runtime.host.exchange import Setup
+from consensus.runtime.host.progress_cell import ProgressCell
+from consensus.runtime.net.names import lookup
+from consensus.runtime.net.sockets import open_pair
 
 __all__ = ["Lodger", "main"]
 
@@ -46,35 +47,43 @@ class Lodger:
         host, port = sockets.advertised
         self.member = Member(secrets.token_hex(8), host, port)
         self.snapshot = Snapshot()
+        self._plane = NullPlane(cast("Consensus", self))
+        setup = Setup(config, self.member, introducers, sockets.advertised, frozenset(), logging.INFO)
         outside = Outside(
-            NullPlane(cast("Consensus", self)),
-            self._publish,
+            self._hear,
             progress=ProgressCell().read,
             facts=self._facts,
             served=frozenset,
             hand_over=lambda connection, _request: connection.close(),
         )
-        self.agent: Agent = make_agent(Setup(config, self.member, introducers), sockets, outside)
+        self.agent: Agent = make_agent(setup, sockets, outside)
 
     async def start(self) -> None:
         """Listen, and look for the cluster."""
         await self.agent.start()
-        perform(self.agent, "seek_admission", ())
+        self.agent.driver.handle(SeekAdmission())
 
     def flushed(self, epoch: int, report: bytes) -> None:
         """See ``Consensus``."""
-        perform(self.agent, "flushed", (epoch, report))
+        self.agent.driver.handle(Flushed(epoch, report))
 
     def ready(self, view_id: str) -> None:
         """See ``Consensus``."""
-        perform(self.agent, "ready", (view_id,))
+        self.agent.driver.handle(Built(view_id))
 
     def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
         """See ``Consensus``."""
-        perform(self.agent, "boundary", (call, tuple(leavers)))
+        self.agent.driver.handle(Boundary(call, tuple(leavers)))
 
     async def _facts(self) -> Mapping[str, Any]:
         return {}
+
+    def _hear(self, orders: list[Snapshot | Order]) -> None:
+        for order in orders:
+            if isinstance(order, Snapshot):
+                self._publish(order)
+            else:
+                self._plane.handle(order)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot

@@ -9,11 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.crew import crew, put_away, reason, refill
 from benchmarks.depot import Depot, depot
-from benchmarks.faults import all_after, newest_epoch, pause
+from benchmarks.faults import Watch, all_after, crew, newest_epoch, pause, put_away, reason, refill
 from benchmarks.report import Report, spread
-from benchmarks.watch import Watch
 from tests.processes.cluster import Cluster
 from tests.processes.verdict import Verdict
 

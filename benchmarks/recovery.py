@@ -23,8 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.crew import crew
-from benchmarks.faults import after, all_after, newest_epoch, pause
+from benchmarks.faults import after, all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
 from tests.processes.cluster import Cluster, load
 

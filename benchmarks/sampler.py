@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.report import Report, parser
 from ftlib import ElasticSampler
-from ftlib.state import snapshot
+from ftlib.state.codec import snapshot
 
 AHEAD = 8
 BATCH = 32

@@ -17,22 +17,22 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 
-from consensus.codec import Codec
+from consensus.border import Built, Flushed, Freeze, Installed, Order
 from consensus.config import Config
-from consensus.envelope import OVERHEAD, Sealed
-from consensus.keys import KeyRing
 from consensus.messages import Envelope, Message
-from consensus.pieces import LARGEST
-from consensus.simulation import Host, StubPlane, World
-from consensus.simulation.observer import Observer
-from consensus.simulation.plane import BUILD_TIME
-from consensus.view import View
+from consensus.simulation import Host, StubPlane, World, judged
+from consensus.simulation.world.host import BUILD_TIME
+from consensus.simulation.world.observer import Observer
+from consensus.wire.codec import Codec
+from consensus.wire.envelope import OVERHEAD, Sealed
+from consensus.wire.keys import KeyRing
+from consensus.wire.pieces import LARGEST
 
 REPORT = bytes(60)
-"""What ``ftlib.salvage.Report`` takes."""
+"""What ``ftlib.core.calls.salvage.Report`` takes."""
 
 LOST = 10
 SAMPLE = 25
@@ -41,14 +41,14 @@ SAMPLE = 25
 class Plane(StubPlane):
     """All report the same."""
 
-    def freeze(self, epoch: int, after_call: int | None) -> None:  # noqa: ARG002 - there are no calls to wait for
-        """See ``SimulatedPlane``."""
-        self._host.machine.flushed(epoch, REPORT, self._host.now)
-
-    def install(self, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
+    def handle(self, order: Order) -> None:
         """See ``SimulatedPlane``."""
         host = self._host
-        host.after(BUILD_TIME, lambda: host.machine.ready(view.view_id, host.now))
+        match order:
+            case Freeze(epoch, _):  # there are no calls to wait for
+                host.machine.handle(Flushed(epoch, REPORT), host.now)
+            case Installed(view, _):
+                host.after(BUILD_TIME, lambda: host.machine.handle(Built(view.view_id), host.now))
 
 
 class Traffic(Observer):
@@ -125,11 +125,7 @@ class Row:
 
 def world_of(args: argparse.Namespace, config: Config | None = None, seed: int = 1) -> World:
     world = World(seed, config, plane=Plane)
-    if not args.checked:
-        world.observers.clear()
-        for hooks in world.hooks.values():  # nobody else wants to be rid of the checkers
-            hooks.clear()
-    return world
+    return judged(world) if args.checked else world
 
 
 def founded(args: argparse.Namespace, seed: int = 1, config: Config | None = None) -> tuple[World, list[Host]]:

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from consensus import format_address
 from ftlib import ElasticSampler, FTLib
-from ftlib.demo import task as digits_task
-from ftlib.demo.digits import Digits
+from ftlib.cli.demo import task as digits_task
+from ftlib.cli.demo.digits import Digits
 from tests.processes.worker import Lines, Task
 
 __all__ = ["BATCH", "learn", "prepare"]

@@ -14,14 +14,14 @@ import sys
 import time
 
 from benchmarks.soak import chunk
-from consensus.simulation import World
+from consensus.simulation import World, judged
 
 SIZES = (4, 16, 64, 200, 500, 1000)
 
 
 def idle(size: int, seconds: float) -> tuple[World, float, float]:
     """``size`` members that only watch each other; (world, own time, wall time)."""
-    world = World(1)
+    world = judged(World(1))
     began = time.process_time()
     world.cluster(size)
     founding = time.process_time() - began

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from benchmarks.footprint import cpu_seconds
+from benchmarks.machine import cpu_seconds
 from benchmarks.report import Report, parser, spread
 from ftlib.launch.process import die_with_parent
 from tests.processes.cluster import ROOT, Stuck

@@ -8,7 +8,7 @@
     python -m benchmarks.soak --policy storage --seeds 10000     # with a shared store that decides, and fails
     python -m benchmarks.soak --large 2                          # two histories of 1000 members (minutes each)
 
-The exit status is 1 if anything failed. A failing history is the same in every run: seed and menu say all.
+The exit status is 1 if anything failed. A failing history is the same in every run: seed and profile say all.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consensus.simulation import Menu, Result, Scenario, draw, play
-from consensus.simulation.shrink import shrink
+from consensus.simulation import FaultProfile, Result, Scenario, draw, play
+from consensus.simulation.script.shrink import shrink
 
 CHUNK = 50
 LARGE = 1000
@@ -68,7 +68,7 @@ def player(*, train: bool) -> Callable[[Scenario], Result]:
     """What plays a history."""
     if not train:
         return play
-    from ftlib.simulation import play as play_training  # imports torch
+    from tests.simulation.data_plane import play as play_training  # imports torch
 
     logging.getLogger("ftlib").setLevel(logging.CRITICAL)
     return play_training
@@ -85,10 +85,10 @@ def chunk(
     policy: str = "",
 ) -> Tally:
     """``count`` histories from seed ``first`` on, in this process."""
-    tally, menu, tell = Tally(), Menu.parse(faults), player(train=train)
+    tally, profile, tell = Tally(), FaultProfile.parse(faults), player(train=train)
     for seed in range(first, first + count):
         began = time.process_time()  # others may use the machine, too
-        result = tell(draw(seed, menu, size, events, policy=policy))
+        result = tell(draw(seed, profile, size, events, policy=policy))
         took = time.process_time() - began
         tally.add(Tally(1, result.world.events, took, result.world.now - 100.0, took, Counter([result.kind])))
         if not result.good:
@@ -107,7 +107,7 @@ def done_before(path: Path, faults: str) -> dict[int, Tally]:
 
 
 def run(args: argparse.Namespace) -> int:
-    faults = str(Menu.parse(args.faults))
+    faults = str(FaultProfile.parse(args.faults))
     kind = f"training, {faults}" if args.train else faults
     kind = f"{args.policy}, {kind}" if args.policy else kind
     path: Path = args.record
@@ -167,7 +167,7 @@ def tell(total: Tally) -> None:
 
 
 def one(args: argparse.Namespace) -> int:
-    scenario = draw(args.seed, Menu.parse(args.faults), args.size, policy=args.policy)
+    scenario = draw(args.seed, FaultProfile.parse(args.faults), args.size, policy=args.policy)
     tell = player(train=args.train)
     result = tell(scenario)
     if args.shrink and not result.good:
@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=50_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("-j", "--jobs", type=int, default=2)
-    parser.add_argument("--faults", default="all", help="a menu: see consensus/simulation/menu.py")
+    parser.add_argument("--faults", default="all", help="names and weights: see consensus/simulation/script/faults.py")
     parser.add_argument("--record", type=Path, default=Path("out/soak.jsonl"), help="finished chunks, for resuming")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines of progress")

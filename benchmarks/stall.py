@@ -17,8 +17,7 @@ import statistics
 import sys
 from typing import Any
 
-from benchmarks.crew import crew, put_away, refill
-from benchmarks.faults import all_after, newest_epoch, pause
+from benchmarks.faults import all_after, crew, newest_epoch, pause, put_away, refill
 from benchmarks.job import Job
 from benchmarks.report import Report, chosen, parser
 from tests.processes.cluster import Cluster, Stuck

@@ -14,9 +14,8 @@ import signal
 import sys
 
 from benchmarks.busy import detect
-from benchmarks.crew import crew
+from benchmarks.faults import Watch, crew
 from benchmarks.report import Report, chosen, parser
-from benchmarks.watch import Watch
 from tests.processes.verdict import Verdict
 
 BAR = 0.7

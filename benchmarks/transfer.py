@@ -41,14 +41,14 @@ LAYER = 4 << 20
 """Elements of a big parameter; each has a small one beside it."""
 
 
-class Stream:
+class StreamReader:
     """The plain one: its other end is a process that sends as much as it is asked for."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as subscriber:
+            port = subscriber.getsockname()[1]
             self._sender = subprocess.Popen([sys.executable, "-c", SENDER, str(port), str(PIECE)])
-            self._connection, _ = listener.accept()
+            self._connection, _ = subscriber.accept()
 
     def measure(self, nbytes: int) -> float:
         """Seconds for so many bytes."""
@@ -69,12 +69,12 @@ class Fetcher:
 
     def __init__(self, megabytes: int, *, secret: str = "", group: bool = False) -> None:
         from consensus import KeyRing
+        from ftlib.core.plane.plane import Plane
         from ftlib.frameworks.gloo import GlooFramework
-        from ftlib.plane import Plane
-        from ftlib.recovery.fetch import HttpSource, Source
-        from ftlib.recovery.flat import Ground
-        from ftlib.recovery.post import Post
-        from ftlib.recovery.stripes import cut
+        from ftlib.recovery.joiner.group_transport import GroupTransport
+        from ftlib.recovery.joiner.http_transport import HTTPTransport
+        from ftlib.recovery.layout.flat_state import FlatState
+        from ftlib.recovery.layout.shards import cut
         from tests.ftlib.recovery import holders
 
         sizes = [LAYER, 1000] * max(1, round(megabytes * 1e6 / 4 / LAYER))
@@ -82,21 +82,19 @@ class Fetcher:
         settings: dict[str, Any] = {"secret": secret} if secret else {}
         self.holder = holders.HolderProcess(sizes, joiner, group=group, **settings)
         self.framework = GlooFramework()
-        self.source: Source
-        http = HttpSource(KeyRing([secret]) if secret else None, joiner.id)
+        ring = KeyRing([secret]) if secret else None
+        self.transport = HTTPTransport(ring, joiner.id)
         if group:
             self.framework.start("127.0.0.1")
             made = holders.group_of(self.framework, 1, self.holder.store)
-            plane = Plane(lambda: joiner.id)
+            plane = Plane(joiner.id)
             assert plane.activate(holders.meeting([self.holder.member, joiner], joiner.id, made))
-            self.source = Post(http, plane, patience=60.0)
-        else:
-            self.source = http
+            self.transport = GroupTransport(ring, plane, patience=60.0)
         self.holder.hear()
         model = holders.Model(sizes, seed=1)
-        self.ground = Ground([row.detach() for row in model.rows], [str(index) for index in range(len(sizes))])
+        self.flat = FlatState([row.detach() for row in model.rows], [str(index) for index in range(len(sizes))])
         member = self.holder.member
-        offer = http.offer(
+        offer = self.transport.offer(
             [member],
             version=holders.VERSION,
             origin=holders.ORIGIN,
@@ -104,29 +102,29 @@ class Fetcher:
             inline_from=member.id,
             go_on=lambda: True,
         )
-        assert offer.nbytes == self.ground.nbytes, (offer.nbytes, self.ground.nbytes)
-        self.stripes = cut(offer.nbytes, [member.id], 0, holders.VERSION)
-        for stripe in (self.stripes[0], self.stripes[-1]):  # complete
-            self.source.stripe(member, stripe, self.ground, 0, lambda _: None, lambda: True)
+        assert offer.nbytes == self.flat.nbytes, (offer.nbytes, self.flat.nbytes)
+        self.shards = cut(offer.nbytes, [member.id], 0, holders.VERSION)
+        for shard in (self.shards[0], self.shards[-1]):  # complete
+            self.transport.shard(member, shard, self.flat, 0, lambda _: None, lambda: True)
 
     @property
     def nbytes(self) -> int:
-        return self.ground.nbytes
+        return self.flat.nbytes
 
     def fetch(self, threads: int) -> float:
         """Seconds until everything is here."""
         waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        for stripe in self.stripes:
-            waiting.put(stripe)
+        for shard in self.shards:
+            waiting.put(shard)
         arrived: list[int] = []
 
         def work() -> None:
             while True:
                 try:
-                    stripe = waiting.get_nowait()
+                    shard = waiting.get_nowait()
                 except queue.Empty:
                     return
-                self.source.stripe(self.holder.member, stripe, self.ground, 0, arrived.append, lambda: True)
+                self.transport.shard(self.holder.member, shard, self.flat, 0, arrived.append, lambda: True)
 
         workers = [threading.Thread(target=work) for _ in range(threads)]
         began = time.perf_counter()
@@ -145,7 +143,7 @@ class Fetcher:
 
 def measure(megabytes: int, args: Namespace, report: Report) -> None:
     fetchers = {}
-    stream = Stream()
+    stream = StreamReader()
     try:
         for way in args.only:
             secret = secrets.token_hex(16) if way == "sealed" else ""

@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Answer, get
+    from .backends import Gossip, SharedStorage
     from .config import Config, Home, Liveness, Policy, check_secret
     from .errors import (
         CodecError,
@@ -34,15 +34,13 @@ if TYPE_CHECKING:
         StoppedError,
         StoreWipedError,
     )
-    from .gossip import Gossip
-    from .interface import Bound, Consensus, DataPlane, Mode, Source
-    from .keys import MOST_KEYS, Key, KeyRing, read_secrets
+    from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source
     from .member import Address, Member, format_address, parse_address
     from .membership import Membership
-    from .null_plane import NullPlane
-    from .shared_storage import SharedStorage
-    from .slices import short_slices
+    from .tools.client import Answer, get
     from .view import Cause, Reason, View
+    from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
+    from .wire.slices import short_slices
 
 __all__ = [
     "MOST_KEYS",
@@ -90,7 +88,7 @@ __all__ = [
 
 _HOMES = {
     "Address": "member",
-    "Answer": "client",
+    "Answer": "tools.client",
     "Bound": "interface",
     "Cause": "view",
     "CodecError": "errors",
@@ -101,35 +99,35 @@ _HOMES = {
     "DataPlane": "interface",
     "ExcludedError": "errors",
     "FoundedApartError": "errors",
-    "Gossip": "gossip",
+    "Gossip": "backends",
     "Home": "config",
     "JobEndedError": "errors",
     "JoinError": "errors",
-    "Key": "keys",
-    "KeyRing": "keys",
+    "Key": "wire.keys",
+    "KeyRing": "wire.keys",
     "LeftError": "errors",
     "Liveness": "config",
-    "MOST_KEYS": "keys",
+    "MOST_KEYS": "wire.keys",
     "Member": "member",
     "Membership": "membership",
     "Mode": "interface",
-    "NullPlane": "null_plane",
+    "NullPlane": "interface",
     "OvertakenError": "errors",
     "Policy": "config",
     "QuorumLostError": "errors",
     "Reason": "view",
     "SecretError": "errors",
-    "SharedStorage": "shared_storage",
+    "SharedStorage": "backends",
     "Source": "interface",
     "StoppedError": "errors",
     "StoreWipedError": "errors",
     "View": "view",
     "check_secret": "config",
     "format_address": "member",
-    "get": "client",
+    "get": "tools.client",
     "parse_address": "member",
-    "read_secrets": "keys",
-    "short_slices": "slices",
+    "read_secrets": "wire.keys",
+    "short_slices": "wire.slices",
 }
 """The module of each."""
 

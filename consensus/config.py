@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Literal, TypeAlias
 
 from .errors import ConfigError
 from .interface import Mode
@@ -22,8 +23,15 @@ MAX_JOB = 64
 MIN_SECRET = 16
 """Bytes that a secret has at least."""
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
+
+
+Seconds: TypeAlias = float
+"""A duration; whoever reads settings takes text with a unit for it, too."""
+
+Count: TypeAlias = int
+"""At least 1."""
 
 
 class Home(Enum):
@@ -55,45 +63,102 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one member. Times are in seconds."""
+    """Settings of one member. docs/operations.md has tables made of the fields: name, default, the first paragraph below."""
 
     job: str = "default"
-    """Members of different jobs never mix, even at the same addresses."""
+    """Members of different jobs never mix, even at the same addresses. ``ftlib run`` draws one."""
 
     introducers: tuple[str, ...] = ()
-    """``host:port`` of members to join through; the first may found. Empty: found alone. A name may stand for several."""
+    """``host:port`` of members to join through; the first may found. Empty: found alone. A name may stand for several
+    (docs/network.md#addresses)."""
 
-    initial_size: int = 1
-    """How many members must have met before the first view."""
+    initial_size: Count = 1
+    """How many members must have met before the first view. ``ftlib run`` sets it."""
 
     bind: str = "127.0.0.1:0"
-    """Where to listen (one port number for UDP and HTTP; 0: any free one).
+    """Where to listen: one port number for UDP and HTTP, 0 for any free one. With ``introducers`` the default is the first of
+    them that is this host's and free. Gloo binds to the same interface.
 
     Empty: the first free address of this host among ``introducers``, else any port on the interface that leads to them.
     ``:port``: that port on that interface.
     """
 
     advertise: str | None = None
-    """What others are told to use; derived from ``bind`` where None."""
+    """The address that others use; derived from ``bind`` where it is not given."""
+
+    secret: str | tuple[str, ...] = field(default=(), repr=False)
+    """Shared by all members; of several the first encrypts, all are accepted (docs/network.md#security).
+    ``ftlib run`` draws one."""
+
+    secret_file: str = ""
+    """A file with one secret a line instead, read again whenever it changes."""
+
+    insecure: bool = False
+    """Whether to listen beyond loopback though there is no secret: anybody who reaches the port is then believed."""
+
+    max_size: int | None = None
+    """Joiners above so many members wait until there is room (spares); none: all are admitted. The coordinator's counts."""
 
     policy: Policy = Policy.MAJORITY
+    """Who may decide the next view: ``majority`` (may block, never forks), ``storage`` (the store decides, needs ``storage``)
+    or ``any`` (never blocks, may fork): docs/consensus.md#policies."""
+
     mode: Mode | None = None
-    """None: as the backend has it, active for gossip and passive for shared storage."""
+    """``active``: ``initialized()`` and ``skip_allreduce()`` confirm first; ``passive``: they are told. The default is active
+    for gossip and passive for shared storage."""
+
+    agent: Home = Home.PROCESS
+    """Where a member's agent runs: ``process``, or ``thread`` (lighter, but a hang of one is a hang of both)."""
 
     liveness: Liveness = Liveness.PINGS
     """``shared_storage`` takes leases. Pings are then a second opinion, asked where a lease was not renewed."""
 
-    storage: str = field(default="", repr=False)
-    """The store that all members share: ``file:///dir``, ``redis://host:port/0``, ``etcd://host:port``; empty: none.
-    There may be a password in it."""
+    exclude_after: Seconds = 2.0
+    """T_excl: nobody is excluded by silence earlier than this after the last sign of life. How long a live member may be away.
+    With shared storage it is ``lease``."""
 
-    lease: float = 2.0
-    """With leases this is T_excl, and ``exclude_after`` becomes it: who renewed its lease within so long is not excluded."""
+    stall_timeout: Seconds = 60.0
+    """At least half of the view waits in a call that a member has not entered for so long: that member is taken for hung."""
+
+    quorum_timeout: Seconds = 600.0
+    """A view change without quorum ends with ``QuorumLost`` after this."""
+
+    join_timeout: Seconds = 60.0
+    """Looking for the job ends with ``JoinError`` after this."""
+
+    link_timeout: Seconds | Literal[0] = 5.0
+    """Two living members that have not reached each other for so long, over UDP or TCP, cannot work together: one has to go.
+    0: they stay, and whatever they do together waits.
+
+    See ``protocol/detection/links``; up to ``mesh_limit`` members. Ten pings long: with 30 % loss each way half of them are not
+    answered, and nobody should have to go for that.
+    """
+
+    fence_command: str = ""
+    """A command that kills the member which its environment names, and exits with 0 once that process is certainly gone:
+    docs/operations.md#fencing-without-ftlib-run."""
+
+    fence_timeout: Seconds = 10.0
+    """``fence_command`` is killed after so long, and has then proven nothing."""
+
+    trust_refused: bool = True
+    """Whether "connection refused by its host" proves death. Turn it off where a firewall may send resets."""
+
+    storage: str = field(default="", repr=False)
+    """The store that all members share: ``file:///directory``, ``redis://[[user]:password@]host:port/0``, ``etcd://host:port``,
+    with TLS ``rediss://``, ``etcds://`` (docs/storage.md). With shared storage the default is ``ftlib`` in the user's cache."""
+
+    lease: Seconds = 2.0
+    """Shared storage: who renewed its lease within so long is not excluded. Equal at all members.
+
+    With leases this is T_excl, and ``exclude_after`` becomes it.
+    """
 
     storage_username: str = ""
-    """Who we are to Redis or etcd, instead of what the URL says; likewise the next four."""
+    """Who we are to Redis or etcd, instead of what the URL says."""
 
     storage_password: str = field(default="", repr=False)
+    """The same; never logged."""
 
     storage_ca: str = ""
     """A file with the authorities that the server's certificate is checked against (TLS); the system's where empty."""
@@ -104,31 +169,18 @@ class Config:
     storage_key: str = ""
     """The file with its key."""
 
-    storage_timeout: float = 5.0
+    storage_timeout: Seconds = 5.0
     """An operation of the store that takes longer has failed (a write: it may have been done)."""
 
-    storage_poll: float = 4.0
-    """How often a member looks for a newer view in the store while nothing tells it to look."""
+    # Constants of the protocol.
 
-    agent: Home = Home.PROCESS
-    """Where this member's agent runs."""
+    probe_interval: Seconds = 0.5
+    """SWIM protocol period; at most a quarter of ``exclude_after`` up to ``mesh_limit`` members, a fifth beyond.
 
-    exclude_after: float = 2.0
-    """T_excl: nobody is excluded by silence earlier than this after his last sign of life. All members must agree."""
+    memberlist's LAN profile uses 1 s; shorter finds silence sooner and costs packets.
+    """
 
-    stall_timeout: float = 60.0
-    """At least half of the view waits in a call that a member has not entered for so long: that member is taken for hung."""
-
-    quorum_timeout: float = 600.0
-    """A view change without quorum ends with ``QuorumLostError`` after this."""
-
-    join_timeout: float = 60.0
-    """Looking for the cluster ends with ``JoinError`` after this."""
-
-    probe_interval: float = 0.5
-    """SWIM protocol period. memberlist's LAN profile uses 1 s; shorter finds silence sooner and costs packets."""
-
-    probe_timeout: float = 0.15
+    probe_timeout: Seconds = 0.15
     """A direct ping unanswered for so long is tried through others."""
 
     nack_share: float = 0.7
@@ -137,8 +189,12 @@ class Config:
     indirect_probes: int = 3
     """k of SWIM: how many helpers ping on a prober's behalf."""
 
-    gossip_interval: float = 0.1
+    gossip_interval: Seconds = 0.1
+    """How often rumours are spread."""
+
     gossip_fanout: int = 3
+    """To how many members."""
+
     retransmit_mult: int = 4
     """A rumour is sent ``mult * ceil(log10(n + 1))`` times."""
 
@@ -151,69 +207,49 @@ class Config:
     mesh_limit: int = 32
     """Up to so many members everybody pings everybody each ``exclude_after / 4``: the contact that discounting needs."""
 
-    link_timeout: float = 5.0
-    """Two living members that have not reached each other for so long, over UDP or TCP, cannot work together: one has to go
-    (see ``protocol/links``). 0: they stay, and whatever they do together waits. Up to ``mesh_limit`` members. Ten pings long:
-    with 30 % loss each way half of them are not answered, and nobody should have to go for that."""
-
     fence_after: float = 0.75
-    """Share of ``exclude_after`` after which a suspect's supervisor is asked to kill it."""
-
-    fence_command: str = ""
-    """A command that kills the member which its environment names, and exits with 0 once that process is certainly gone (see
-    ``runtime/fencing.py``). For those who start members by other means than ``ftlib run``. Empty: none."""
-
-    fence_timeout: float = 10.0
-    """``fence_command`` is killed after so long, and has then proven nothing."""
+    """Share of ``exclude_after`` after which a suspect's supervisor is asked to kill it, or ``fence_command`` runs."""
 
     drift: float = 0.05
     """Share of ``exclude_after`` allowed for clocks that run apart, when dead members are discounted."""
 
-    settle_proof: float = 0.005
+    settle_proof: Seconds = 0.005
     """Wait after the first proof, so that several crashes are one view change."""
 
-    settle_quiet: float = 0.002
+    settle_quiet: Seconds = 0.002
     """But no longer than this after the latest proof: members that are killed together say so within a millisecond or two."""
 
-    settle_silence: float = 0.1
-    settle_max: float = 0.5
+    settle_silence: Seconds = 0.1
+    """The same after silence."""
+
+    settle_max: Seconds = 0.5
     """The longest that unfinished checks may hold a proposal back."""
 
-    boundary_wait: float = 1.0
-    """How long joins and leaves wait for the coordinator's next call before they freeze at once."""
+    boundary_wait: Seconds = 1.0
+    """How long joins and leaves wait for the coordinator's next call before they freeze at once (before the first: 0.1 s)."""
 
-    frozen_wait: float = 0.2
+    frozen_wait: Seconds = 0.2
     """A member frozen for so long without ACCEPT asks for a new epoch."""
 
-    resend: float = 0.05
+    resend: Seconds = 0.05
     """Unanswered view change messages are sent again after this."""
 
-    ready_timeout: float = 10.0
+    ready_timeout: Seconds = 10.0
     """A member that has not built its group for so long while the others have is removed as unready."""
 
     tethers: int = 3
     """How many successors in the view a member keeps a connection to; a crash closes it at once."""
 
-    trust_refused: bool = True
-    """Whether "connection refused by its host" proves death. Turn it off where a firewall may send resets."""
-
-    agreement: str = ""
-    """What the layer above needs to be equal at all members; part of the job's terms, checked at join."""
+    storage_poll: Seconds = 4.0
+    """How often a member looks for a newer view in the store while nothing tells it to look."""
 
     max_members: int = 16384
     """Larger views and join queues are refused."""
 
-    max_size: int | None = None
-    """Joiners above so many members wait until there is room (spares); None: all are admitted. The coordinator's counts."""
+    # Set by a launcher or by the layer above, not by people.
 
-    secret: str | tuple[str, ...] = field(default=(), repr=False)
-    """Shared secret, or several: the first encrypts, all are accepted (see ``keys``)."""
-
-    secret_file: str = ""
-    """A file with one secret a line instead, read again whenever it changes."""
-
-    insecure: bool = False
-    """Whether to listen beyond loopback though there is no secret: whoever reaches the port is then believed."""
+    agreement: str = ""
+    """What the layer above needs to be equal at all members; part of the job's terms, checked at join."""
 
     socket_fds: tuple[int, ...] = ()
     """(UDP, TCP) descriptors bound beforehand by a launcher, used instead of binding ``bind``."""

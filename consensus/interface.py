@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from .errors import StoppedError
+from .border import Freeze, Installed, Order, Wish
 from .member import Address, Member
 from .view import Reason, View
 
-__all__ = ["Bound", "Consensus", "DataPlane", "Mode", "Source"]
+__all__ = ["Bound", "Consensus", "DataPlane", "Mode", "NullPlane", "Source"]
 
 Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
 """Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a LookupError becomes a 409 with its
@@ -43,58 +43,25 @@ class Bound:
 
 
 class DataPlane(Protocol):
-    """What a backend asks of the layer that moves tensors. The order of a change: freeze, install, activate."""
+    """What a backend asks of the layer that moves tensors."""
 
-    def freeze(self, epoch: int, after_call: int | None) -> None:
-        """Stop for the change to ``epoch``: at once, or (``after_call``) when that call has ended or failed.
-
-        Answer with ``Consensus.flushed(epoch, report)`` once nothing of the old group can complete any more. Asked again
-        for the same epoch, answer with the same report.
-        """
-
-    def expect(self, view: View) -> None:
-        """``view`` may be installed soon: its group may be built ahead, for no other view. Only a hint; nothing is answered.
-
-        It comes while the data plane acts, is frozen, or (at a joiner) has no view yet, and often comes to nothing.
-        """
-
-    def install(self, view: View, reports: Mapping[str, bytes]) -> None:
-        """``view`` was chosen; ``reports`` holds the flush report of each continuing member (joiners have none).
-
-        Build the group for it, off the training thread, and answer ``Consensus.ready(view.view_id)``.
-        """
-
-    def activate(self, view: View) -> None:
-        """Every member of ``view`` is ready: act in it."""
-
-    def wish(self, wanted: bool) -> None:
-        """Joins or leaves wait (True) or no longer wait (False) for a call boundary.
-
-        While True: flag the next call so that every member freezes after it, then answer ``Consensus.boundary(call)``.
-        Only the coordinator is asked.
-        """
-
-    def peer_progress(self, member_id: str, finished: int, current: int) -> None:
-        """What another member's ``Consensus.progress`` said last."""
-
-    def stalled(self, call: int, waited: float) -> None:
-        """The others have waited ``waited`` seconds in ``call``, which this member has not entered: ``stopped`` follows.
-
-        Say where the training thread is: nobody else can.
-        """
+    def handle(self, order: Order) -> None:
+        """Carry out an order (see ``border``), or have it carried out, in the order in which they come."""
 
     def facts(self) -> Mapping[str, Any]:
         """Plain values about the data plane, for status and metrics."""
         ...
-
-    def stopped(self, error: StoppedError) -> None:
-        """This lifetime is over (left, excluded, quorum lost, join failed). Final."""
 
 
 class Consensus(ABC):
     """An agreed member list, whatever the backend. Names are those of FTLib's design where it has one."""
 
     member: Member
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """This member's id, which it has from the beginning. ``member`` is known once it has started."""
 
     def bind(self) -> Bound | None:
         """Bind the control address now rather than in ``start``. None: this backend cannot tell. Idempotent."""
@@ -170,18 +137,18 @@ class Consensus(ABC):
 
     @abstractmethod
     def leave(self, *, ended: bool = False) -> None:
-        """Say goodbye; ``DataPlane.stopped(LeftError)`` follows when the others agreed.
+        """Say goodbye; ``Stopped(LeftError)`` follows when the others agreed.
 
         ``ended``: the program has come to its end, so that there may be nothing left to join: see ``ended`` below.
         """
 
     @abstractmethod
     def flushed(self, epoch: int, report: bytes) -> None:
-        """Answer to ``DataPlane.freeze``."""
+        """Answer to ``Freeze``."""
 
     @abstractmethod
     def ready(self, view_id: str) -> None:
-        """Answer to ``DataPlane.install``: the group of that view is built."""
+        """Answer to ``Installed``: the group of that view is built."""
 
     @abstractmethod
     def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
@@ -224,3 +191,28 @@ class Consensus(ABC):
     @abstractmethod
     def wait_known(self, timeout: float) -> View | None:
         """Block until this member knows a cluster (member or accepted applicant); its view, or None."""
+
+
+class NullPlane:
+    """A data plane that moves nothing: for clusters that only want an agreed member list, and for tests.
+
+    It answers every order at once: there is never anything to freeze, to build or to finish.
+    """
+
+    def __init__(self, consensus: Consensus) -> None:
+        """``consensus`` takes the answers."""
+        self._consensus = consensus
+
+    def handle(self, order: Order) -> None:
+        """There is no group to build, and every moment is a boundary. Whoever wants to know a view asks the consensus."""
+        match order:
+            case Freeze(epoch, _):
+                self._consensus.flushed(epoch, b"")
+            case Installed(view, _):
+                self._consensus.ready(view.view_id)
+            case Wish(True):
+                self._consensus.boundary(0)
+
+    def facts(self) -> Mapping[str, Any]:
+        """None to tell."""
+        return {}

@@ -17,21 +17,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+from .border import Boundary, Built, Flushed, Hint, Leave, Report, SeekAdmission, Stopped
 from .config import Config, Home, Policy
 from .errors import ConfigError, ConsensusError, StoppedError
-from .interface import Bound, Consensus, DataPlane, Mode, Source
-from .keys import KeyRing
+from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source
 from .member import Address, Member
-from .null_plane import NullPlane
 from .progress import Progress
-from .runtime.clock import now
-from .runtime.fork import release_in_children
-from .runtime.host import Ears, Host, Setup
-from .runtime.names import Introducers, lookup, parsed
-from .runtime.snapshot import Snapshot
-from .runtime.sockets import SocketPair, open_pair, require_secret
+from .runtime.agent.clock import now
+from .runtime.agent.snapshot import Snapshot
+from .runtime.host.exchange import Find, Status
+from .runtime.host.host import Ears, Host
+from .runtime.net.fork import release_in_children
+from .runtime.net.names import Introducers, lookup, parsed
+from .runtime.net.sockets import SocketPair, open_pair, require_secret
 from .storage.locate import store_at
 from .view import Reason, View
+from .wire.keys import KeyRing
 
 __all__ = ["Membership"]
 
@@ -112,6 +113,11 @@ class Membership(Consensus):
             release_in_children(self, lambda: (pair.udp.fileno(), pair.tcp.fileno()))  # until the agent has them
         return Bound(self._pair.advertised, self._pair.interface)
 
+    @property
+    def id(self) -> str:
+        """See ``Consensus``."""
+        return self._id
+
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
         """Bind, start the agent, and look for the cluster; ConfigError where the settings cannot work on this host.
 
@@ -129,10 +135,10 @@ class Membership(Consensus):
         self._host, self._begun = place, None
         for path, source in self._sources.items():
             self._host.serve(path, source)
-        setup = Setup(self._config, self.member, introducers)
         try:
             timeout = max(_START_TIMEOUT, self._config.join_timeout)
-            self._host.start(setup, sockets, Ears(self._plane, self._publish, self._failed), timeout)
+            ears = Ears(self._plane, self._publish, self._failed)
+            self._host.start(self._config, self.member, introducers, sockets, ears, timeout)
         except BaseException:
             self._stopping = True
             raise
@@ -165,7 +171,7 @@ class Membership(Consensus):
 
         ``ended``: the program has come to its end.
         """
-        self._perform("end" if ended else "leave", self._latest_call)
+        self._tell(Leave(self._latest_call, ended))
 
     # What is known here and now
 
@@ -223,7 +229,7 @@ class Membership(Consensus):
         if self._host is None:
             return {}
         try:
-            self._latest_status = self._host.ask("status", timeout=_STATUS_TIMEOUT)
+            self._latest_status = self._host.ask(Status(), _STATUS_TIMEOUT)
         except (TimeoutError, ConsensusError):
             stopped = self._snapshot.stopped
             said = {} if stopped is None else {"stopped": f"{type(stopped).__name__}: {stopped}"}
@@ -236,18 +242,18 @@ class Membership(Consensus):
         """Join through ``addresses`` too; False where no member of this job answered there within about a second."""
         wanted = tuple(parsed("addresses", text) for text in addresses)
         try:
-            return bool(self._running().ask("find", wanted, timeout=_FIND_TIMEOUT))
+            return bool(self._running().ask(Find(wanted), _FIND_TIMEOUT))
         except TimeoutError:
             return False
 
     def seek_admission(self) -> None:
         """This member is ready to take part."""
-        self._perform("seek_admission")
+        self._tell(SeekAdmission())
 
     def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
         """Where the data plane is."""
         if self._host is not None:
-            self._host.progress(Progress(finished, current, now(), busy))
+            self._host.cell.write(Progress(finished, current, now(), busy))
 
     def commit_to_leave(self) -> None:
         """Others may read from now on that this member leaves."""
@@ -266,19 +272,19 @@ class Membership(Consensus):
         fields = {"ftlib_event": "failure", "job": self._config.job, "member": self.member.id, "call": call}
         # For those who debug: after one death healthy neighbours are suspected too, and what counts is what a check finds.
         _LOG.debug("call %d failed; suspected: %s", call, text, extra={**fields, "suspects": list(accused)})
-        self._perform("hint", accused)
+        self._tell(Hint(accused))
 
     def flushed(self, epoch: int, report: bytes) -> None:
-        """Answer to ``DataPlane.freeze``."""
-        self._perform("flushed", epoch, report)
+        """Answer to ``Freeze``."""
+        self._tell(Flushed(epoch, report))
 
     def ready(self, view_id: str) -> None:
-        """Answer to ``DataPlane.install``."""
-        self._perform("ready", view_id)
+        """Answer to ``Installed``."""
+        self._tell(Built(view_id))
 
     def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
         """The data plane froze itself after ``call``, because its trailer asked for it."""
-        self._perform("boundary", call, tuple(leavers))
+        self._tell(Boundary(call, tuple(leavers)))
 
     def serve(self, path: str, source: Source) -> None:
         """Answer GET ``path`` with what ``source`` yields, from this process; also before ``start``."""
@@ -295,12 +301,12 @@ class Membership(Consensus):
             raise ConsensusError("the agent does not run: call start first" if self._host is None else "the agent has stopped")
         return self._host
 
-    def _perform(self, action: str, *arguments: Any) -> None:
-        """Have the core's method called; after the end it is dropped, as a dead member's words are."""
+    def _tell(self, report: Report) -> None:
+        """Have the agent handle it; after the end it is dropped, as a dead member's words are."""
         if self._host is None:
             raise ConsensusError("the agent does not run: call start first")
         if not self._stopping:
-            self._host.perform(action, *arguments)
+            self._host.tell(report)
 
     def _publish(self, snapshot: Snapshot) -> None:
         with self._changed:
@@ -324,7 +330,7 @@ class Membership(Consensus):
             return
         self._publish(Snapshot(stopped=stopped))
         if self._plane is not None:
-            self._plane.stopped(stopped)
+            self._plane.handle(Stopped(stopped))
 
 
 def _require_command(line: str) -> None:
@@ -342,9 +348,9 @@ def _require_store(config: Config) -> None:
 def _host_for(config: Config) -> Host:
     """A place for the agent; what it needs is imported only now, since it takes longer than all of ``consensus``."""
     if config.agent is Home.PROCESS:
-        from .runtime.process_host import ProcessHost  # noqa: PLC0415
+        from .runtime.host.process_host import ProcessHost  # noqa: PLC0415
 
         return ProcessHost(tls=config.policy is Policy.STORAGE)
-    from .runtime.thread_host import ThreadHost  # noqa: PLC0415
+    from .runtime.host.thread_host import ThreadHost  # noqa: PLC0415
 
     return ThreadHost()

@@ -32,10 +32,10 @@ from .errors import (
 from .status import Status
 
 if TYPE_CHECKING:
+    from .core.plane.ranks import RankAssignScheme
     from .data.distributed_sampler import DistributedSampler
     from .data.elastic_sampler import ElasticSampler
     from .ftlib import FTLib
-    from .ranks import RankAssignScheme
 
 __all__ = [
     "ConfigError",
@@ -58,7 +58,7 @@ _LAZY = {
     "DistributedSampler": "data.distributed_sampler",
     "ElasticSampler": "data.elastic_sampler",
     "FTLib": "ftlib",
-    "RankAssignScheme": "ranks",
+    "RankAssignScheme": "core.plane.ranks",
 }
 
 

@@ -18,28 +18,28 @@ from typing import TYPE_CHECKING, Any, Self
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Consensus, ConsensusError, Gossip, KeyRing, LeftError, Member, Membership, Mode, View
 
-from .calls import Calls
 from .checkpoints.keeper import Keeper
-from .config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
-from .drain import Drain
+from .checkpoints.resume import Loaded
+from .common.logs import configure
+from .core.calls.session import Session
+from .core.engine.call_lock import Turns
+from .core.plane.facts import facts
+from .core.plane.phase import Phase
+from .core.plane.ranks import RankAssignScheme
+from .core.tensors.targets import Layouts
 from .errors import ConfigError, FTLibError, JobEnded
-from .facts import facts
 from .frameworks import framework_by_name
 from .frameworks.base import Framework, Group
-from .lifetime import CLOSE_TIMEOUT, Lifetime, Means
-from .logs import about, configure
-from .meeting import introduced
-from .phase import Phase
-from .ranks import RankAssignScheme
-from .registry import Registered
-from .resumption import Loaded
-from .session import Session
-from .succession import Succession
-from .targets import Layouts
-from .turns import Turns
+from .lifecycle.drain import Drain
+from .lifecycle.lifetime import CLOSE_TIMEOUT, Lifetime, Means
+from .lifecycle.meeting import introduced
+from .lifecycle.rejoin import Succession
+from .settings.config import BACKENDS, UNSAID, VETO, Settings, check_storage, resolve
+from .state.registry import Registered
+from .training import Calls
 
 if TYPE_CHECKING:
-    from .preemption import Watch
+    from .lifecycle.preemption import Watch
 
 __all__ = ["FTLib"]
 
@@ -202,7 +202,7 @@ class FTLib(Calls):
 
     @property
     def should_leave(self) -> bool:
-        """Whether there was a notice that this worker has to go: SIGTERM, a preemption, or ``drain``. See ``docs/leaving.md``.
+        """Whether there was a notice that this worker has to go: SIGTERM, a preemption, or ``drain`` (docs/elasticity.md).
 
         A program that looks here ends its loop by itself, and then closes; otherwise the next call is this worker's last.
         """
@@ -215,7 +215,7 @@ class FTLib(Calls):
     def leave(self) -> None:
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
         if os.getpid() == self._process:
-            self._turns.departed = True
+            self._turns.depart()
             self._apart(functools.partial(self._leave, self._ended()))
 
     def close(self) -> None:
@@ -230,10 +230,11 @@ class FTLib(Calls):
         with self._closing:
             if self._closed:
                 return
-            self._closed = self._turns.departed = True
+            self._closed = True
+            self._turns.depart()
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
-        self._drain.parting = True
+        self._drain.part()
         self._apart(functools.partial(self._close, self._ended()))
         self._drain.remove()
 
@@ -328,7 +329,8 @@ class FTLib(Calls):
         atexit.register(self._at_exit)
         self._drain.install(shield=not self.settings.supervisor)  # the launcher signals no group, and kills it with its worker
         if self.settings.preemption:
-            from .preemption import Watch, source_of  # noqa: PLC0415 - an HTTP client, which few need
+            from .lifecycle.preemption import Watch  # noqa: PLC0415 - an HTTP client, which few need
+            from .settings.preemption import source_of  # noqa: PLC0415
 
             self._watch = Watch(source_of(self.settings.preemption), self._drain.notice)
             self._watch.start()
@@ -341,7 +343,7 @@ class FTLib(Calls):
 
     def _not_needed(self, reason: JobEnded) -> None:
         text = "%s: this worker is not needed any more"
-        logger.info(text, reason, extra=about(self._plane, "job_ended"))
+        logger.info(text, reason, extra=self._plane.about("job_ended"))
         self.close()
 
     def _ended(self) -> bool:
@@ -372,10 +374,10 @@ class FTLib(Calls):
             farewell()
 
     def _leave(self, ended: bool) -> None:
-        self._drain.parting = True
+        self._drain.part()
         self._lives.goodbye(LEAVE_TIMEOUT, ended=ended)
         self._keeper.close()
-        self._drain.parting = self._turns.leaving  # then the process ends
+        self._drain.part(parting=self._turns.leaving)  # then the process ends
 
     def _close(self, ended: bool) -> None:
         self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT, ended=ended)

@@ -1,4 +1,4 @@
-"""Draws ``architecture.svg``: the layers of one worker, its two processes, and what joins it to the others."""
+"""Draws ``architecture.svg``: one worker, its two processes, and what joins it to the others."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _training_process(c: Canvas) -> None:
     c.text(410, 193, "Status", size=12, anchor="start", colour=QUIET)
     c.box(38, 202, 564, 58, "FTLib", ["init · register_state · allreduce_average · barrier · on_view_change"], colour=BLUE)
     parts = [
-        ("average", "flat buckets,", "weights"),
-        ("rebuild", "view → ranks", "→ new group"),
-        ("salvage", "adopt or redo", "a broken call"),
-        ("transfer", "the state,", "for joiners"),
+        ("engine", "wait, decide,", "do, or again"),
+        ("calls", "stage, reduce,", "adopt or redo"),
+        ("plane", "finish, freeze,", "a new group"),
+        ("recovery", "the state,", "for joiners"),
     ]
     for place, (title, *lines) in enumerate(parts):
         left = 38 + place * 108
@@ -49,10 +49,10 @@ def _training_process(c: Canvas) -> None:
     c.box(
         38, 396, 426, 104, "frameworks", ["gloo: process groups that can be aborted at once", "memory: in one process, for tests"], colour=VIOLET
     )  # fmt: skip
-    for left in (38, 146):
+    for left in (146, 254):
         c.arrow([(left + 51, 368), (left + 51, 395)], both=True)
     c.box(
-        482, 284, 120, 216, "consensus", ["its door: Gossip,", "SharedStorage", "", "in: views", "", "out: evidence,", "flush reports"], colour=AMBER
+        482, 284, 120, 216, "consensus", ["its door: Gossip,", "SharedStorage", "", "in: orders", "", "out: reports"], colour=AMBER
     )  # fmt: skip
     c.arrow([(542, 260), (542, 283)], both=True)
 
@@ -65,9 +65,9 @@ def _agent_process(c: Canvas) -> None:
     c.text(x + 16, y + 24, "agent process", size=14, bold=True, anchor="start")
     c.text(x + width - 16, y + 24, "no torch", colour=QUIET, anchor="end")
     layers = [
-        (190, 94, "protocol", ["detection, evidence, joins,", "votes or records for a view", "no socket, clock or thread"]),
-        (298, 66, "codec, envelope", ["exact schema, bounded sizes;", "sealed with a secret"]),
-        (378, 122, "runtime", ["driver: the only clock", "UDP · HTTP · tethers", "one port number", "fencing requests"]),
+        (190, 94, "protocol", ["who is alive, who joins;", "votes or records for a view", "no socket, clock or thread"]),
+        (298, 66, "wire", ["exact schema, bounded sizes;", "sealed with a secret"]),
+        (378, 122, "runtime", ["driver: the only clock", "UDP and HTTP, one port", "liveness connections", "fencing requests"]),
     ]
     for number, (top, tall, title, lines) in enumerate(layers):
         c.box(x + 16, top, width - 32, tall, title, lines, colour=AMBER)
@@ -80,13 +80,15 @@ def _between(c: Canvas) -> None:
     middle = (left + right) / 2
     c.arrow([(603, 340), (right - 1, 340)], both=True, colour=AMBER, line=2.6, head=11)
     c.text(middle, 296, "socketpair", size=12.5, bold=True)
-    c.text(middle, 314, "← freeze, install,", size=12.5)
-    c.text(middle, 330, "activate", size=12.5)
-    c.text(middle, 362, "report, ready, →", size=12.5)
-    c.text(middle, 378, "hint, progress", size=12.5)
+    c.text(middle, 314, "← orders: Freeze,", size=12.5)
+    c.text(middle, 330, "Installed, Activated", size=12)
+    c.text(middle, 362, "reports: Hint, →", size=12.5)
+    c.text(middle, 378, "Flushed, Built", size=12.5)
     c.text(middle, 412, "when one end", size=12, colour=RED)
     c.text(middle, 428, "closes, the part", size=12, colour=RED)
     c.text(middle, 444, "of both is over", size=12, colour=RED)
+    c.text(middle, 478, "shared memory:", size=12, bold=True)
+    c.text(middle, 494, "progress, life lock", size=12)
 
 
 def _others(c: Canvas) -> None:

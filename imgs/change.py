@@ -7,9 +7,9 @@ from pathlib import Path
 from canvas import AMBER, BLUE, GREEN, GREY, QUIET, RED, VIOLET, Canvas
 from statechart import Arrow, Box, chart
 
-from consensus.protocol.attempt import ATTEMPT, Outcome, Phase
-from consensus.protocol.installation import INSTALLATION, Gain, Stage
-from consensus.protocol.standing import STANDING, News, Standing
+from consensus.protocol.agreement.attempt import ATTEMPT, Outcome, Phase
+from consensus.protocol.agreement.installation import INSTALLATION, Gain, Stage
+from consensus.protocol.state.standing import STANDING, News, Standing
 
 ROWS = (132, 322, 512)
 """Where the three begin, from the top."""

@@ -8,8 +8,8 @@ from canvas import AMBER, BLUE, GREEN, GREY, QUIET, RED, VIOLET, Canvas
 from statechart import Arrow, Box, chart
 
 from consensus.messages import Status
-from consensus.protocol.member_table import BELIEF, Sign
-from consensus.protocol.probe import PROBE, Answer, ProbeStage
+from consensus.protocol.detection.probe import PROBE, Answer, ProbeStage
+from consensus.protocol.state.member_table import BELIEF, Sign
 
 
 def picture() -> str:

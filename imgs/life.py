@@ -7,8 +7,8 @@ from pathlib import Path
 from canvas import AMBER, BLUE, GREEN, GREY, INK, QUIET, RED, VIOLET, Canvas
 from statechart import Arrow, Box, chart
 
-from consensus.protocol.life import LIFE, Life, Turn
-from ftlib.phase import PLANE, Phase, Switch
+from consensus.protocol.state.life import LIFE, Life, Turn
+from ftlib.core.plane.phase import PLANE, Phase, Switch
 
 
 def picture() -> str:
@@ -25,7 +25,7 @@ def picture() -> str:
     c.text(
         146,
         474,
-        "(ftlib/plane.py) finish or freeze is one transition: a call ends in ACTIVE or not at all",
+        "(ftlib/core/plane/plane.py) finish or freeze is one transition: a call ends in ACTIVE or not at all",
         size=12.5,
         colour=QUIET,
         anchor="start",

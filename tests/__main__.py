@@ -31,7 +31,7 @@ SIMULATED = ("tests/simulation", "tests/protocol", "tests/transcripts")
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the tests, run by one pytest."""
+    """Some of the tests, run by one pytest in several processes (see ``forks``)."""
 
     name: str
     marks: str
@@ -54,22 +54,20 @@ class Part:
     @property
     def command(self) -> list[str]:
         """What runs it."""
-        pytest = [sys.executable, "-m", "pytest", "-rfE", "-n", str(self.workers), "-m", self.marks]
+        pytest = [sys.executable, "-m", "pytest", "-rfE", "-p", "tests.forks", f"--forks={self.workers}", "-m", self.marks]
         first = ["nice", "-n", "10"] if self.beside else []
         report = [f"--junitxml={self.report}", "--override-ini=junit_family=xunit1"]  # which names the files
         return [*first, *pytest, *report, *self.options, *self.paths]
 
 
+OTHERS = tuple(f"--ignore={path}" for path in SIMULATED)
+"""Where no other part has tests: what is not collected is not imported either."""
+
 PARTS = (
-    Part("simulated", "not process and not soak", CORES, SIMULATED, ("--dist=worksteal", "--timeout=1200"), beside=True),
-    Part(
-        "threads",
-        "not process and not soak",
-        3 * CORES,
-        options=("--dist=worksteal", *(f"--ignore={path}" for path in SIMULATED)),
-    ),
-    # One at a time, the longest first (see ``conftest``): what takes long must not be what begins last.
-    Part("processes", "process and not soak", 2 * CORES + 1, options=("--dist=load", "--maxschedchunk=1")),
+    Part("simulated", "not process and not soak", CORES, SIMULATED, ("--timeout=1200",), beside=True),
+    Part("threads", "not process and not soak", 3 * CORES, options=OTHERS),
+    # The longest begin first (see ``conftest``): what takes long must not be what begins last.
+    Part("processes", "process and not soak", 2 * CORES + 1, options=OTHERS),
 )
 
 

@@ -1,9 +1,13 @@
 """What holds for every test."""
 
 import gc
+import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.processes.nursery import Nursery
 
 FUZZ = "fuzz"
 """The profile of ``make fuzz``."""
@@ -24,11 +28,24 @@ LONGEST = (
     "tests/processes/test_kills.py",
     "tests/ftlib/test_late_samples.py",
     "tests/ftlib/recovery/test_dying_donors.py",
-    "tests/ftlib/recovery/test_layouts.py::test_layouts_survive",
+    "tests/ftlib/recovery/test_call_layouts.py::test_layouts_survive",
     "tests/simulation/test_stateful.py",
     "tests/processes/",
 )
 """They begin first: whatever takes long and begins last is waited for by idle processors."""
+
+_PROGRAMS = ("processes.learner", "processes.stepper", "processes.reader", "processes.actors")
+PREPARED = (*_PROGRAMS, "harness.forked", "harness.program")
+"""Modules that the fork server has ready."""
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Where workers and programs come from: one fork server for all processes of this run of pytest."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with Nursery(shared / "nursery", *(f"tests.{name}" for name in PREPARED)) as nursery:
+        yield nursery
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -40,7 +40,8 @@ class JoinRequest:
 class JoinReply:
     """What the asked member knows: whom to ask (the coordinator), and id and epoch of its view ("" while there is none).
 
-    The view itself comes along whole or as what is new, where the sender of the request did not know it.
+    The view itself comes along whole or as what is new, where the sender of the request did not know it. ``ended``: the sender
+    leaves, since its program has come to its end.
     """
 
     view: View | None
@@ -48,6 +49,7 @@ class JoinReply:
     delta: Delta | None = None
     view_id: str = ""
     epoch: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

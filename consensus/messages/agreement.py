@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..reports import Reports
 from ..view import Delta, Proposal, Reason, View
+from .reports import Reports
 
 __all__ = [
     "Accept",

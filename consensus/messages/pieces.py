@@ -11,7 +11,7 @@ __all__ = ["Piece"]
 class Piece:
     """Part ``index`` of ``count`` of a packet with that ``digest``, which is too long to be sent whole.
 
-    Put together before any machine sees it: see ``consensus/pieces.py``.
+    Put together before any machine sees it: see ``consensus/wire/pieces.py``.
     """
 
     digest: bytes

@@ -34,12 +34,12 @@ from ..messages import (
     Refused,
     Stranger,
 )
-from .admission import Admission
-from .contact import Contact
-from .core import Core
-from .detection import Detection
-from .reconciliation import Reconciliation
-from .view_change import ViewChange
+from .admission.admission import Admission
+from .agreement.contact import Contact
+from .agreement.view_change import ViewChange
+from .detection.detection import Detection
+from .detection.reconciliation import Reconciliation
+from .state.core import Core
 
 __all__ = ["Dispatch"]
 
@@ -124,7 +124,7 @@ class Dispatch:
                 admission.on_join_request(sender, address, message, now)
             case JoinReply():
                 admission.heard(sender, now)
-                admission.on_join_reply(address, message, now)
+                admission.on_join_reply(sender, address, message, now)
             case Refused():
                 admission.on_refused(message)
             case Introduction():

@@ -1,10 +1,10 @@
 """The membership protocol of one member, sans-IO: messages and time in, effects out.
 
-No socket, no clock, no thread and no randomness of its own. A driver calls ``receive`` and ``tick`` with the current time,
-carries out what ``drain`` returns, and calls again no later than ``next_deadline``. The same code runs on real sockets and
-in a simulation with thousands of members.
+No socket, no clock, no thread and no randomness of its own. A driver calls ``receive``, ``handle`` and ``tick`` with the
+current time, carries out what ``drain`` returns, and calls again no later than ``next_deadline``. The same code runs on real
+sockets and in a simulation with thousands of members.
 
-A packet's way: ``machine`` -> ``dispatch`` -> ``detection`` (``probe``, ``suspicion``, ``member_table``) -> ``evidence`` ->
+A packet's way: ``machine`` -> ``dispatch`` -> ``detection`` (``probe``, ``verdict``, ``member_table``) -> ``evidence`` ->
 ``view_change`` (``accusations``, ``proposer``, ``attempt``, ``quorum``, ``voter``, ``acceptor``, ``flush``, ``installer``) ->
 ``outbox``. What comes from outside of the view goes to ``admission`` and ``contact``.
 """
@@ -13,27 +13,43 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from ..config import Config
-from ..errands import Answer, Errand
 from ..errors import ExcludedError, StoppedError
 from ..member import Address, Member, format_address
 from ..messages import Evidence, EvidenceKind, Message, Status
 from ..progress import Progress
 from ..view import Reason, View
-from .admission import Admission
-from .change import Moment
-from .contact import Contact
-from .core import Core
-from .detection import Detection
+from .admission.admission import Admission
+from .admission.founding import Founding
+from .agreement.contact import Contact
+from .agreement.view_change import ViewChange
+from .detection.detection import Detection
+from .detection.reconciliation import Reconciliation
 from .dispatch import Dispatch
-from .effects import Effect, Quit, Stalled
-from .founding import Founding
-from .join import Search
-from .life import Turn
-from .reconciliation import Reconciliation
-from .view_change import ViewChange
+from .state.change import Moment
+from .state.core import Core
+from .state.effects import Effect, Quit, Stalled
+from .state.inputs import (
+    Accusation,
+    Answered,
+    Boundary,
+    Built,
+    Checked,
+    Died,
+    Flushed,
+    Hint,
+    Input,
+    Introduced,
+    Leave,
+    Listening,
+    Resolved,
+    SeekAdmission,
+    Stirred,
+)
+from .state.join import Search
+from .state.life import Turn
 
 if TYPE_CHECKING:
     from random import Random
@@ -78,7 +94,8 @@ class Machine:
         self._detection = Detection(core, self._change.accusations.accuse, now)
         self._change.detection = self._detection
         self._reconciliation = Reconciliation(core, self._detection.merge_told, now)
-        self._contact = self._change.contact = Contact(core, self._detection, self._change)
+        change = self._change
+        self._contact = change.contact = Contact(core, self._detection, change.accusations, change.installer, change.register)
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
         founding = Founding(core.member, now) if self._voted else None
         self._admission = Admission(core, self._detection, self._change, self._contact, search, now, founding)
@@ -111,91 +128,53 @@ class Machine:
                 self._contact.tick(now)
             self._settle(now)
 
-    def evidence(self, accused: str, kind: EvidenceKind, detail: str, now: float) -> None:
-        """This member's own evidence against another one."""
-        self._change.accusations.accuse(accused, kind, detail, now)
-        self._settle(now)
-
-    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
-        """What came of ``Ask``."""
-        if self._core.stopped is None:
-            self._change.register.answered(errand, answer, now)
-            self._detection.answered(errand, answer, now)
-            self._admission.answered(errand, answer, now)
-            self._settle(now)
-
-    def stirred(self, now: float) -> None:
-        """Something in the store may have changed: look soon."""
-        self._change.register.stirred(now)
-        self._admission.stirred(now)
-        self._settle(now)
-
-    def checked(self, member_id: str, alive: bool | None, detail: str, now: float, *, listens: bool = False) -> None:
-        """The result of a ``Check`` or of a closed tether: False proves death, None is undecided.
-
-        ``listens``: a connection was accepted there, as a stopped process does, too.
-        """
-        if alive:
-            self._detection.answered_check(member_id, now)
-        self._change.accusations.checked(member_id, alive, detail, now)
-        self._admission.checked(member_id, alive, now, listens=listens)
-        self._settle(now)
-
-    def hint(self, suspects: tuple[str, ...], now: float) -> None:
-        """The data plane failed here and froze itself; ``suspects`` are checked at once (empty: everybody)."""
-        self._change.frozen(now)
-        self._change.accusations.hint(suspects, now)
-        self._detection.hinted(now)
-        self._settle(now)
-
-    def flushed(self, epoch: int, report: bytes, now: float) -> None:
-        """Answer to ``Freeze``."""
-        self._core.history.mark(Moment.FLUSHED, epoch, now)
-        self._change.voter.flushed(epoch, report)
-        self._settle(now)
-
-    def ready(self, view_id: str, now: float) -> None:
-        """Answer to ``Installed``."""
-        self._change.ready(view_id, now)
-        self._settle(now)
-
-    def boundary(self, call: int, leavers: tuple[str, ...], now: float) -> None:
-        """Answer to ``Wish``, or what another member's trailer asked for: frozen after ``call``."""
-        self._change.boundary(call, leavers, now)
-        self._settle(now)
-
-    def frozen(self, now: float) -> None:
-        """The data plane froze itself: it is owed a new epoch."""
-        self._change.frozen(now)
-        self._settle(now)
-
-    def seek_admission(self, now: float) -> None:
-        """A joiner is ready to take part."""
-        self._admission.seek_admission(now)
-        self.tick(now)
-
-    def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
-        """More members to join through."""
-        self._admission.add_introducers(addresses, now)
-        self.tick(now)
-
-    def attend(self, address: Address, listening: bool) -> None:
-        """Whether somebody who may be of this job listens at an introducer's ``address``."""
-        self._admission.attend(address, listening)
-
-    def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
-        """The names of the introducers stand for ``addresses`` now; ``founder``: whether this member is first."""
-        self._admission.heed_introducers(addresses, founder, barred, now)
-        self.tick(now)
-
-    def leave(self, after_call: int | None, now: float) -> None:
-        """Leave on our own wish."""
-        self._admission.leave(after_call, now)
-        self._settle(now)
-
-    def end(self, after_call: int | None, now: float) -> None:
-        """Leave since the program has come to its end: whoever waits to be let in is told, should nobody be left."""
-        self._admission.leave(after_call, now, ended=True)
+    def handle(self, what: Input, now: float) -> None:  # noqa: C901, PLR0912 - one case an input: a table, read as one
+        """Something that is no message: the data plane reports it, or the agent has found it out."""
+        core, change, admission = self._core, self._change, self._admission
+        match what:
+            case Hint(suspects):
+                change.frozen(now)
+                change.accusations.hint(suspects, now)
+                self._detection.hinted(now)
+            case Flushed(epoch, report):
+                core.history.mark(Moment.FLUSHED, epoch, now)
+                change.voter.flushed(epoch, report)
+            case Built(view_id):
+                change.ready(view_id, now)
+            case Boundary(call, leavers):
+                change.boundary(call, leavers, now)
+            case SeekAdmission():
+                admission.seek_admission(now)
+                self.tick(now)
+            case Leave(after_call, ended):
+                admission.leave(after_call, now, ended=ended)
+            case Accusation(accused, kind, detail):
+                change.accusations.accuse(accused, kind, detail, now)
+            case Checked(member_id, alive, detail, listens):
+                if alive:
+                    self._detection.answered_check(member_id, now)
+                change.accusations.checked(member_id, alive, detail, now)
+                admission.checked(member_id, alive, now, listens=listens)
+            case Answered(errand, answer):
+                if core.stopped is None:
+                    change.register.answered(errand, answer, now)
+                    self._detection.answered(errand, answer, now)
+                    admission.answered(errand, answer, now)
+            case Stirred():
+                change.register.stirred(now)
+                admission.stirred(now)
+            case Introduced(addresses):
+                admission.add_introducers(addresses, now)
+                self.tick(now)
+            case Listening(address, listening):
+                admission.attend(address, listening)
+            case Resolved(addresses, founder, barred):
+                admission.heed_introducers(addresses, founder, barred, now)
+                self.tick(now)
+            case Died(detail, error):
+                self._die(detail, error)
+            case _:
+                assert_never(what)
         self._settle(now)
 
     def set_progress(self, progress: Progress) -> None:
@@ -206,11 +185,7 @@ class Machine:
         self._core.progress = progress
         self._core.committed_to_leave |= progress.leaving
 
-    def die(self, detail: str, error: StoppedError) -> None:
-        """This member's process is over, or as good as over: say so to all, as proof, and never act again.
-
-        Its word is proof because nothing follows it: no vote, no ack, and soon no open socket.
-        """
+    def _die(self, detail: str, error: StoppedError) -> None:
         core = self._core
         if core.stopped is not None:
             return
@@ -235,8 +210,8 @@ class Machine:
             return None
         deadline = min(self._admission.deadline(), self._detection.renewal)
         if self._core.view is not None:
-            parts = (self._detection, self._reconciliation, self._change, self._contact)
-            deadline = min(deadline, *(part.deadline() for part in parts))
+            change = min(self._change.deadline(), self._contact.deadline())
+            deadline = min(deadline, self._detection.deadline(), self._reconciliation.deadline(), change)
         self._awaited = max(deadline, self._latest)  # what was due before it could be known is not late
         return deadline
 
@@ -365,7 +340,7 @@ class Machine:
         call, waited = core.progress.finished + 1, now - since
         core.outbox.emit(Stalled(call, waited))
         text = f"it had not entered call {call} for {waited:.1f} s while the others waited in it (stall_timeout)"
-        self.die(f"stalled: {text}", ExcludedError(f"this worker stalled: {text}"))
+        self._die(f"stalled: {text}", ExcludedError(f"this worker stalled: {text}"))
 
     def _settle(self, now: float) -> None:
         """After every input: deliver what this member sent to itself."""

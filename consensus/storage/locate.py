@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
-from .store import Store
-
-__all__ = ["TIMEOUT", "redacted", "store_at"]
-
-TIMEOUT = 2.0
-"""Seconds that one operation may take, unless the caller says otherwise."""
+from .store import TIMEOUT, Store, redacted
 
 _EXAMPLES = "file:///shared/directory, redis://host:6379 or etcd://host:2379"
 
@@ -27,13 +22,13 @@ def store_at(url: str, job: str, *, timeout: float = TIMEOUT, **options: Any) ->
         case "file":
             if options:
                 raise ConfigError(f"storage_{min(options)} is for redis:// and etcd://: a directory has an owner instead")
-            from .file_store import FileStore  # noqa: PLC0415
+            from .files.file_store import FileStore  # noqa: PLC0415
 
             kind: Any = FileStore
         case "redis" | "rediss" | "unix":
             kind = _redis_store()
         case "etcd" | "etcds":
-            from .etcd_store import EtcdStore  # noqa: PLC0415
+            from .etcd.etcd_store import EtcdStore  # noqa: PLC0415
 
             kind = EtcdStore
         case "":
@@ -45,22 +40,11 @@ def store_at(url: str, job: str, *, timeout: float = TIMEOUT, **options: Any) ->
     return store
 
 
-def redacted(url: str) -> str:
-    """``url`` for logs and errors: without user, password and query. Of a malformed one rather less is shown."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return "***" if "@" in url or "?" in url else url
-    before, at, after = rest.rpartition("@")
-    if "?" in before:  # cut in the middle of one or the other: who could tell which
-        return f"{scheme}://***"
-    return f"{scheme}://{'***@' if at else ''}{after.partition('?')[0]}"
-
-
 def _redis_store() -> Any:
     try:
         import redis  # noqa: F401, PLC0415
     except ImportError:
         raise ConfigError("storage: for redis:// the package redis is missing: pip install ftlib[redis]") from None
-    from .redis_store import RedisStore  # noqa: PLC0415
+    from .redis.redis_store import RedisStore  # noqa: PLC0415
 
     return RedisStore

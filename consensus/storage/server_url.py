@@ -14,8 +14,6 @@ from urllib.parse import parse_qsl, quote, unquote
 from ..errors import ConfigError
 from ..member import Address, format_address, parse_address
 
-__all__ = ["ServerUrl", "escape_job", "parse_server_url", "tls_trouble"]
-
 _TLS = ("rediss", "etcds")
 
 _HOPELESS = {

@@ -11,15 +11,22 @@ read to learn which); or it will never work (``StoreRefusedError``: wrong passwo
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["MAX_VALUE", "Created", "Store", "Unreadable", "Value"]
+from ..errors import ConfigError, StoreRefusedError
 
 MAX_VALUE = 1 << 20
 """Bytes of a value at most."""
+TIMEOUT = 2.0
+"""Seconds that one operation may take, unless the caller says otherwise."""
+
+_PART = r"[a-z0-9_-][a-z0-9._-]{0,199}"
+_KEY = re.compile(rf"{_PART}(?:/{_PART})*")
+_PREFIX = re.compile(rf"(?:{_PART}/)+")
 
 
 class Created(Enum):
@@ -106,3 +113,62 @@ class Store(ABC):
         """Yields after something under ``prefix`` may have changed: a reason to look, soon, not a promise (events may be missed
         or come together). Ends only when the store is closed; reconnects by itself. A store that cannot notice never yields.
         """
+
+
+def redacted(url: str) -> str:
+    """``url`` for logs and errors: without user, password and query. Of a malformed one rather less is shown."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "***" if "@" in url or "?" in url else url
+    before, at, after = rest.rpartition("@")
+    if "?" in before:  # cut in the middle of one or the other: who could tell which
+        return f"{scheme}://***"
+    return f"{scheme}://{'***@' if at else ''}{after.partition('?')[0]}"
+
+
+# What a key and a value may be: the same for every store, so that what works with one works with all.
+
+
+def check_key(key: str) -> str:
+    """``key``, if it is one: parts of 1 to 200 of ``[a-z0-9._-]``, not with a leading dot, ``/`` between. ConfigError."""
+    if not _KEY.fullmatch(key):
+        raise ConfigError(f"{key!r} is no key of a store: parts of [a-z0-9._-], none empty or with a leading dot, / between")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """``prefix``, if it is one: parts of a key, each followed by ``/``. ConfigError."""
+    if not _PREFIX.fullmatch(prefix):
+        raise ConfigError(f"{prefix!r} is no prefix of a store's keys: parts of [a-z0-9._-], each followed by /")
+    return prefix
+
+
+def check_value(key: str, value: bytes) -> bytes:
+    """``value``, if it is not too large. ConfigError."""
+    if len(value) > MAX_VALUE:
+        raise ConfigError(f"the value of {key!r} has {len(value)} bytes, {MAX_VALUE} are the most")
+    return value
+
+
+def is_key(name: str) -> bool:
+    """Whether a name that was found in a store can be one of ours."""
+    return _KEY.fullmatch(name) is not None
+
+
+def found_value(key: str, value: bytes) -> Value:
+    """What a server has at ``key``: nobody of ours writes more than ``MAX_VALUE``."""
+    return value if len(value) <= MAX_VALUE else too_large(key)
+
+
+def too_large(key: str) -> Unreadable:
+    """Of something that need not be fetched to know that."""
+    return Unreadable(f"it has more than {MAX_VALUE} bytes: remove {key}, no member wrote it")
+
+
+def parse_floor(store: str, name: str, text: str) -> int:
+    """The number of a floor as a server keeps it. StoreRefusedError where somebody else has written there."""
+    if not (text.isascii() and text.isdecimal()):
+        raise StoreRefusedError(
+            f"the store {store}: the floor of {name} is {text[:40]!r} and no number: remove this job's keys"
+        )
+    return int(text)

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ..state import flatten, restore
+from ..state.codec import flatten, restore
 from .manifest import FILE, OF_ONE, File, Manifest, TornError
 from .names import Name, complete
-
-__all__ = ["Found", "Taken", "newest", "publish", "read", "remove"]
 
 
 @dataclass(frozen=True, slots=True)

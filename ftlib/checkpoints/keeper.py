@@ -24,18 +24,15 @@ from pathlib import Path
 
 from consensus import LeftError
 
-from ..logs import about
-from ..phase import Phase
-from ..plane import Plane
-from ..registry import Registered
-from ..session import Session
-from ..state import flatten
-from ..units import size, span
+from ..common.units import size, span
+from ..core.calls.session import Session
+from ..core.plane.phase import Phase
+from ..core.plane.plane import Plane
+from ..state.codec import flatten
+from ..state.registry import Registered
 from .checkpoint import Taken, publish, remove
 from .manifest import OF_ONE, Manifest, TornError
 from .names import Name, Part, complete, parts
-
-__all__ = ["Keeper"]
 
 logger = logging.getLogger("ftlib")
 
@@ -97,7 +94,7 @@ class Keeper:
             if late and registered.count("sampler"):  # perhaps only since this began to wait
                 plane.counters.checkpoints_skipped += 1
                 text = "no checkpoint of step %d: this worker is late, and its sampler is further than its model"
-                logger.info(text, step, extra=about(plane, "checkpoint_skipped", stage="LATE"))
+                logger.info(text, step, extra=plane.about("checkpoint_skipped", stage="LATE"))
                 return
             taken = Taken.of(tree, name, session.size)
             self._writing = _Writing(plane, session, number, path, taken, self._keep)
@@ -126,7 +123,7 @@ class Keeper:
             if writing.ended(NAMING):
                 return True
         plane.counters.checkpoints_skipped += 1
-        extra = about(plane, "checkpoint_skipped", stage=writing.stage.name)
+        extra = plane.about("checkpoint_skipped", stage=writing.stage.name)
         text = "no checkpoint of step %d: %s %s; save less often, or with wait=True"
         logger.info(text, plane.step - plane.lag.steps, writing, writing.stage.value, extra=extra)
         return False
@@ -175,7 +172,7 @@ class _Writing:
         try:
             self._write()
         except _GivenUp as reason:
-            logger.info("%s was given up: %s", self, reason, extra=about(plane, "checkpoint_given_up"))
+            logger.info("%s was given up: %s", self, reason, extra=plane.about("checkpoint_given_up"))
             remove(self._part)
         except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on without it
             self._failed(error)
@@ -203,7 +200,7 @@ class _Writing:
         publish(self._part, self.directory)
         plane.counters.checkpoints += 1
         plane.counters.checkpoint_step = self._name.step
-        extra = about(plane, "checkpoint", checkpoint=str(self.directory), checkpoint_bytes=nbytes, seconds=took)
+        extra = plane.about("checkpoint", checkpoint=str(self.directory), checkpoint_bytes=nbytes, seconds=took)
         logger.info("%s is complete: %s, %s in %s", self, self.directory, size(nbytes), span(took), extra=extra)
         self._tidy()
 
@@ -248,11 +245,11 @@ class _Writing:
     def _failed(self, error: Exception) -> None:
         plane = self._plane
         if plane.phase is Phase.STOPPED and not isinstance(plane.error, LeftError):
-            logger.info("%s was given up: this worker is no member any more", self, extra=about(plane, "checkpoint_given_up"))
+            logger.info("%s was given up: this worker is no member any more", self, extra=plane.about("checkpoint_given_up"))
             return
         why, remedy = self._diagnosis(error)
         remove(self._part)
-        text, extra = "no checkpoint of step %d in %s: %s; training goes on without it: %s", about(plane, "checkpoint_failed")
+        text, extra = "no checkpoint of step %d in %s: %s; training goes on without it: %s", plane.about("checkpoint_failed")
         logger.error(text, self._name.step, self._path, why, remedy, extra=extra)
         plane.counters.checkpoint_failures += 1
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILE", "OF_ONE", "File", "Manifest", "TornError"]
-
 FILE = "manifest.json"
 LIMIT = 256 << 20
 """Bytes that a manifest may have."""

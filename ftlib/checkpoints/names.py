@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Name", "Part", "complete", "parts"]
-
 _COMPLETE = re.compile(r"step-(\d{12,})-epoch-(\d{8,})", re.ASCII)
 _PART = re.compile(r"\.step-(\d{12,})-epoch-(\d{8,})-([0-9A-Za-z]+)\.part", re.ASCII)
 

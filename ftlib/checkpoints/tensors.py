@@ -21,8 +21,6 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 
 from .manifest import TornError
 
-__all__ = ["read", "write"]
-
 _METADATA = ".metadata"
 _KNOWN = {
     ("torch", "Size"),

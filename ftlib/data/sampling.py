@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Sampling", "Share"]
+import msgpack
+
+__all__ = ["Sampling", "Share", "packed_shares", "unpacked_shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +88,24 @@ class Sampling(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a replicated state, of another member or from a checkpoint."""
+
+
+def packed_shares(shares: Mapping[str, Share]) -> bytes:
+    """As bytes, for who adopts the call's result."""
+    rows = [(m, s.samples, s.ahead, s.dropped, s.data_epoch, s.deal, s.late) for m, s in shares.items()]
+    data: bytes = msgpack.packb(rows)
+    return data
+
+
+def unpacked_shares(data: bytes) -> Mapping[str, Share]:
+    """The inverse of :func:`packed_shares`; ValueError for anything else."""
+    try:
+        rows = msgpack.unpackb(data)
+        if all(
+            type(m) is str and type(late) is bool and all(type(n) is int and n >= 0 for n in numbers)
+            for m, *numbers, late in rows
+        ):
+            return {m: Share(*row) for m, *row in rows}
+    except Exception as error:  # noqa: BLE001 - msgpack raises many kinds; all mean the same here
+        raise ValueError(f"shares are not readable: {error}") from None
+    raise ValueError("shares have the wrong shape")

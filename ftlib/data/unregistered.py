@@ -5,21 +5,17 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-__all__ = ["any_is_read", "bound", "read"]
+__all__ = ["READ", "bound", "read"]
 
-_read: weakref.WeakSet[Any] = weakref.WeakSet()
+READ: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those over which there was a loop, as long as they are."""
 
 
 def read(sampler: object) -> None:
     """A loop over ``sampler`` begins, which is not registered."""
-    _read.add(sampler)
+    READ.add(sampler)
 
 
 def bound(sampler: object) -> None:
     """It is registered now."""
-    _read.discard(sampler)
-
-
-def any_is_read() -> bool:
-    """Whether there was such a loop, over a sampler that still is."""
-    return len(_read) > 0
+    READ.discard(sampler)

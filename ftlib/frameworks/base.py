@@ -9,10 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["Framework", "Group", "GroupSpec", "Work"]
+__all__ = ["Framework", "Group", "GroupSpec", "Kind", "Operation", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +44,60 @@ class Work(ABC):
         """Whether it ended, well or not."""
 
 
+class Kind(Enum):
+    """What an operation does."""
+
+    ALLREDUCE = "allreduce"
+    BROADCAST = "broadcast"
+    SEND = "send"
+    RECV = "recv"
+
+
+class Operation(NamedTuple):
+    """One operation on a contiguous tensor, which it works on in place."""
+
+    kind: Kind
+    tensor: torch.Tensor
+    op: str = ""
+    """Of a reduction: SUM, MIN, MAX or PRODUCT."""
+    peer: int = 0
+    """The root of a broadcast; the rank to send to, or to receive from."""
+    tag: int = 0
+    """Of a send or receive."""
+
+
 class Group(ABC):
-    """A process group of one view. All operations return at once with a ``Work`` and work in place."""
+    """A process group of one view. A backend has one way in, ``submit``; the methods that name an operation lead there."""
 
     rank: int
     size: int
 
     @abstractmethod
-    def allreduce(self, tensor: torch.Tensor, op: str = "SUM") -> Work:
-        """Reduce a contiguous tensor over all ranks (SUM, MIN, MAX, PRODUCT); bit-identical on all of them."""
+    def submit(self, operation: Operation) -> Work:
+        """Begin ``operation``, and return at once. ConfigError where this backend has none like it.
 
-    @abstractmethod
+        An allreduce is bit-identical at all ranks. Sends and receives are safe beside collectives of other threads.
+        """
+
+    def allreduce(self, tensor: torch.Tensor, op: str = "SUM") -> Work:
+        """Reduce a contiguous tensor over all ranks (SUM, MIN, MAX, PRODUCT)."""
+        return self.submit(Operation(Kind.ALLREDUCE, tensor, op))
+
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         """Copy the root's contiguous tensor to all ranks."""
+        return self.submit(Operation(Kind.BROADCAST, tensor, peer=root))
 
-    @abstractmethod
     def barrier(self) -> Work:
         """Done once every rank has entered."""
+        return self.submit(Operation(Kind.ALLREDUCE, torch.zeros(1, dtype=torch.uint8), "MAX"))
 
-    @abstractmethod
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
-        """Send a contiguous tensor to one rank; safe beside collectives of other threads."""
+        """Send a contiguous tensor to one rank."""
+        return self.submit(Operation(Kind.SEND, tensor, peer=to, tag=tag))
 
-    @abstractmethod
     def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
         """Receive into a contiguous tensor from one rank."""
+        return self.submit(Operation(Kind.RECV, tensor, peer=source, tag=tag))
 
     @abstractmethod
     def abort(self) -> None:

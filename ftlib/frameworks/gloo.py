@@ -22,8 +22,8 @@ from torch.distributed import ProcessGroupGloo
 
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
+from ftlib.frameworks.background import errand, finish_errands
 from ftlib.frameworks.base import Framework, Group, GroupSpec
-from ftlib.frameworks.errands import errand, finish_errands
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import Meeting, StoreServer, interface_address, join_address, split_address
 
@@ -51,6 +51,9 @@ _THREADS = 2
 """Operations that one group carries out at the same time."""
 _FINISH = 2.0
 """Seconds that ``close`` waits for old groups to be destroyed, tens of milliseconds each in fact."""
+
+_REST = 0.05
+"""Seconds that the ends of connections may be told late: whoever waits for the group has the processors first."""
 
 _REMEMBERED = 64
 """Views whose group was dropped that are remembered."""
@@ -274,7 +277,7 @@ class _Build:
         if meeting is not None:
             with contextlib.suppress(GroupError):  # the group may be gone already
                 ends = {str(rank): join_address(local) for rank, local in group.locals().items()}
-                told = meeting.exchange("ends", ends)
+                told = meeting.exchange("ends", ends, rest=_REST)
                 group.name({split_address(ends[me]): rank for rank, ends in enumerate(told) if me in ends})
         if split_address(self.spec.store["store"]) == self._server.address:
             self._server.forget_before(self.spec.epoch)
@@ -296,8 +299,7 @@ class _Build:
     def _connect(self, meeting: Meeting, owned: list[Inode | Address]) -> GlooGroup:
         spec = self.spec
         self._proceed()
-        before = sockets.snapshot()
-        device, inode, listener = _make_device(self._host)
+        device, inode, listener, before = _make_device(self._host)
         if inode is not None:
             owned.append(inode)
             sockets.track(owned)
@@ -339,14 +341,14 @@ def _scarce(size: int) -> bool:
     return limit != resource.RLIM_INFINITY and 8 * size > limit
 
 
-def _make_device(host: str) -> tuple[Any, Inode | None, Address | None]:
-    """Make a Gloo device on an interface, and find its listening socket if that can be told."""
+def _make_device(host: str) -> tuple[Any, Inode | None, Address | None, frozenset[Inode]]:
+    """Make a Gloo device on an interface, and find its listening socket if that can be told; last the sockets before it."""
     make: Any = ProcessGroupGloo
     with _making_device:
         before = sockets.snapshot()
         device = make.create_device(hostname=host, lazy_init=False)
         new = sockets.listeners(host, before)
     if len(new) != 1:  # not Linux, or another thread began to listen at the same moment
-        return device, None, None
+        return device, None, None, before
     inode, address = new.popitem()
-    return device, inode, address
+    return device, inode, address, before

@@ -26,8 +26,8 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks.base import Group, GroupSpec, Work
-from ftlib.frameworks.errands import errand
+from ftlib.frameworks.background import errand
+from ftlib.frameworks.base import Group, GroupSpec, Kind, Operation, Work
 from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ OPERATIONS: dict[str, Any] = {
 }
 _SLICE = 0.02
 """Seconds between two looks at an operation of a group that is being destroyed."""
+_LOOKED_THROUGH = 8
+"""Operations that were begun here, after which those that have ended are forgotten."""
 _ADVICE = "This is typically caused by"
 """What follows in Gloo's texts helps nobody."""
 _ADDRESS_IN_TEXT = re.compile(r"\[([0-9a-fA-F:.]+)\]:(\d+)")
@@ -60,7 +62,7 @@ class GlooGroup(Group):
     """The group of one view. Collectives: one thread at a time, the same ones in the same order at all ranks.
 
     Gloo terminates a process that receives more bytes than it asked for. The calls of ``FTLib`` find out beforehand that
-    members disagree (see ``average``); whoever uses ``ft.group`` directly must pass equal sizes, as with torch itself.
+    members disagree (see ``attempt``); whoever uses ``ft.group`` directly must pass equal sizes, as with torch itself.
     """
 
     def __init__(
@@ -99,31 +101,37 @@ class GlooGroup(Group):
         """Whether operations under way were given up rather than interrupted."""
         return not self.exact and self._state is not _State.OPEN
 
-    def allreduce(self, tensor: torch.Tensor, op: str = "SUM") -> Work:
-        """Reduce over all ranks (ring above a few KB), on Gloo's threads."""
-        options = self._reductions.get(op)
-        if options is None:
-            raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(OPERATIONS)}")
-        return self._launch(lambda backend: backend.allreduce([tensor], options))
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        """Copy as bytes, hence any dtype."""
-        options = BroadcastOptions()
-        options.rootRank = root
-        flat = _bytes(tensor)
-        return self._launch(lambda backend: backend.broadcast([flat], options))
-
-    def barrier(self) -> Work:
-        """Allreduce one byte."""
-        return self.allreduce(torch.zeros(1, dtype=torch.uint8), "MAX")
-
-    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
-        """Send as bytes, hence any dtype."""
-        return self._transfer("send", tensor, to, tag)
-
-    def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
-        """Receive as bytes, hence any dtype."""
-        return self._transfer("recv", tensor, source, tag)
+    def submit(self, operation: Operation) -> Work:
+        """Begin it on Gloo's threads (a ring for more than a few KB). All but reductions go as bytes, hence any dtype."""
+        backend, kind = self._backend, operation.kind
+        if self._state is not _State.OPEN or backend is None:
+            return FailedWork(GroupError(f"the group of rank {self.rank} is {self._state.value}"))
+        try:
+            if kind is Kind.ALLREDUCE:
+                work: Work = GlooWork(self, backend.allreduce([operation.tensor], self._reductions[operation.op]))
+            elif kind is Kind.BROADCAST:
+                options = BroadcastOptions()
+                options.rootRank = operation.peer
+                work = GlooWork(self, backend.broadcast([_bytes(operation.tensor)], options))
+            else:
+                flat = _bytes(operation.tensor)
+                # The size is part of the tag: a message longer than expected would terminate the receiving process.
+                tag = zlib.crc32(f"{operation.tag}/{flat.numel()}".encode()) & 0x7FFFFFFF
+                begin = backend.send if kind is Kind.SEND else backend.recv
+                work = GlooTransfer(self, begin([flat], operation.peer, tag), flat)
+        except KeyError:
+            raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
+        except FOREIGN as error:
+            if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+                self.abort()  # one that only this rank left out: the next ones would meet wrong ones elsewhere
+            return FailedWork(self.translate(error))
+        with self._lock:
+            works = self._works
+            works.append(work)
+            if len(works) > _LOOKED_THROUGH:
+                while len(works) > 1 and works[0].done():
+                    works.popleft()
+        return work
 
     def abort(self) -> None:
         """Cut all connections of the group."""
@@ -159,41 +167,6 @@ class GlooGroup(Group):
     def name(self, peers: Mapping[Address, int]) -> None:
         """Add addresses by which errors may mean a rank."""
         self._peers = {**self._peers, **peers}
-
-    def _launch(self, start: Callable[[Any], Any]) -> Work:
-        try:
-            return self._started(GlooWork(self, start(self._open())))
-        except FOREIGN as error:
-            self.abort()  # an operation that only this rank left out: the next ones would meet wrong ones elsewhere
-            return FailedWork(self.translate(error))
-        except GroupError as error:
-            return FailedWork(error)
-
-    def _transfer(self, kind: str, tensor: torch.Tensor, peer: int, tag: int) -> Work:
-        flat = _bytes(tensor)
-        # The size is part of the tag: a message longer than expected would terminate the receiving process.
-        wire_tag = zlib.crc32(f"{tag}/{flat.numel()}".encode()) & 0x7FFFFFFF
-        try:
-            start = getattr(self._open(), kind)
-            return self._started(GlooTransfer(self, start([flat], peer, wire_tag), flat))
-        except FOREIGN as error:
-            return FailedWork(self.translate(error))
-        except GroupError as error:
-            return FailedWork(error)
-
-    def _open(self) -> Any:
-        backend = self._backend
-        if self._state is not _State.OPEN or backend is None:
-            raise GroupError(f"the group of rank {self.rank} is {self._state.value}")
-        return backend
-
-    def _started(self, work: Work) -> Work:
-        with self._lock:
-            works = self._works
-            works.append(work)
-            while len(works) > 1 and works[0].done():
-                works.popleft()
-        return work
 
     def _destroy(self) -> None:
         """Drop the backend once no operation is under way: its destructor would wait for them."""

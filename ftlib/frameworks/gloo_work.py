@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftlib.errors import GroupError
+from ftlib.frameworks.background import errand
 from ftlib.frameworks.base import Work
-from ftlib.frameworks.errands import errand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,20 +57,20 @@ class GlooWork(Work):
 
     def wait(self, timeout: float) -> bool:
         """Block in Gloo, at most ``timeout`` seconds."""
-        if not self._owner.exact:
-            return _in_slices(self._wait, timeout)
-        return self._wait(timeout)
+        if not self._owner.exact and timeout > _ABANDONED_SLICE:
+            return _in_slices(self.wait, timeout)
+        if not self._ended(timeout):  # no frame of a traceback has the raw work: it would keep sockets open
+            if not self._owner.exact and self._owner.abandoned:
+                raise GroupError("operation abandoned: its group was aborted and cannot be interrupted")
+            return False
+        if self._error is not None:
+            raise self._error.afresh()
+        return True
 
     def done(self) -> bool:
         """Tell whether Gloo is through with it and with its buffer."""
         raw = self._raw
         return raw is None or bool(raw.is_completed())
-
-    def _wait(self, timeout: float) -> bool:
-        ended = self._ended(timeout)  # no frame of a traceback has the raw work: it would keep sockets open
-        if not ended and self._owner.abandoned:
-            raise GroupError("operation abandoned: its group was aborted and cannot be interrupted")
-        return ended and self._outcome()
 
     def _ended(self, timeout: float) -> bool:
         """Whether it ended in time; how is noted. Several threads may ask at a time: one may be destroying the group."""
@@ -88,11 +88,6 @@ class GlooWork(Work):
             except FOREIGN as real:
                 self._error = self._owner.translate(real)
         self._raw = None
-        return True
-
-    def _outcome(self) -> bool:
-        if self._error is not None:
-            raise self._error.afresh()
         return True
 
 

@@ -7,6 +7,7 @@ says otherwise.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks.base import Framework, Group, GroupSpec, Work
+from ftlib.frameworks.base import Framework, Group, GroupSpec, Kind, Operation, Work
 
 __all__ = ["DEFAULT_HUB", "MemoryFramework", "MemoryGroup", "MemoryHub"]
 
@@ -43,6 +44,20 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 _CarryOut = Callable[[Sequence[torch.Tensor]], None]
+
+
+def _reduce(reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    total = tensors[0].clone()
+    for other in tensors[1:]:
+        total = reduce(total, other)
+    for target in tensors:
+        target.copy_(total)
+
+
+def _spread(root: int, tensors: Sequence[torch.Tensor]) -> None:
+    for target in tensors:
+        if target is not tensors[root]:
+            target.copy_(tensors[root])
 
 
 def _copy(tensors: Sequence[torch.Tensor]) -> None:
@@ -276,42 +291,19 @@ class MemoryGroup(Group):
         self.rank, self.size = rank, size
         self._room = room
 
-    def allreduce(self, tensor: torch.Tensor, op: str = "SUM") -> Work:
-        """Reduce in rank order."""
+    def submit(self, operation: Operation) -> Work:
+        """Reductions in rank order; a send is done once it was received."""
+        kind, tensor, op, peer, tag = operation
+        if kind is Kind.SEND:
+            return self._room.transfer(self._entry(tensor, "transfer", tag), (self.rank, peer, tag), sends=True)
+        if kind is Kind.RECV:
+            return self._room.transfer(self._entry(tensor, "transfer", tag), (peer, self.rank, tag), sends=False)
+        if kind is Kind.BROADCAST:
+            return self._room.collective(self._entry(tensor, kind.value, peer), functools.partial(_spread, peer))
         reduce = _REDUCTIONS.get(op)
         if reduce is None:
             raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(_REDUCTIONS)}")
-
-        def carry_out(tensors: Sequence[torch.Tensor]) -> None:
-            total = tensors[0].clone()
-            for other in tensors[1:]:
-                total = reduce(total, other)
-            for target in tensors:
-                target.copy_(total)
-
-        return self._room.collective(self._entry(tensor, "allreduce", op), carry_out)
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
-        """Copy from the root's tensor."""
-
-        def carry_out(tensors: Sequence[torch.Tensor]) -> None:
-            for target in tensors:
-                if target is not tensors[root]:
-                    target.copy_(tensors[root])
-
-        return self._room.collective(self._entry(tensor, "broadcast", root), carry_out)
-
-    def barrier(self) -> Work:
-        """Allreduce one byte."""
-        return self.allreduce(torch.zeros(1, dtype=torch.uint8), "MAX")
-
-    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
-        """Send; done once received."""
-        return self._room.transfer(self._entry(tensor, "transfer", tag), (self.rank, to, tag), sends=True)
-
-    def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
-        """Receive the oldest message of that rank and tag."""
-        return self._room.transfer(self._entry(tensor, "transfer", tag), (source, self.rank, tag), sends=False)
+        return self._room.collective(self._entry(tensor, kind.value, op), functools.partial(_reduce, reduce))
 
     def abort(self) -> None:
         """Fail all operations of all ranks."""

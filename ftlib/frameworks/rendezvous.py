@@ -118,12 +118,15 @@ class Meeting:
         self._links = sockets.connections((), {address}, before)
         sockets.track(link.inode for link in self._links)
 
-    def exchange(self, topic: str, mine: object) -> list[Any]:
+    def exchange(self, topic: str, mine: object, *, rest: float = 0.0) -> list[Any]:
         """Tell all ranks ``mine`` (JSON); return what each told, in rank order. GroupError names who is missing.
 
-        Asks again and again rather than wait in the store, whose client cannot be interrupted without a fuss.
+        Asks again and again rather than wait in the store, whose client cannot be interrupted without a fuss. ``rest``: seconds
+        before all that, for what is not urgent: the others have told theirs by then, and one question is enough.
         """
         keys = [f"{self._prefix}{topic}/{rank}" for rank in range(self._size)]
+        if rest:
+            self._left_early.wait(rest)
         begin = time.monotonic()
         store = self._store
         try:

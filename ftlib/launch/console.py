@@ -1,22 +1,23 @@
-"""Where everything readable goes: the terminal, one log file a worker, and the file of events."""
+"""Where everything readable goes: the terminal, one log file a worker, and the file of events; and the summary of a run."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from .output import Writer, prefix, render
+from .process import describe_exit
+from .restarts import RestartPolicy, WorkerPhase, WorkerRecord
 from .worker import Stream, Worker
-
-__all__ = ["Console"]
 
 _STDOUT, _STDERR = 1, 2
 
@@ -125,3 +126,41 @@ class Console:
         paused, self._paused = self._paused, []
         for stream in paused:
             stream.resume()
+
+
+def outcome(record: WorkerRecord) -> str:
+    """How the slot's newest lifetime ended, in words."""
+    match record.phase:
+        case WorkerPhase.DONE:
+            return "finished"
+        case WorkerPhase.RETIRED if not record.cause:
+            return "drained" if record.code == 0 else f"ended with the run ({describe_exit(record.code)})"
+        case WorkerPhase.FAILED | WorkerPhase.RETIRED:
+            return describe_exit(record.code) + (f" ({record.cause})" if record.cause else "")
+        case _:
+            return str(record.phase.value)
+
+
+def table(policy: RestartPolicy, tails: Mapping[int, Sequence[bytes]], *, coloured: bool, width: int) -> str:
+    """A table of all slots. ``tails``: the last stderr lines a slot, of which the very last is shown for failures."""
+    from rich.console import Console as RichConsole  # noqa: PLC0415 - only the end of a run that had trouble needs it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("worker", "starts", "outcome", "last line on stderr"):
+        rows.add_column(name, no_wrap=True, overflow="ellipsis")
+    for record in policy.records:
+        last = next((line for line in reversed(tails.get(record.index, ())) if line.strip()), b"")
+        shown = last.decode("utf-8", "replace").strip()[: width // 2] if record.phase is WorkerPhase.FAILED else ""
+        style = "green" if record.phase is WorkerPhase.DONE else "red" if record.phase is WorkerPhase.FAILED else ""
+        rows.add_row(str(record.index), str(record.starts), Text(outcome(record), style), Text(shown))
+    text = io.StringIO()
+    RichConsole(file=text, force_terminal=coloured, no_color=not coloured, width=width, highlight=False).print(rows)
+    return text.getvalue()
+
+
+def traceback_of(index: int, tail: Sequence[bytes]) -> str:
+    """The last stderr lines of one worker, as it wrote them."""
+    lines = "".join(line.decode("utf-8", "replace") + "\n" for line in tail)
+    return f"the last lines of worker {index}:\n{lines}" if lines else f"worker {index} wrote nothing to stderr\n"

@@ -19,10 +19,8 @@ from pathlib import Path
 from consensus import ConfigError as ConsensusConfigError
 from consensus import Gossip, KeyRing
 
-from ..config import resolve
 from ..errors import ConfigError
-
-__all__ = ["Credentials", "drawn_files", "drawn_rings", "new_secret", "remove_lost", "ring_of_user"]
+from ..settings.config import resolve
 
 _MOST = 64
 """Drawn secrets that are tried."""

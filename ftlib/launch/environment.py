@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from .plan import Plan
 from .sockets import HOST
 
-__all__ = ["Start", "worker_environment"]
-
 # What an outer launcher may have left behind and this one does not set in every start.
 _STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE")
 

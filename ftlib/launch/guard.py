@@ -17,10 +17,8 @@ import time
 import traceback
 from collections.abc import Callable
 
-from ..drain import TWIN
+from ..lifecycle.drain import TWIN
 from .process import adopt_orphans, describe_exit, kill_descendants, shell_code
-
-__all__ = ["guarded", "on_death_of", "release_signals"]
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _BLOCKED = {*_PASSED_ON, signal.SIGCHLD}

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LineSplitter", "Writer", "prefix", "render"]
-
 MAX_LINE = 64 * 1024
 """Bytes after which a line without end is cut."""
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from ..checkpoints.names import Name, complete
 from ..errors import ConfigError
 
-__all__ = ["DEFAULT_RESTARTS", "Plan", "python_command", "random_job"]
-
 DEFAULT_RESTARTS = 3
 """Restarts of all workers together. Enough for bad luck; a script that always crashes ends after a few tracebacks."""
 

@@ -12,23 +12,27 @@ import ctypes
 import os
 import signal
 import time
+from enum import Enum
 from pathlib import Path
 
 from ..errors import ConfigError
 
-__all__ = [
-    "adopt_orphans",
-    "descendants",
-    "describe_exit",
-    "die_with_parent",
-    "kill_descendants",
-    "require_linux",
-    "shell_code",
-]
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Fate(Enum):
+    """What became of an accused process."""
+
+    REAPED = "reaped"
+    """Killed now."""
+    GONE = "gone"
+    """Ended before, or its number belongs to a later lifetime."""
+    UNKNOWN = "unknown"
+    """Never a worker of this launcher."""
+    STUCK = "stuck"
+    """Killed, but the kernel has not let go of it."""
 
 
 def require_linux() -> None:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 
-__all__ = ["HOST", "ControlSockets", "bind_control", "listen"]
-
 HOST = "127.0.0.1"
 _ATTEMPTS = 64
 

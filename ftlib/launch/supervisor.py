@@ -1,4 +1,4 @@
-"""The loop that owns all workers: starts them, hears of every exit at once, and carries out what the ledger decides.
+"""The loop that owns all workers: starts them, hears of every exit at once, and carries out what the restart policy decides.
 
 One thread, one loop, no locks: processes, timers and requests are all events here. Every wait has a deadline, except
 the one for the workers' own work.
@@ -23,18 +23,14 @@ from consensus import KeyRing
 
 from ..errors import ConfigError
 from . import guard
-from .console import Console
+from .console import Console, outcome, table, traceback_of
 from .credentials import Credentials, remove_lost
 from .environment import Start, worker_environment
-from .ledger import Entry, Ledger, Manner, Next, Phase
-from .office import Fate
 from .plan import Plan
-from .process import describe_exit, kill_descendants, require_linux, shell_code
+from .process import Fate, describe_exit, kill_descendants, require_linux, shell_code
+from .restarts import RestartPolicy, RunAction, StartMode, WorkerPhase, WorkerRecord
 from .sockets import HOST, ControlSockets, bind_control, listen
-from .summary import outcome, table, traceback_of
 from .worker import Worker
-
-__all__ = ["Supervisor", "launch"]
 
 _REAP_TIMEOUT = 5.0
 """How long a SIGKILLed process may take to go: more means that the kernel is stuck in it."""
@@ -61,7 +57,7 @@ def launch(plan: Plan) -> int:
     return code
 
 
-class Stage(Enum):
+class RunStage(Enum):
     """How far the run is."""
 
     RUNNING = "running"
@@ -74,8 +70,8 @@ class Supervisor:
     """One run. Everything happens on the loop of :meth:`run`, which must be the main thread's."""
 
     def __init__(self, plan: Plan, *, guard_pid: int | None = None, environment: Mapping[str, str] | None = None) -> None:
-        self.ledger = Ledger(plan)
-        self.stage = Stage.RUNNING
+        self.policy = RestartPolicy(plan)
+        self.stage = RunStage.RUNNING
         self._plan = plan
         self._guard_pid = guard_pid
         self._base = dict(os.environ if environment is None else environment)
@@ -115,9 +111,9 @@ class Supervisor:
         try:
             self._greet()
             self._found(range(self._plan.workers))
-            from . import fence  # noqa: PLC0415 - aiohttp takes 0.2 s to import: the workers start beside it
+            from .endpoint import serve  # noqa: PLC0415 - aiohttp takes 0.2 s to import: the workers start beside it
 
-            runner = await fence.serve(self, listener)
+            runner = await serve(self, listener)
             await self._over
         finally:
             for worker in self._workers.values():
@@ -171,24 +167,24 @@ class Supervisor:
 
     def _start_due(self) -> None:
         """Start whoever waits and may; called after everything that could have changed the answer."""
-        while self.stage is Stage.RUNNING and self._due:
-            manner = self.ledger.manner()
-            if manner is Manner.HOLD:
+        while self.stage is RunStage.RUNNING and self._due:
+            start_mode = self.policy.start_mode()
+            if start_mode is StartMode.HOLD:
                 return
-            if manner is Manner.REFOUND:
+            if start_mode is StartMode.REFOUND:
                 self._refound("no member of the view is left")
                 return
             index = self._due.pop()
-            if manner is Manner.FOUND and index in self._ports:
+            if start_mode is StartMode.FOUND and index in self._ports:
                 self._start_at_its_address(index)
             else:
-                self._start(index, Start(index, self.ledger.introducers(), len(self._addresses)))
+                self._start(index, Start(index, self.policy.introducers(), len(self._addresses)))
 
     def _start_at_its_address(self, index: int) -> None:
         try:
             sockets = bind_control(self._ports[index])
         except OSError:  # somebody took the port meanwhile: meet the others at theirs
-            others = [entry.address for entry in self.ledger.in_phase(Phase.RUNNING) if entry.address]
+            others = [record.address for record in self.policy.in_phase(WorkerPhase.RUNNING) if record.address]
             if others:
                 self._start(index, Start(index, others, len(self._addresses)))
             else:
@@ -198,22 +194,22 @@ class Supervisor:
 
     def _refound(self, why: str) -> None:
         """Start all that wait as the founders of a new cluster, at new addresses."""
-        everyone = [entry.index for entry in self.ledger.in_phase(Phase.WAITING)]
+        everyone = [record.index for record in self.policy.in_phase(WorkerPhase.WAITING)]
         self._console.say(f"{why}: {len(everyone)} workers begin anew, from {self._plan.beginning}")
-        self.ledger.refound()
+        self.policy.refound()
         for index in everyone:
             self._cancel_timer(index)
         self._due.clear()
         self._found(everyone)
 
     def _start(self, index: int, start: Start, sockets: ControlSockets | None = None) -> None:
-        entry = self.ledger.entries[index]
+        record = self.policy.records[index]
         env = worker_environment(self._base, self._plan, start, self._supervisor, self._credentials.environment)
         try:
             worker = Worker.spawn(start, self._plan.command, env, self._console)
         except (OSError, subprocess.SubprocessError) as error:
             self._console.say(f"{start.name} could not be started: {error}")
-            self.ledger.started(index, 0, "", founder=False)
+            self.policy.started(index, 0, "", founder=False)
             self._loop.call_soon(self._ended, index, _SPAWN_FAILED)
             return
         finally:
@@ -223,11 +219,11 @@ class Supervisor:
         self._past.discard(worker.pid)
         self._tails[index] = worker.tail
         address = f"{HOST}:{start.port}" if start.port else ""
-        self.ledger.started(index, worker.pid, address, founder=start.socket_fds is not None)
-        self._console.open_log(index, f"{start.name}, start {entry.starts}, pid {worker.pid}, job {self._plan.job}")
-        self._console.event("started", worker=index, pid=worker.pid, start=entry.starts, address=address)
-        if entry.starts > 1:
-            self._console.say(f"{start.name} is back as pid {worker.pid} ({self.ledger.restarts_left} restarts left)")
+        self.policy.started(index, worker.pid, address, founder=start.socket_fds is not None)
+        self._console.open_log(index, f"{start.name}, start {record.starts}, pid {worker.pid}, job {self._plan.job}")
+        self._console.event("started", worker=index, pid=worker.pid, start=record.starts, address=address)
+        if record.starts > 1:
+            self._console.say(f"{start.name} is back as pid {worker.pid} ({self.policy.restarts_left} restarts left)")
 
     def _cancel_timer(self, index: int) -> None:
         timer = self._timers.pop(index, None)
@@ -252,44 +248,42 @@ class Supervisor:
             code = worker.reap()
             self._past.add(worker.pid)
             index = worker.start.index
-            entry = self.ledger.entries[index]
-            entry.cause = worker.cause
             self._console.event("ended", worker=index, pid=worker.pid, code=code, cause=worker.cause)
-            self._ended(index, code, sent_away=worker.sent_away)
+            self._ended(index, code, worker.cause, sent_away=worker.sent_away)
 
-    def _ended(self, index: int, code: int, *, sent_away: bool = False) -> None:
-        following = self.ledger.exited(index, code, sent_away=sent_away)
-        entry = self.ledger.entries[index]
-        if code != 0 and self.stage is Stage.RUNNING:
-            self._tell_death(entry)
-        if following is Next.END:
+    def _ended(self, index: int, code: int, cause: str = "", *, sent_away: bool = False) -> None:
+        following = self.policy.exited(index, code, cause, sent_away=sent_away)
+        record = self.policy.records[index]
+        if code != 0 and self.stage is RunStage.RUNNING:
+            self._tell_death(record)
+        if following is RunAction.END:
             self._end()
-        elif following is Next.RETIRE:
+        elif following is RunAction.RETIRE:
             self._retire()
-        elif entry.phase is Phase.WAITING:
+        elif record.phase is WorkerPhase.WAITING:
             self._timers[index] = self._loop.call_later(self._plan.restart_delay, self._delay_over, index)
         self._start_due()
-        if self.ledger.over and not self._over.done():
+        if self.policy.over and not self._over.done():
             self._over.set_result(None)
 
-    def _tell_death(self, entry: Entry) -> None:
-        how = describe_exit(entry.code) + (f" ({entry.cause})" if entry.cause else "")
-        live = len(self.ledger.in_phase(Phase.RUNNING))
-        what = f"restarting it in {self._plan.restart_delay:g} s" if entry.phase is Phase.WAITING else "not restarting it"
-        self._console.say(f"worker {entry.index} ended: {how}; {live} still run; {what}")
+    def _tell_death(self, record: WorkerRecord) -> None:
+        how = describe_exit(record.code) + (f" ({record.cause})" if record.cause else "")
+        live = len(self.policy.in_phase(WorkerPhase.RUNNING))
+        again = record.phase is WorkerPhase.WAITING
+        what = f"restarting it in {self._plan.restart_delay:g} s" if again else "not restarting it"
+        self._console.say(f"worker {record.index} ended: {how}; {live} still run; {what}")
 
     def _delay_over(self, index: int) -> None:
         self._timers.pop(index, None)
-        if self.ledger.entries[index].phase is Phase.WAITING:
+        if self.policy.records[index].phase is WorkerPhase.WAITING:
             self._due.add(index)
             self._start_due()
 
     def _retire(self) -> None:
         """The job is done: joiners that hold no view have nothing to join."""
-        self.ledger.retire_waiting()
+        self.policy.retire_waiting()
         for worker in self._workers.values():
-            worker.sent_away = True
-            worker.signal(signal.SIGTERM)
+            worker.send_away()
         self._loop.call_later(self._plan.grace, self._kill_all, "the job was done")
 
     # Ending.
@@ -297,36 +291,36 @@ class Supervisor:
     def _interrupt(self, number: signal.Signals) -> None:
         """Ctrl-C and its kind: the first drains, the second kills."""
         self._interrupted = self._interrupted or number
-        if self.stage is Stage.RUNNING:
+        if self.stage is RunStage.RUNNING:
             name = signal.Signals(number).name
             self._console.say(f"{name}: draining the workers (at most {self._plan.grace:g} s; again: kill them)")
-            self.ledger.end(name)
+            self.policy.end(name)
             self._end()
         else:
             self._kill_all("interrupted twice")
 
     def _end(self) -> None:
-        if self.stage is not Stage.RUNNING:
+        if self.stage is not RunStage.RUNNING:
             return
-        self.stage = Stage.DRAINING
+        self.stage = RunStage.DRAINING
         for index in list(self._timers):
             self._cancel_timer(index)
         for worker in self._workers.values():
             worker.signal(signal.SIGTERM)
         self._loop.call_later(self._plan.grace, self._kill_all, f"did not end within {self._plan.grace:g} s")
-        if self.ledger.over and not self._over.done():
+        if self.policy.over and not self._over.done():
             self._over.set_result(None)
 
     def _abandon(self) -> None:
         """The guard was killed: nobody wants this run any more."""
         self._interrupted = signal.SIGKILL
-        self.ledger.end("the launcher was killed")
+        self.policy.end("the launcher was killed")
         self._end()
         self._kill_all("the launcher was killed")
 
     def _kill_all(self, cause: str) -> None:
-        if self.stage is not Stage.RUNNING:
-            self.stage = Stage.KILLING
+        if self.stage is not RunStage.RUNNING:
+            self.stage = RunStage.KILLING
         for worker in self._workers.values():
             worker.kill(cause)
         self._loop.call_later(_REAP_TIMEOUT, self._give_up)
@@ -336,7 +330,7 @@ class Supervisor:
         if not self._over.done():
             self._over.set_result(None)
 
-    # The office behind the HTTP endpoint (see fence.py).
+    # What the HTTP endpoint asks (its ``Operations``).
 
     @property
     def job(self) -> str:
@@ -349,11 +343,11 @@ class Supervisor:
         return self._credentials.ring
 
     async def fence(self, pid: int, member: str, reason: str) -> Fate:
-        """Kill an accused worker; see ``office``."""
+        """Kill an accused worker, and wait until it is reaped."""
         worker = self._workers.get(pid)
         if worker is None:
             return Fate.GONE if pid in self._past else Fate.UNKNOWN
-        if member in self.ledger.past:
+        if member in self.policy.past:
             return Fate.GONE  # the number is a later lifetime's, or the process lives on as another member
         if not worker.cause:
             self._console.say(f"{worker.start.name} is silent to its peers ({reason or 'no reason given'}): killed")
@@ -365,7 +359,7 @@ class Supervisor:
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         """Take note of a worker's member id, address and view."""
-        known = self.ledger.announced(pid, member, address, epoch)
+        known = self.policy.announced(pid, member, address, epoch)
         if known:
             self._console.event("announced", pid=pid, member=member, address=address, epoch=epoch)
             self._start_due()
@@ -373,26 +367,26 @@ class Supervisor:
 
     def report(self) -> dict[str, Any]:
         """What ``GET /workers`` shows."""
-        rows = [entry.facts() for entry in self.ledger.entries]
-        return {"stage": self.stage.value, "restarts_left": self.ledger.restarts_left, "workers": rows}
+        rows = [record.facts() for record in self.policy.records]
+        return {"stage": self.stage.value, "restarts_left": self.policy.restarts_left, "workers": rows}
 
     # The end.
 
     def _conclude(self) -> int:
         """Tell what happened, the traceback that matters last; the shell's exit code."""
-        ledger, console = self.ledger, self._console
-        code = 128 + self._interrupted if self._interrupted else shell_code(ledger.result)
+        policy, console = self.policy, self._console
+        code = 128 + self._interrupted if self._interrupted else shell_code(policy.result)
         seconds = time.monotonic() - self._born
         console.event("over", code=code, seconds=seconds)
-        troubled = any(entry.phase is not Phase.DONE or entry.starts > 1 for entry in ledger.entries)
+        troubled = any(record.phase is not WorkerPhase.DONE or record.starts > 1 for record in policy.records)
         if troubled:
             width = max(80, shutil.get_terminal_size((120, 24)).columns)
-            console.write(table(ledger, self._tails, coloured=console.coloured, width=width))
-        done = len(ledger.in_phase(Phase.DONE))
-        ending = f": {ledger.ending}" if ledger.ending else ""
-        console.say(f"{done} of {len(ledger.entries)} workers finished in {seconds:.1f} s, exit code {code}{ending}")
-        if ledger.result and not self._interrupted and ledger.last_failed is not None:
-            failed = ledger.entries[ledger.last_failed]
+            console.write(table(policy, self._tails, coloured=console.coloured, width=width))
+        done = len(policy.in_phase(WorkerPhase.DONE))
+        ending = f": {policy.ending}" if policy.ending else ""
+        console.say(f"{done} of {len(policy.records)} workers finished in {seconds:.1f} s, exit code {code}{ending}")
+        if policy.result and not self._interrupted and policy.last_failed is not None:
+            failed = policy.records[policy.last_failed]
             last = traceback_of(failed.index, self._tails.get(failed.index, ()))
             console.say(f"worker {failed.index}: {outcome(failed)}; {last.rstrip()}")
         return code

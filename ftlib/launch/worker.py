@@ -20,8 +20,6 @@ from .environment import Start
 from .output import LineSplitter
 from .process import die_with_parent
 
-__all__ = ["Sink", "Worker"]
-
 TAIL = 40
 """How many of the last stderr lines are kept for the report."""
 
@@ -93,6 +91,11 @@ class Worker:
         if not self.gone.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def send_away(self) -> None:
+        """SIGTERM, as the run needs it no more."""
+        self.sent_away = True
+        self.signal(signal.SIGTERM)
 
     def kill(self, cause: str = "") -> None:
         """SIGKILL the worker and its children. ``cause``: for the report."""

@@ -1,7 +1,8 @@
-"""The joiner's side: what it asks of the donors while it follows their calls, until the state is its own.
+"""A joiner catches up: it follows the others' calls while it gets their state, until it can count.
 
-It asks about a call before the donors enter it, so that nobody waits for that; the ``Round`` brings the stripes and replays the
-averages beside the training thread. What cannot be done ends in ``NoFollowing``: the state is loaded while the others wait.
+Requests name a call before the donors enter it, so that nobody waits for them. A ``Round`` fetches the shards and replays the
+averages beside the training thread. Where this cannot work, ``NoFollowing`` is raised: then the member loads the whole state
+while the others wait (``whole_state``).
 """
 
 from __future__ import annotations
@@ -10,44 +11,40 @@ import contextlib
 import functools
 import logging
 import random
-import threading
 from collections.abc import Callable, Sequence
 
 from consensus import Member
 
-from ..bucket import Layout
-from ..call import Call, Kind, Results
+from ..common.units import size
+from ..core.calls.call import Call, Kind, Results
+from ..core.calls.follower import NoFollowing
+from ..core.calls.session import Session
+from ..core.plane.plane import Plane
+from ..core.tensors.layout import Layout
+from ..core.tensors.staging import Slot
 from ..errors import ConfigError, GroupError
-from ..follower import NoFollowing
-from ..logs import about
-from ..plane import Plane
-from ..registry import Registered
-from ..session import Session
-from ..staging import Slot
-from .allowed import Allowed
-from .fetch import FetchError, Later, Offer, Over, Source
-from .live import separable
-from .opening import open_round, stripes_of
-from .proof import Proof
-from .question import Question
-from .replay import why_not
-from .round import Round
-from .stock import Stock
-from .stripes import LARGE, Wave
-from .warmth import Warmth
-
-__all__ = ["Catchup"]
+from ..state.live import separable
+from ..state.registry import Registered
+from ..state.replay import why_not
+from .joiner.http_transport import FetchError, HTTPTransport, Later, Over, SnapshotOffer, pinned_shards
+from .joiner.limits import RecoveryLimits
+from .joiner.prefetch import Prefetch
+from .joiner.round import Round
+from .joiner.slot_pool import SlotPool
+from .joiner.verification import Verification
+from .layout.shards import LARGE, ChunkRequest, Shard, cut
+from .warm_standby import WarmStandby
 
 logger = logging.getLogger("ftlib")
 
 _PAUSE = 0.05
-"""Seconds between two questions that others wait for."""
+"""Seconds between two requests that others wait for."""
 _GRACE = 0.02
 """Seconds that the others may wait for the last bytes of a small state, rather than this member a call more."""
 _TRIES = 3
 """Times that what is asked of the donors may fail."""
 _FURTHEST = 256
-"""Calls ahead that the state is asked about at most, where calls are over before a question has arrived."""
+"""Calls ahead that a request names at most, where calls end before a request has arrived."""
 
 
 class Catchup:
@@ -57,39 +54,39 @@ class Catchup:
         self,
         plane: Plane,
         registered: Callable[[], Registered | None],
-        source: Callable[[], Source],
-        allowed: Allowed,
-        warmth: Callable[[Registered, Call], Warmth] | None = None,
+        transport: Callable[[], HTTPTransport],
+        allowed: RecoveryLimits,
+        standby: Callable[[Registered, Call], WarmStandby] | None = None,
     ) -> None:
-        """``registered``: what the program registered by now. ``source``: a new one for each round.
+        """``registered``: what the program registered by now. ``transport``: a new one for each round.
 
-        ``warmth``: how a spare gets the state while it waits; None where there are no spares.
+        ``standby``: how a spare gets the state while it waits; None where there are no spares.
         """
         self._plane = plane
         self._registered = registered
-        self._new_source = source
+        self._new_transport = transport
         self._allowed = allowed
-        self._new_warmth = warmth
-        self._warmth: Warmth | None = None
+        self._new_standby = standby
+        self._standby: WarmStandby | None = None
         self._own: Call | None = None
-        """The call that is preceded by others'."""
+        """The program's first call, in which this member follows the others."""
         self._round: Round | None = None
-        self._stock = Stock(allowed.pending, plane.threads)
-        self._question: Question[Offer, Round] | None = None
-        """What the donors pin on entry to a call that is still to come, or that is under way."""
-        self._proof: Proof | None = None
-        """Of such a call."""
-        self._wave: Wave | None = None
-        """What that question is about; None for all of the state."""
+        self._slot_pool = SlotPool(allowed.pending, plane.threads)
+        self._prefetch: Prefetch[SnapshotOffer, Round] | None = None
+        """An offer: what donors pin on entry to a call to come, or under way."""
+        self._verification: Verification | None = None
+        """As of entry to such a call."""
+        self._chunk: ChunkRequest | None = None
+        """What the prefetched offer is of; None for all of the state."""
         self._ahead = 0
-        """Calls ahead that the state is asked about: a follower computes nothing, and is in a call before the others are."""
+        """Calls ahead that requests name: a follower computes nothing, and is in a call before the others are."""
         self._last_session: Session | None = None
         self._hopes = 0
-        """Proofs that may still be asked for before all stripes are here, since a small state is here soon."""
+        """Verifications that may still begin before all shards are here, as a small state arrives soon."""
         self._missed = 0
-        """Proofs of calls that turned out to be of another kind than the program's."""
+        """Verifications whose call turned out to be of another kind than the program's."""
         self._asked: dict[str, Member] = {}
-        """Who may have pinned something for this member."""
+        """Members that may have pinned something for this one."""
         self._failures = 0
         self._refused = False
         """This lifetime does not follow any more."""
@@ -97,24 +94,24 @@ class Catchup:
     def wait(self, own: Call) -> None:
         """See ``Recovery``."""
         registered = self._registered()
-        if self._new_warmth is None or self._warmth is not None or self._refused or not self._allowed.live:
+        if self._new_standby is None or self._standby is not None or self._refused or not self._allowed.live:
             return
         if registered is not None and own.kind is Kind.AVERAGE and not why_not(registered):
-            self._warmth = self._new_warmth(registered, own)
-            self._warmth.begin()
+            self._standby = self._new_standby(registered, own)
+            self._standby.begin()
 
     @property
     def trouble(self) -> Exception | None:
         """See ``Recovery``."""
-        return None if self._warmth is None else self._warmth.error
+        return None if self._standby is None else self._standby.error
 
     def wanted(self, own: Call, session: Session) -> bool:
         """See ``Recovery``."""
         wanted = self._wanted(own, session)
-        if not wanted and self._warmth is not None:
-            warmth, self._warmth = self._warmth, None
-            if warmth.end():
-                own.reloaded()  # its gradients are none any more
+        if not wanted and self._standby is not None:
+            standby, self._standby = self._standby, None
+            if standby.end():
+                own.reloaded()  # its gradients were computed on other weights
         return wanted
 
     def _wanted(self, own: Call, session: Session) -> bool:
@@ -127,10 +124,10 @@ class Catchup:
         if reason:
             self._refused = True
             plane.counters.recovery_fallbacks += 1
-            logger.info("the others wait while this worker loads the state: %s", reason, extra=about(plane, "no_following"))
+            logger.info("the others wait while this worker loads the state: %s", reason, extra=plane.about("no_following"))
             return False
         self._own = own
-        plane.tempo.busy = 0  # the way here says nothing of this member's pace
+        plane.tempo.unknown()
         return True
 
     def enter(self, session: Session, number: int) -> bool:
@@ -143,134 +140,134 @@ class Catchup:
 
     def finished(self, results: Results) -> bool:
         """See ``Recovery``."""
-        proof = self._proof
+        verification = self._verification
         alike = results.layout.signature == self._first.layout.signature
-        if proof is None or proof.number > results.number:
+        if verification is None or verification.number > results.number:
             self._same_kind(results, alike=alike)
             return False
-        self._proof = None
+        self._verification = None
         try:
-            if not alike or proof.number != results.number:
+            if not alike or verification.number != results.number:
                 self._missed += 1
                 self._same_kind(results, alike=alike)
                 return False
-            return self._looks(proof) and self._proved(proof) and self._caught_up(results.number)
+            return self._looks(verification) and self._verified(verification) and self._caught_up(results.number)
         finally:
-            proof.close()
+            verification.close()
 
     def kept(self, results: Results) -> Sequence[Slot] | None:
         """See ``Recovery``: keeps the averages that the program would have applied."""
-        question = self._question
-        if question is not None and question.version == results.number:
-            self._question = None
-            self._begin(question)
+        prefetch = self._prefetch
+        if prefetch is not None and prefetch.version == results.number:
+            self._prefetch = None
+            self._begin(prefetch)
         round_ = self._round
         if round_ is None or self._plane.origin == round_.origin:
             return None
         applied = results.layout.signature == self._first.layout.signature and not self._first.void(results)
         spare = round_.keep(results.number, results if applied else None)
-        return None if spare is None else [*spare, *self._stock.kept(self._first.layout, round_.progress().pending)]
+        return None if spare is None else [*spare, *self._slot_pool.kept(self._first.layout, round_.progress().pending)]
 
     def layout(self, session: Session, start: bytes) -> Layout:
         """See ``Recovery``."""
-        source = self._round.source if self._round is not None else self._new_source()
+        transport = self._round.transport if self._round is not None else self._new_transport()
         go_on = self._while_acting(session)
         for holder in session.plan.holders * _TRIES:
             try:
-                return source.layout(session.view.member(holder), start, go_on)
+                return transport.layout(session.view.member(holder), start, go_on)
             except (FetchError, Later) as error:
-                logger.debug("no layout: %s", error, extra=about(self._plane, "no_layout"))
+                logger.debug("no layout: %s", error, extra=self._plane.about("no_layout"))
             self._plane.wait_end(session, _PAUSE)
         raise GroupError(f"{session.names(session.plan.holders)} did not say what they are doing")
 
     def end(self) -> None:
         """See ``Recovery``."""
-        warmth, self._warmth = self._warmth, None
-        if warmth is not None:
-            warmth.end()
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.end()
         self._stop()
         self._own = self._last_session = None
         asked, self._asked = list(self._asked.values()), {}
         if asked:
-            threading.Thread(target=_release, args=(self._new_source(), asked), name="ftlib-release", daemon=True).start()
+            self._new_transport().release_all(asked)
 
     # --- before a call -------------------------------------------------------------------------------------------------
 
     def _enter(self, session: Session, number: int) -> bool:
         plane = self._plane
         fresh, self._last_session = session is not self._last_session, session
-        if self._warmth is not None:
-            self._warmth.await_call(number - 1, self._while_acting(session))
+        if self._standby is not None:
+            self._standby.await_call(number - 1, self._while_acting(session))
             if not plane.acting_in(session):
                 return False
-            warmth, self._warmth = self._warmth, None
-            self._asked.update(warmth.asked)
-            self._round = warmth.surrender(number)
+            standby, self._standby = self._standby, None
+            self._asked.update(standby.asked)
+            self._round = standby.surrender(number)
         if self._round is not None and not self._goes_on(self._round, session, number):
             self._stop()
-            extra = about(plane, "recovery_restarts", version=number)
+            extra = plane.about("recovery_restarts", version=number)
             logger.info("getting the state begins anew, as of call %d", number, extra=extra)
-        if self._question is not None and (self._question.session is not session or self._question.version < number):
-            self._drop_question()  # it is asked anew
-        # The others are inside the first call of a view already, and wait for it to begin: they are not disturbed.
+        if self._prefetch is not None and (self._prefetch.session is not session or self._prefetch.version < number):
+            self._drop_prefetch()  # it is asked anew
+        # In the first call of a view the others wait for it to begin already: a request would disturb them.
         round_, version = self._round, number + max(self._ahead, int(fresh))
-        if self._question is None and not (fresh and round_ is None):
+        if self._prefetch is None and not (fresh and round_ is None):
             self._ask(session, round_, version)
         if round_ is None:
             return plane.acting_in(session)
-        round_.bulletin.tell()
-        round_.brake(session, number, level=self._proof is not None and self._proof.number == number)
+        round_.progress_log.update()
+        round_.apply_backpressure(session, number, level=self._verification is not None and self._verification.number == number)
         if round_.level_with(number, but=1) or self._hopes:
             self._near_the_end(round_, session, number, version)
         return plane.acting_in(session)
 
     def _goes_on(self, round_: Round, session: Session, number: int) -> bool:
-        """Whether what was begun is still worth something in ``session``."""
+        """Whether the round can go on in ``session``."""
         if round_.session is session:
             return True
         behind = self._plane.member_id in session.plan.healed  # then averages are missing
         return not behind and round_.origin == self._plane.authority and round_.move(session, number)
 
     def _ask(self, session: Session, round_: Round | None, version: int) -> None:
-        """Have the next portion of the state on entry to that call pinned, if it is time for that."""
-        plane, plan, source, registered = self._plane, session.plan, self._new_source(), self._registered()
+        """Have the next chunk of the state on entry to that call pinned, if it is time for that."""
+        plane, plan, transport, registered = self._plane, session.plan, self._new_transport(), self._registered()
         assert registered is not None
         if round_ is not None:
-            self._wave = round_.wave
-            if self._wave is None:
+            self._chunk = round_.next_chunk
+            if self._chunk is None:
                 return
         else:
-            self._wave = Wave(keep=version) if separable(registered) else None
+            self._chunk = ChunkRequest(keep=version) if separable(registered) else None
         members = [session.view.member(holder) for holder in plan.holders]
         self._asked.update((member.id, member) for member in members)
         turn = self._turn(session)
         ask = functools.partial(
-            source.offer,
+            transport.offer,
             members,
             version=version,
             origin=plane.authority,
             turn=turn,
             inline_from=plan.holders[(turn + self._failures) % len(plan.holders)],
-            wave=self._wave,
+            chunk=self._chunk,
         )
         begin = None
         if round_ is None:
-            moment = session, plane.authority, turn, version, self._wave or Wave()
-            begin = functools.partial(open_round, plane, registered, self._first, source, self._allowed, *moment)
+            moment = session, plane.authority, turn, version, self._chunk or ChunkRequest()
+            begin = functools.partial(_open_round, plane, registered, self._first, transport, self._allowed, *moment)
         go_on = self._while_acting(session, version)
-        self._question = Question(session, version, lambda go_on: ask(go_on=go_on), go_on, begin)
+        self._prefetch = Prefetch(session, version, lambda go_on: ask(go_on=go_on), go_on, begin)
 
-    def _begin(self, question: Question[Offer, Round]) -> None:
-        """The call that it is about has ended: the donors have pinned the state as it was on entry, or have not."""
-        session, version = question.session, question.version
+    def _begin(self, prefetch: Prefetch[SnapshotOffer, Round]) -> None:
+        """The call that it names has ended: begin the round, or add the chunk, if the donors have pinned it."""
+        session, version = prefetch.session, prefetch.version
         try:
-            offer = question.result()
+            offer = prefetch.result()
             if self._round is None:
-                self._round = question.begun
-                self._hopes = _TRIES if offer.nbytes < LARGE and len(offer.portions) == 1 else 0
+                self._round = prefetch.begun
+                self._hopes = _TRIES if offer.nbytes < LARGE and len(offer.chunks) == 1 else 0
             else:
-                stripes = stripes_of(offer, session, self._turn(session), version, self._wave or Wave())
-                self._round.add(offer, stripes, version)
+                shards = _shards_of(offer, session, self._turn(session), version, self._chunk or ChunkRequest())
+                self._round.add(offer, shards, version)
         except (FetchError, Later) as error:
             self._unanswered(session, error)
 
@@ -278,35 +275,37 @@ class Catchup:
         return session.view.index(self._plane.member_id) % len(session.plan.holders)
 
     def _near_the_end(self, round_: Round, session: Session, number: int, version: int) -> None:
-        """All stripes are here, or will be soon, and all averages but for the last: what is left is small, or is compared."""
-        proof = self._proof
-        if proof is not None and (proof.session is not session or proof.number < number):
-            proof.close()
-            proof = self._proof = None
-        if proof is None:
-            # A program may repeat calls of several kinds, of which one is its average: whatever the rhythm, that is met.
+        """All is here, or will be soon, but for the last average: ask for the inline part and for digests."""
+        verification = self._verification
+        if verification is not None and (verification.session is not session or verification.number < number):
+            verification.close()
+            verification = self._verification = None
+        if verification is None:
+            # A program may repeat calls of several kinds, one of them its average: a random distance meets it in the end.
             version += random.randrange(self._missed + 1)
             self._hopes = max(0, self._hopes - 1)
-            proof = self._proof = Proof(round_, session, version, self._while_acting(session, version), self._failures)
-        if proof.number == number and round_.level_with(number):
-            proof.begin()
+            verification = self._verification = Verification(
+                round_, session, version, self._while_acting(session, version), self._failures
+            )
+        if verification.number == number and round_.level_with(number):
+            verification.begin()
 
-    def _looks(self, proof: Proof) -> bool:
-        """Whether the state on entry to the call that has just been followed is here, or is in a moment."""
+    def _looks(self, verification: Verification) -> bool:
+        """Whether the state on entry to the call just followed is here, or is in a moment."""
         round_ = self._round
-        if not proof.begun and round_ is not None:
+        if not verification.begun and round_ is not None:
             with contextlib.suppress(ConfigError):  # raised on entry to the next call, which nobody has finished
-                round_.brake(proof.session, proof.number, level=True, grace=_GRACE)
-            if round_.level_with(proof.number):
-                proof.begin()
-        return proof.begun
+                round_.apply_backpressure(verification.session, verification.number, level=True, grace=_GRACE)
+            if round_.level_with(verification.number):
+                verification.begin()
+        return verification.begun
 
-    def _proved(self, proof: Proof) -> bool:
-        """Whether the state is here now as it was on entry to the call that has just been followed. Raises NoFollowing."""
+    def _verified(self, verification: Verification) -> bool:
+        """Whether the state is here as it was on entry to the call just followed. NoFollowing where digests differ."""
         try:
-            equal = proof.holds()
+            equal = verification.holds()
         except (FetchError, Later) as error:
-            self._unanswered(proof.session, error)
+            self._unanswered(verification.session, error)
             return False
         if not equal:
             self._refused = True
@@ -314,12 +313,12 @@ class Catchup:
                 "what was replayed is not what the others have: they do more in a step than what was registered with apply= "
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
-        proof.load()
+        verification.load()
         # Else its loader would go on after the others' last batch: it comes in with the next epoch.
         return not self._plane.data.left_behind(self._first.batches)
 
     def _unanswered(self, session: Session, error: Exception) -> None:
-        """What was asked did not come: it is asked anew, unless that has happened too often."""
+        """No answer came: ask again, unless that has happened too often."""
         if isinstance(error, Over) and self._ahead < _FURTHEST:
             self._ahead = max(1, 2 * self._ahead)
             return
@@ -329,7 +328,7 @@ class Catchup:
 
     def _failed(self, why: str) -> None:
         self._failures += 1
-        logger.info("the rest of the state did not arrive: %s", why, extra=about(self._plane, "recovery_delayed"))
+        logger.info("the rest of the state did not arrive: %s", why, extra=self._plane.about("recovery_delayed"))
         if self._failures == _TRIES:
             self._refused = True
             raise NoFollowing(f"the rest of the state did not arrive {_TRIES} times: {why}")
@@ -341,32 +340,32 @@ class Catchup:
             return False
         self._plane.counters.recoveries += 1
         self._plane.counters.averages_replayed += round_.progress().replayed
-        round_.bulletin.caught_up(number)
+        round_.progress_log.caught_up(number)
         return True
 
     def _same_kind(self, results: Results, *, alike: bool) -> None:
-        """Whoever averages other tensors than the others will never do the same as they."""
+        """NoFollowing where the program averages other tensors than the others do."""
         if not alike and results.layout.kind == self._first.layout.kind:
             self._refused = True
             raise NoFollowing(f"the others average something else ({results.layout.text})")
 
     def _stop(self) -> None:
         round_, self._round = self._round, None
-        proof, self._proof = self._proof, None
+        verification, self._verification = self._verification, None
         self._failures = 0
-        if proof is not None:
-            proof.close()
-        self._stock.close()
-        self._drop_question()
+        if verification is not None:
+            verification.close()
+        self._slot_pool.close()
+        self._drop_prefetch()
         if round_ is not None:
             round_.end()
 
-    def _drop_question(self) -> None:
-        question, self._question = self._question, None
-        if question is not None:
-            question.close()
-            if question.begun is not None:
-                question.begun.end()
+    def _drop_prefetch(self) -> None:
+        prefetch, self._prefetch = self._prefetch, None
+        if prefetch is not None:
+            prefetch.close()
+            if prefetch.begun is not None:
+                prefetch.begun.end()
 
     def _while_acting(self, session: Session, version: int = 0) -> Callable[[], bool]:
         """True as long as ``session`` is the active one, for the time that the others may have to wait.
@@ -391,6 +390,35 @@ class Catchup:
         return self._own
 
 
-def _release(source: Source, donors: Sequence[Member]) -> None:
-    for donor in donors:
-        source.release(donor)
+def _shards_of(offer: SnapshotOffer, session: Session, turn: int, version: int, chunk: ChunkRequest) -> tuple[Shard, ...]:
+    """The shards of ``chunk``, with the donors that pinned them. FetchError where nobody has pinned one."""
+    start, stop = offer.chunks[chunk.number]
+    holders = session.plan.holders
+    return pinned_shards(offer, cut(stop - start, holders, turn + chunk.number, version, start=start, first_index=chunk.first))
+
+
+def _open_round(
+    plane: Plane,
+    registered: Registered,
+    own: Call,
+    transport: HTTPTransport,
+    allowed: RecoveryLimits,
+    session: Session,
+    origin: str,
+    turn: int,
+    version: int,
+    chunk: ChunkRequest,
+    offer: SnapshotOffer,
+) -> Round:
+    """Begin with the first chunk, pinned on entry to call ``version``, while that may be under way. Any thread.
+
+    FetchError as for ``_shards_of``.
+    """
+    shards = _shards_of(offer, session, turn, version, chunk)
+    text = "getting %s of state from %s beside the training, as of call %d"
+    extra = plane.about("recovery_begins", state_bytes=offer.nbytes, version=version)
+    logger.info(text, size(offer.nbytes), session.names(session.plan.holders), version, extra=extra)
+    moment = session, session.view.members, origin, version
+    round_ = Round(plane, registered, own, transport, *moment, shards, offer, allowed)
+    round_.begin()
+    return round_

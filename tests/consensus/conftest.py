@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from consensus import membership
-from consensus.runtime import scout, tether
+from consensus.runtime.agent import discovery as scout
+from consensus.runtime.net import liveness_connection as tether
 
 
 @pytest.fixture

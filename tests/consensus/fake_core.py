@@ -6,26 +6,30 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from consensus.border import Order
 from consensus.config import Config
 from consensus.member import Member
 from consensus.progress import Progress
-from consensus.protocol.effects import Effect
-from consensus.runtime.agent import Agent, Outside
-from consensus.runtime.names import Introducers
-from consensus.runtime.snapshot import Snapshot
-from consensus.runtime.sockets import open_pair, resolve_all
-from consensus.runtime.sources import Sources
-from consensus.runtime.web import load
+from consensus.protocol.state.effects import Effect
+from consensus.protocol.state.inputs import Input, SeekAdmission
+from consensus.runtime.agent.agent import Agent, Outside
+from consensus.runtime.agent.snapshot import Snapshot
+from consensus.runtime.net.names import Introducers
+from consensus.runtime.net.sockets import open_pair, resolve_all
+from consensus.runtime.net.sources import Sources
+from consensus.runtime.net.web import load
 from consensus.view import Reason, View
+
+T = TypeVar("T")
 
 PROGRESS = Progress(3, 4, 100.0)
 """What the data plane of a rig says."""
 
 
 class FakeCore:
-    """Every input becomes an entry in ``calls``; ``ask`` queues an effect."""
+    """Every call becomes an entry in ``calls``, every input one in ``inputs``; ``ask`` queues an effect."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -38,11 +42,11 @@ class FakeCore:
         self.active_view: View | None = None
         self.changing = False
         self.applicants_waiting = False
-        self.on_call: Callable[[tuple[Any, ...]], None] = lambda call: None
+        self.inputs: list[Input] = []
+        self.on_input: Callable[[Input], None] = lambda what: None
 
     def _heard(self, *call: Any) -> None:
         self.calls.append(call)
-        self.on_call(call)
 
     def start(self, now: float) -> None:
         self._heard("start")
@@ -67,25 +71,25 @@ class FakeCore:
     def set_progress(self, progress: Progress) -> None:
         self.progress = progress
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args: self._heard(name, *args)
+    def handle(self, what: Input, now: float) -> None:
+        self.inputs.append(what)
+        self.on_input(what)
+
+    def told(self, kind: type[T]) -> list[T]:
+        return [what for what in self.inputs if isinstance(what, kind)]
 
     def named(self, name: str) -> list[tuple[Any, ...]]:
         return [call for call in self.calls if call[0] == name]
 
 
 class RecordingPlane:
-    """A data plane that records its callbacks."""
+    """A data plane that records its orders."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
+        self.orders: list[Order] = []
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args: self.calls.append((name, *args))
+    def handle(self, order: Order) -> None:
+        self.orders.append(order)
 
 
 @dataclass
@@ -102,7 +106,8 @@ class Rig:
 
     def ask(self, *effects: Effect) -> None:
         """Let the core ask for these effects now."""
-        self.agent.driver.perform(lambda _now: self.core.effects.extend(effects))
+        self.core.effects.extend(effects)
+        self.agent.driver.handle(SeekAdmission())
 
     @property
     def notes(self) -> list[str]:
@@ -126,12 +131,18 @@ async def rig(
     introducers = Introducers(config.introducers, resolve_all(config.introducers))
     rigs: list[Rig] = []
 
+    def tell(orders: list[Snapshot | Order]) -> None:
+        for order in orders:
+            if isinstance(order, Snapshot):
+                snapshots.append(order)
+            else:
+                plane.handle(order)
+
     async def facts() -> dict[str, Any]:
         return {"here": "facts"}
 
     outside = Outside(
-        plane=plane,
-        publish=snapshots.append,
+        tell=tell,
         progress=lambda: PROGRESS,
         facts=facts,
         served=lambda: sources.paths,

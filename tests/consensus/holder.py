@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from consensus.runtime.life_lock import LifeLock
-from consensus.runtime.robust_mutex import RobustMutex
+from consensus.runtime.host.life_lock import LifeLock
+from consensus.runtime.host.robust_mutex import RobustMutex
 
 from .peer import ROOT
 

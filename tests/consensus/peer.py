@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from consensus import Config, Gossip, Home, Member, Policy, format_address
-from consensus.runtime.robust_mutex import RobustMutex
+from consensus.runtime.host.robust_mutex import RobustMutex
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from consensus import Config, ConfigError, Gossip, Home, JoinError, format_address
-from consensus.runtime.names import lookup, resolve_all
-from consensus.runtime.sockets import SocketPair, open_pair
+from consensus.runtime.net.names import lookup, resolve_all
+from consensus.runtime.net.sockets import SocketPair, open_pair
 from tests.network import Host, Network, needs_filter, needs_network
 from tests.ports import free_ports
 

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from consensus import Address, Config, Gossip, Home, JoinError, KeyRing
-from consensus.envelope import Sealed
+from consensus.border import Stopped
 from consensus.messages import Nack
-from consensus.protocol.effects import Send
-from consensus.runtime.names import Introducers
+from consensus.protocol.state.effects import Send
+from consensus.protocol.state.inputs import Listening, Resolved
+from consensus.runtime.net.names import Introducers
+from consensus.wire.envelope import Sealed
 from tests.ports import free_ports
 
 from .fake_core import rig, until
@@ -63,10 +65,10 @@ def test_an_introducer_counts_as_somebody_until_it_is_known_to_be_nobody() -> No
         introducers = (f"127.0.0.1:{own}", f"127.0.0.1:{other}")
         there: Address = ("127.0.0.1", other)
         async with rig(bind=introducers[0], introducers=introducers) as a:
-            await until(lambda: ("attend", there, False) in a.core.calls)
-            assert a.core.named("attend")[:2] == [("attend", there, True), ("attend", there, False)]
-            await until(lambda: len(a.core.named("attend")) > 2)
-            assert ("attend", there, True) not in a.core.named("attend")[2:], "it is known"
+            await until(lambda: Listening(there, False) in a.core.inputs)
+            assert a.core.told(Listening)[:2] == [Listening(there, True), Listening(there, False)]
+            await until(lambda: len(a.core.told(Listening)) > 2)
+            assert Listening(there, True) not in a.core.told(Listening)[2:], "it is known"
 
     asyncio.run(main())
 
@@ -77,11 +79,11 @@ def test_a_doubt_ends_with_whoever_raised_it() -> None:
         introducers = (f"127.0.0.1:{own}", f"127.0.0.1:{other}")
         async with rig(bind=introducers[0], introducers=introducers) as a:
             async with rig("b" * 16, bind=introducers[1], secret=SECRET):
-                await until(lambda: a.core.named("heed_introducers"))
-            await until(lambda: len(a.core.named("heed_introducers")) >= 2)
-            barred, free, *_ = a.core.named("heed_introducers")
-            assert barred[2] is False and "other secrets" in barred[3]
-            assert free[2:4] == (True, "")
+                await until(lambda: a.core.told(Resolved))
+            await until(lambda: len(a.core.told(Resolved)) >= 2)
+            barred, free, *_ = a.core.told(Resolved)
+            assert barred.founder is False and "other secrets" in barred.barred
+            assert (free.founder, free.barred) == (True, "")
 
     asyncio.run(main())
 
@@ -98,7 +100,7 @@ def test_one_look_up_of_a_name_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
             raise OSError("no answer")
 
         async with rig() as a:
-            monkeypatch.setattr("consensus.runtime.agent.resolve", slow)
+            monkeypatch.setattr("consensus.runtime.agent.agent.resolve", slow)
             tasks = len(a.agent._tasks)
             names: list[Address] = [("one.invalid", 1), ("two.invalid", 1)]
             a.ask(*(Send(name, Nack(number)) for number in range(10) for name in names))
@@ -117,11 +119,11 @@ def test_one_look_up_of_a_name_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_was_found_besides_the_list_outlives_the_next_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         listed: Address = ("127.0.0.1", free_ports(1)[0])
-        monkeypatch.setattr("consensus.runtime.scout._LOOKUP_EVERY", 0.01)
+        monkeypatch.setattr("consensus.runtime.agent.discovery._LOOKUP_EVERY", 0.01)
         async with rig("b" * 16) as b, rig(introducers=(f"localhost:{free_ports(1)[0]}",)) as a:
             assert await a.agent.scout.find([b.member.address]) == (b.member.address,)
-            monkeypatch.setattr("consensus.runtime.scout.lookup", lambda texts: Introducers(texts, (listed,)))
-            await until(lambda: a.core.named("heed_introducers"))
+            monkeypatch.setattr("consensus.runtime.agent.discovery.lookup", lambda texts: Introducers(texts, (listed,)))
+            await until(lambda: a.core.told(Resolved))
             assert a.agent.scout.introducers == [listed, b.member.address]
 
     asyncio.run(main())
@@ -175,11 +177,10 @@ def test_a_joiner_is_told_even_where_the_reasons_cannot_be_found(monkeypatch: py
                 raise RuntimeError(f"no luck with {where}")
 
             monkeypatch.setattr(a.agent.scout, "_look", broken)
-            told: list[JoinError] = []
             error = JoinError("not let in")
-            a.agent.explain_join(error, told.append)
-            await until(lambda: told)
-            assert told == [error]
+            a.ask(Stopped(error))
+            await until(lambda: a.plane.orders)
+            assert a.plane.orders == [Stopped(error)]
 
     asyncio.run(main())
 
@@ -191,7 +192,7 @@ def test_the_start_has_the_time_of_a_join(monkeypatch: pytest.MonkeyPatch, join_
     class Nowhere:
         def begin(self, member_id: str) -> None: ...
 
-        def start(self, setup: Any, sockets: Any, ears: Any, timeout: float) -> None:
+        def start(self, config: Any, member: Any, introducers: Any, sockets: Any, ears: Any, timeout: float) -> None:
             given.append(timeout)
             sockets.close()
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from consensus import ConsensusError, Gossip, Home, NullPlane, StoppedError
+from consensus import ConsensusError, Gossip, Home, NullPlane
+from consensus.border import Order, Stopped
 
 from .group import TIMEOUT, address, agree, begin, eventually, members, peers
 from .peer import Peer
@@ -66,13 +67,14 @@ def test_a_fork_keeps_neither_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_own_death_ends_the_lifetime() -> None:
     with members(3, agent=Home.PROCESS) as group:
         agree(group, 3)
-        told: list[StoppedError] = []
-        group[1]._plane.stopped = told.append  # type: ignore[union-attr, method-assign]
+        told: list[Order] = []
+        group[1]._plane.handle = told.append  # type: ignore[union-attr, method-assign, assignment]
         os.kill(group[1]._host.pid, signal.SIGKILL)  # type: ignore[union-attr]
         agree([group[0], group[2]], 2)
-        eventually(lambda: told, "the data plane is told")
-        assert "killed by SIGKILL" in str(told[0])
-        assert group[1].stopped is told[0]
+        eventually(lambda: told and isinstance(told[-1], Stopped), "the data plane is told")
+        stopped = told[-1]
+        assert isinstance(stopped, Stopped) and "killed by SIGKILL" in str(stopped.error)
+        assert group[1].stopped is stopped.error
         assert not group[1].confirm()
         with pytest.raises(ConsensusError, match="stopped"):
             group[1].report_join(["127.0.0.1:1"])
@@ -135,7 +137,7 @@ def test_an_interpreter_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_agent_that_dies_at_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("consensus.runtime.process_host._COMMAND", "raise SystemExit('no such luck')")
+    monkeypatch.setattr("consensus.runtime.host.process_host._COMMAND", "raise SystemExit('no such luck')")
     with pytest.raises(ConsensusError, match="exit code 1"):
         begin(agent=Home.PROCESS)
     assert "no such luck" in capfd.readouterr().err

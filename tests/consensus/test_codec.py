@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.codec import MAX_BYTES, MAX_DATAGRAM, Codec
 from consensus.config import PROTOCOL_VERSION
 from consensus.errors import CodecError, ForeignJobError, ForeignVersionError
 from consensus.member import Member
 from consensus.messages import MESSAGES, Envelope, Gossip, Install, JoinReply, Nack, Ping, Status, Update
-from consensus.reports import Reports
+from consensus.messages.reports import Reports
 from consensus.view import Cause, Reason, View
+from consensus.wire.codec import MAX_BYTES, MAX_DATAGRAM, Codec
 
 IDS = st.text(min_size=1, max_size=20)
 MEMBERS = st.builds(

@@ -3,21 +3,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from consensus.errors import ConsensusError, JoinError, LeftError, StoppedError
+from consensus.border import Flushed, Order, Stalled
+from consensus.errors import JoinError, LeftError, StoppedError
 from consensus.member import Member
 from consensus.messages import Envelope, Nack
 from consensus.progress import NOWHERE
-from consensus.protocol.effects import Activated, Freeze, Installed, Note, PeerProgress, Stopped, Wish
-from consensus.runtime.background import Background
-from consensus.runtime.clock import now
-from consensus.runtime.snapshot import Snapshot
+from consensus.protocol.state.effects import Activated, Freeze, Installed, Note, PeerProgress, Stopped, Wish
+from consensus.protocol.state.inputs import Checked, Died, Stirred
+from consensus.runtime.agent.clock import now
+from consensus.runtime.agent.snapshot import Snapshot
 from consensus.view import View
 
 from .fake_core import PROGRESS, RecordingPlane, rig, until
@@ -37,37 +36,27 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_effects_reach_the_data_plane_in_order() -> None:
     async def main() -> None:
         async with rig() as a:
-            a.ask(
-                Freeze(2, 7),
-                Installed(VIEW, {"a": b"report"}),
-                Activated(VIEW),
-                Wish(True),
-                PeerProgress("b", 3, 4),
-            )
-            assert a.plane.calls == [
-                ("freeze", 2, 7),
-                ("install", VIEW, {"a": b"report"}),
-                ("activate", VIEW),
-                ("wish", True),
-                ("peer_progress", "b", 3, 4),
-            ]
+            orders = [Freeze(2, 7), Installed(VIEW, {"a": b"report"}), Activated(VIEW), Wish(True), Stalled(7, 2.0)]
+            a.ask(*orders)
+            assert a.plane.orders == orders
 
     run(main)
 
 
 def test_what_a_callback_says_is_heard_after_the_effects_before_it() -> None:
     class Answering(RecordingPlane):
-        def freeze(self, epoch: int, after_call: int | None) -> None:
-            self.calls.append(("freeze", epoch))
-            a.agent.driver.perform(lambda at: a.core.flushed(epoch, b"", at))
-            assert not a.core.named("flushed")
+        def handle(self, order: Order) -> None:
+            super().handle(order)
+            if isinstance(order, Freeze):
+                a.agent.driver.handle(Flushed(order.epoch, b""))
+            assert not a.core.told(Flushed)
 
     async def main() -> None:
         nonlocal a
         async with rig(plane=Answering()) as a:
             a.ask(Freeze(2, None), Wish(False))
-            assert a.plane.calls == [("freeze", 2), ("wish", False)]
-            assert a.core.named("flushed")
+            assert a.plane.orders == [Freeze(2, None), Wish(False)]
+            assert a.core.told(Flushed)
 
     a: Any = None
     run(main)
@@ -79,7 +68,8 @@ def test_one_timer_follows_the_next_deadline() -> None:
             began = now()
 
             def arm(seconds: float) -> None:
-                a.agent.driver.perform(lambda _at: setattr(a.core, "deadline", began + seconds))
+                a.core.deadline = began + seconds
+                a.ask()
 
             arm(5.0)
             arm(0.03)
@@ -100,7 +90,8 @@ def test_whatever_the_core_is_told_it_knows_first_what_the_data_plane_has_promis
     async def main() -> None:
         async with rig() as a:
             a.core.progress, seen = NOWHERE, []
-            a.agent.driver.perform(lambda _now: seen.append(a.core.progress))
+            a.core.on_input = lambda _what: seen.append(a.core.progress)
+            a.ask()
             assert seen == [PROGRESS]
 
     run(main)
@@ -113,9 +104,10 @@ def test_snapshots_are_published_before_the_effects_and_only_when_they_differ() 
             a.ask()
             assert len(a.snapshots) == before
             a.core.known_view = a.core.installed_view = a.core.active_view = VIEW
-            a.plane.activate = lambda view: a.plane.calls.append(a.snapshots[-1])  # type: ignore[attr-defined]
+            seen: list[Snapshot] = []
+            a.plane.handle = lambda _order: seen.append(a.snapshots[-1])  # type: ignore[method-assign]
             a.ask(Activated(VIEW))
-            assert a.plane.calls == [Snapshot(VIEW, VIEW, VIEW)]
+            assert seen == [Snapshot(VIEW, VIEW, VIEW)]
             assert a.snapshots[-1].confirmed
             a.core.changing = True
             a.ask()
@@ -141,21 +133,24 @@ def test_notes_are_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("where", ["core", "plane"])
 def test_a_failure_ends_this_lifetime_and_is_said(where: str, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(RecordingPlane):
-        def wish(self, wanted: bool) -> None:
-            raise ValueError("broken plane")
+        def handle(self, order: Order) -> None:
+            if isinstance(order, Wish):
+                raise ValueError("broken plane")  # noqa: TRY004
+            super().handle(order)
 
     async def main() -> None:
         async with rig(plane=Failing()) as a:
             if where == "plane":
                 a.ask(Wish(True))
             else:
-                a.agent.driver.perform(lambda at: 1 / 0)
-            [(name, error)] = a.plane.calls
-            assert (name, type(error)) == ("stopped", StoppedError)
-            assert a.snapshots[-1].stopped is error
-            calls = len(a.core.calls)
+                a.core.on_input = lambda _what: 1 / 0
+                a.ask()
+            [stopped] = a.plane.orders
+            assert isinstance(stopped, Stopped) and type(stopped.error) is StoppedError
+            assert a.snapshots[-1].stopped is stopped.error
+            inputs = len(a.core.inputs)
             a.ask(Wish(False))
-            assert len(a.core.calls) == calls
+            assert len(a.core.inputs) == inputs
             await until(lambda: refused(a.member.address))
 
     run(main)
@@ -167,7 +162,7 @@ def test_stopped_is_told_once() -> None:
         async with rig() as a:
             error = LeftError("done")
             a.ask(Stopped(error), Stopped(LeftError("again")))
-            assert a.plane.calls == [("stopped", error)]
+            assert a.plane.orders == [Stopped(error)]
             assert a.agent.status()["stopped"] == "LeftError: done"
 
     run(main)
@@ -182,8 +177,9 @@ def test_a_failed_join_says_what_was_found_at_the_introducers() -> None:
                 nobody = f"127.0.0.1:{gone.member.port}"
             async with rig("a" * 16, job="mine", introducers=(other, nobody)) as a:
                 a.ask(Stopped(JoinError("no cluster in 1 s")))
-                await until(lambda: a.plane.calls)
-                [(_, error)] = a.plane.calls
+                await until(lambda: a.plane.orders)
+                [stopped] = a.plane.orders
+                error = stopped.error  # type: ignore[union-attr]
                 assert isinstance(error, JoinError)
                 found = f"{other}: a member of job 'other', this is 'mine'; {nobody}: nobody listens there"
                 assert str(error) == f"no cluster in 1 s ({found})"
@@ -191,67 +187,38 @@ def test_a_failed_join_says_what_was_found_at_the_introducers() -> None:
     run(main)
 
 
-class TestBackground:
-    def test_calls_and_stops(self) -> None:
-        background = Background("test", lambda error: None)
-        background.start()
+def test_where_others_are_does_not_wake_the_data_plane_for_every_ping() -> None:
+    async def main() -> None:
+        async with rig() as a:
+            a.ask(PeerProgress("b", 3, 4))
+            a.ask(PeerProgress("c", 3, 4))
+            a.ask(PeerProgress("b", 4, 5))
+            assert not a.plane.orders
+            await until(lambda: a.plane.orders)
+            assert a.plane.orders == [PeerProgress("b", 4, 5), PeerProgress("c", 3, 4)]
+            a.ask(PeerProgress("b", 5, 6), Freeze(2, None))
+            assert a.plane.orders[2:] == [PeerProgress("b", 5, 6), Freeze(2, None)], "it rides on what goes anyway"
 
-        async def here() -> bool:
-            return background.here()
-
-        assert background.call(here(), 20)
-        assert not background.here()
-        with pytest.raises(TimeoutError):
-            background.call(asyncio.sleep(5), 0.05)
-        background.stop()
-        background.stop()
-        assert not background.running
-        assert not background.post(print)
-        with pytest.raises(ConsensusError):
-            background.call(here(), 1)
-
-    def test_one_that_was_never_started_can_be_stopped(self) -> None:
-        Background("test", lambda error: None).stop()
-
-    def test_a_failing_loop_is_told(self) -> None:
-        failed: list[BaseException] = []
-        told = threading.Event()
-
-        def fail(error: BaseException) -> None:
-            failed.append(error)
-            told.set()
-
-        background = Background("test", fail)
-        background.start()
-
-        def crash() -> None:
-            raise SystemExit("out of a callback")
-
-        background.post(crash)
-        assert told.wait(20)
-        assert isinstance(failed[0], SystemExit)
-        deadline = time.monotonic() + 20
-        while background.running and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not background.running
+    run(main)
 
 
 def test_held_it_plays_stopped() -> None:
+    checked, died = Checked("b", True, ""), Died("it ended", StoppedError("it ended"))
+
     async def main() -> None:
         async with rig() as a:
-            before = len(a.core.calls)
             a.held = True
             driver = a.agent.driver
-            driver.perform(lambda _at: a.core.calls.append(("checked",)))
+            driver.handle(checked)
             driver.receive(Envelope("default", "b" * 16, ("127.0.0.1", 9), Nack(1)))
-            driver.perform(lambda _at: setattr(a.core, "deadline", now()))
+            a.core.deadline = now()
             await asyncio.sleep(0.1)
-            assert len(a.core.calls) == before
-            driver.perform(lambda _at: a.core.calls.append(("died",)), even_held=True)
-            assert a.core.calls[before:] == [("checked",), ("died",)]  # in order, and at once
-            driver.perform(lambda _at: a.core.calls.append(("later",)))
+            assert not a.core.inputs
+            driver.handle(died, even_held=True)
+            assert a.core.inputs == [checked, died]  # in order, and at once
+            driver.handle(Stirred())
             a.held = False
-            await until(lambda: ("later",) in a.core.calls)
+            await until(lambda: a.core.told(Stirred))
             assert not a.core.named("receive")  # lost, as in a socket that nobody reads from
 
     run(main)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.config import Config
-from consensus.envelope import OVERHEAD, Open, Sealed
 from consensus.errors import CodecError, ConfigError, SealError
-from consensus.keys import Key, KeyRing
-from consensus.replay import Window
-from consensus.throttle import Throttle
+from consensus.wire.envelope import OVERHEAD, Open, Sealed
+from consensus.wire.keys import Key, KeyRing
+from consensus.wire.replay_window import Window
+from consensus.wire.throttle import Throttle
 
 SECRET = "a secret of these tests"
 A, B, C = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)

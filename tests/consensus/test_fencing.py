@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from consensus import Config, ConfigError, Gossip, Member
-from consensus.runtime import fencing
-from consensus.runtime.fencing import Fencing
+from consensus.runtime.agent import fencing
+from consensus.runtime.agent.fencing import Fencing
 
 from .group import TIMEOUT, address, agree, begin, eventually, ids, peers
 

@@ -27,10 +27,10 @@ from consensus import (
     LeftError,
     Mode,
     StoppedError,
-    View,
     get,
 )
-from consensus.protocol.member_table import NEVER
+from consensus.border import Activated, Installed, Order, Stopped
+from consensus.protocol.state.member_table import NEVER
 
 from .group import TIMEOUT, address, agree, begin, eventually, ids, members, peers
 from .peer import ROOT
@@ -106,7 +106,7 @@ def test_all_others_at_once() -> None:
     settings: dict[str, Any] = {"job": "test", "exclude_after": 20.0}
     with members(1, **settings) as [last], peers(3, introducers=(address(last),), **settings) as others:
         agree([last], 4)
-        table = last._host._agent.driver.core._core.table  # type: ignore[union-attr]
+        table = last._host.child.agent.driver.core._core.table  # type: ignore[union-attr]
         eventually(lambda: all(peer.contact != NEVER for peer in table), "it had an answer from each in this view")
         for other in others:
             other.kill()
@@ -266,7 +266,8 @@ class TestLifetime:
         assert gossip.wait_view(TIMEOUT) is not None
         with pytest.raises(ConsensusError, match="before"):
             gossip.start()
-        [agent] = agents() - before
+        own = agents() - before
+        assert own
         threads = [threading.Thread(target=gossip.stop) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -275,7 +276,7 @@ class TestLifetime:
         gossip.leave()  # words of the dead change nothing
         gossip.flushed(1, b"")
         assert gossip.status()["job"] == "default"
-        assert not agent.is_alive()
+        eventually(lambda: not own & agents(), "its threads end")
 
     def test_before_start(self) -> None:
         gossip = Gossip()
@@ -299,9 +300,11 @@ class TestLifetime:
         done = threading.Event()
 
         class Plane(consensus.NullPlane):
-            def activate(self, view: View) -> None:
-                gossip.stop()
-                done.set()
+            def handle(self, order: Order) -> None:
+                super().handle(order)
+                if isinstance(order, Activated):
+                    gossip.stop()
+                    done.set()
 
         gossip = Gossip(Config())
         gossip.start(Plane(gossip))
@@ -313,11 +316,12 @@ class TestLifetime:
         told: list[StoppedError] = []
 
         class Plane(consensus.NullPlane):
-            def install(self, view: View, reports: Any) -> None:
-                raise ValueError("cannot build")
-
-            def stopped(self, error: StoppedError) -> None:
-                told.append(error)
+            def handle(self, order: Order) -> None:
+                super().handle(order)
+                if isinstance(order, Installed):
+                    raise ValueError("cannot build")  # noqa: TRY004
+                if isinstance(order, Stopped):
+                    told.append(order.error)
 
         gossip = Gossip(Config())
         gossip.start(Plane(gossip))

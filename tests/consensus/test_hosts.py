@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 
 from consensus import Config, ConsensusError, Member
-from consensus.runtime.child import _Child
-from consensus.runtime.host import Descriptors, Setup
-from consensus.runtime.lifeline import Lifeline
-from consensus.runtime.names import Introducers
-from consensus.runtime.pipe import Pipe
-from consensus.runtime.process_host import ProcessHost
-from consensus.runtime.progress_cell import ProgressCell
-from consensus.runtime.sockets import open_pair
-from consensus.runtime.sources import Request, Sources
+from consensus.border import Stopped
+from consensus.runtime.host.child import Child
+from consensus.runtime.host.exchange import Failed, Serve, Setup, Started
+from consensus.runtime.host.parent_watcher import Lifeline
+from consensus.runtime.host.pipe import Pipe
+from consensus.runtime.host.process_host import ProcessHost
+from consensus.runtime.host.progress_cell import ProgressCell
+from consensus.runtime.net.names import Introducers
+from consensus.runtime.net.sockets import open_pair
+from consensus.runtime.net.sources import Request, Sources
 
 
 def served(answer: Callable[[socket.socket], None]) -> bytes:
@@ -95,7 +96,7 @@ def quiet_root() -> Iterator[None]:
     root.setLevel(level)
 
 
-def conversation(setup: bool, *orders: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def conversation(setup: bool, *orders: object, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What a child says to these orders, until it has said why it failed; it must not end by itself."""
     exits: list[int] = []
     monkeypatch.setattr(os, "_exit", exits.append)
@@ -107,28 +108,24 @@ def conversation(setup: bool, *orders: tuple[Any, ...], monkeypatch: pytest.Monk
         pipe = Pipe(near)
         pair = open_pair(Config())
         doors, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        cell, cell_fd = ProgressCell.shared()
         member = Member("a" * 16, *pair.advertised)
         socket.send_fds(other, [b"\0"], [pair.udp.fileno(), pair.tcp.fileno()])
         pair.close()
-        inherited = Descriptors(doors.detach() if setup else other.fileno() + 1000, cell_fd, -1)
-        child = _Child(Lifeline(os.getpid()))
+        child = Child(doors, ProgressCell().read, Lifeline(os.getpid()))
+        if not setup:
+            doors.close()
         await child._pipe.open(far)
-        pipe.send(("setup", Setup(Config(), member, Introducers()), pair.advertised, inherited, frozenset(), logging.INFO))
+        pipe.send(Setup(Config(), member, Introducers(), pair.advertised, frozenset(), logging.INFO))
         with other:
-            while not any(each[0] == "failed" or each[:2] == ("plane", "stopped") for each in said):
-                said.append(await asyncio.to_thread(pipe.receive))
-                if said[-1] == ("started",):
+            while not any(isinstance(each, (Failed, Stopped)) for each in said):
+                said.extend(await asyncio.to_thread(pipe.receive))
+                if said[-1] == Started():
                     for order in orders:
                         pipe.send(order)
         assert not exits
-        if child._agent is not None:
-            await child._agent.close()
-            assert child._doors is not None
-            child._doors.close()
-        else:
-            doors.close()
-        assert cell is not None
+        if child.agent is not None:
+            await child.agent.close()
+        child.close()
         pipe.close()
         await asyncio.sleep(0.01)
         assert exits == [0], "now it has lost its training process"
@@ -139,15 +136,15 @@ def conversation(setup: bool, *orders: tuple[Any, ...], monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("quiet_root")
 def test_a_setup_that_fails_is_raised_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, (kind, error) = conversation(False, monkeypatch=monkeypatch)
-    assert kind == "failed" and type(error) is ConsensusError
-    assert "could not be started: OSError: [Errno 9]" in str(error)
+    *_, failed = conversation(False, monkeypatch=monkeypatch)
+    assert isinstance(failed, Failed) and type(failed.error) is ConsensusError
+    assert "could not be started: OSError: [Errno 9]" in str(failed.error)
 
 
 @pytest.mark.usefixtures("quiet_root")
 def test_an_order_that_fails_ends_the_lifetime_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = conversation(True, ("perform", "no such action", ()), monkeypatch=monkeypatch)
-    [error] = [values[1][0] for kind, *values in said if kind == "plane" and values[0] == "stopped"]
-    assert "could not carry out 'perform': AssertionError" in str(error)
+    said = conversation(True, Serve([]), monkeypatch=monkeypatch)  # type: ignore[arg-type]
+    [error] = [each.error for each in said if isinstance(each, Stopped)]
+    assert "could not carry out 'Serve': TypeError" in str(error)
     assert "training process" not in str(error)
-    assert any(kind == "log" and "could not carry out" in values[0].getMessage() for kind, *values in said)
+    assert any(isinstance(each, logging.LogRecord) and "could not carry out" in each.getMessage() for each in said)

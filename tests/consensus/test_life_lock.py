@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from consensus.runtime.life_lock import watch_life
-from consensus.runtime.lifeline import Lifeline
-from consensus.runtime.robust_mutex import RobustMutex, Waited
+from consensus.runtime.host.life_lock import watch_life
+from consensus.runtime.host.parent_watcher import Lifeline
+from consensus.runtime.host.robust_mutex import RobustMutex, Waited
 
 from .group import TIMEOUT, address, agree, begin, eventually, members, peers
 from .holder import Holder, holder

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from consensus.member import format_address
-from consensus.metrics import CONTENT_TYPE, render
+from consensus.runtime.net.metrics import CONTENT_TYPE, render
 
 from .fake_core import rig
 

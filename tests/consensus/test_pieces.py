@@ -9,15 +9,15 @@ from random import Random
 import aiohttp
 import pytest
 
-from consensus.codec import MAX_BYTES, Codec
-from consensus.envelope import OVERHEAD
 from consensus.errors import CodecError
 from consensus.member import Member
 from consensus.messages import Accepted, Envelope, Install, Message, Piece
-from consensus.pieces import LARGEST, PART, WHOLE, Pieces, cut
-from consensus.protocol.effects import Send
-from consensus.reports import Reports
+from consensus.messages.reports import Reports
+from consensus.protocol.state.effects import Send
 from consensus.view import NO_VIEW_ID, View
+from consensus.wire.codec import MAX_BYTES, Codec
+from consensus.wire.envelope import OVERHEAD
+from consensus.wire.pieces import LARGEST, PART, WHOLE, Pieces, cut
 
 from .fake_core import Rig, rig, until
 from .secret import SECRET

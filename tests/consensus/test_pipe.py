@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from consensus.runtime.pipe import LoopPipe, Pipe
+from consensus.runtime.host.pipe import LoopPipe, Pipe
 
 
 def test_values_arrive_whole_and_in_order_both_ways() -> None:

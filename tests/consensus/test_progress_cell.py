@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from consensus.progress import NOWHERE, Progress
-from consensus.runtime.progress_cell import ProgressCell
+from consensus.runtime.host.progress_cell import ProgressCell
 
 PLACE = Progress(6, 7, 8.5, busy=True)
 

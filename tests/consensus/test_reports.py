@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from consensus.member import Member
-from consensus.reports import Reports
+from consensus.messages.reports import Reports
 from consensus.view import NO_VIEW_ID, Cause, Delta, Proposal, Removal, View
 
 ABCD = View(1, NO_VIEW_ID, tuple(Member(name, "10.0.0.1", 1 + ord(name)) for name in "abcd"))

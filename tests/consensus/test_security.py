@@ -13,8 +13,9 @@ from consensus import KeyRing, format_address
 from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member
 from consensus.messages import Accepted, Nack
-from consensus.protocol.effects import Fence, Send
-from consensus.runtime.tether import Answer, Doubt, Tethers, ask
+from consensus.protocol.state.effects import Fence, Send
+from consensus.protocol.state.inputs import Accusation
+from consensus.runtime.net.liveness_connection import Answer, Doubt, Tethers, ask
 
 from .fake_core import rig, until
 from .secret import OTHER, RING, SECRET
@@ -151,8 +152,8 @@ def test_only_the_supervisor_can_say_that_it_reaped(honest: bool) -> None:
         where = format_address(listener.sockets[0].getsockname())
         async with rig(secret=SECRET) as a:
             a.ask(Fence(Member("b" * 16, "127.0.0.1", 1, (("pid", "123"), ("supervisor", where))), "silent"))
-            await until(lambda: a.core.named("evidence") or any("not signed" in note for note in a.notes))
-            assert bool(a.core.named("evidence")) == honest
+            await until(lambda: a.core.told(Accusation) or any("not signed" in note for note in a.notes))
+            assert bool(a.core.told(Accusation)) == honest
         listener.close()
         await server.shutdown(0.05)
 

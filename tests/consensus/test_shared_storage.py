@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from consensus import Config, ConfigError, Gossip, Home, JoinError, Liveness, Membership, Mode, Policy, SharedStorage
-from consensus.runtime.process_host import ProcessHost
-from consensus.runtime.sockets import open_pair
+from consensus.runtime.host.process_host import ProcessHost
+from consensus.runtime.net.sockets import open_pair
 from tests.ports import free_ports
 
 from .group import TIMEOUT, eventually

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from consensus import short_slices
-from consensus.slices import SLICE
+from consensus.wire.slices import SLICE
 
 SCHED = Path("/proc/thread-self/sched")
 

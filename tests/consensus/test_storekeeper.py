@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from consensus.border import Stopped
 from consensus.config import Policy
-from consensus.errands import Answer, Away, Beat, CreateView, Done, Errand, Leases, ReadLeases, ReadViews, Recorded
 from consensus.errors import AmbiguousWriteError, JoinError, StoreAwayError, StoreRefusedError
 from consensus.messages import Lease
-from consensus.protocol.effects import Ask
-from consensus.runtime import storekeeper
-from consensus.storage.file_store import FileStore
+from consensus.protocol.state.effects import Ask
+from consensus.protocol.state.inputs import Answered, Died, Stirred
+from consensus.runtime.agent import store_session as storekeeper
+from consensus.storage.files.file_store import FileStore
 from consensus.storage.store import Created
+from consensus.store_requests import Answer, Away, Beat, CreateView, Done, Errand, Leases, ReadLeases, ReadViews, Recorded
 
 from .fake_core import Rig, rig, until
 from .storage.records import founding, lease, member
@@ -35,7 +37,7 @@ async def opened(rig_: Rig) -> None:
 
 
 def answers(rig_: Rig, kind: type[Errand]) -> list[Answer]:
-    return [call[2] for call in rig_.core.named("answered") if isinstance(call[1], kind)]
+    return [each.answer for each in rig_.core.told(Answered) if isinstance(each.errand, kind)]
 
 
 async def answer(rig_: Rig, errand: Errand) -> Answer:
@@ -77,7 +79,7 @@ def test_errands_are_carried_out_and_answered(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent(tmp_path) as a:
             await opened(a)
-            assert a.core.named("stirred")[0][:1] == ("stirred",), "the core is told to look"
+            assert a.core.told(Stirred), "the core is told to look"
             assert await answer(a, ReadViews()) == Recorded(None)
             assert await answer(a, CreateView(founding())) == Recorded(founding())
             assert await answer(a, Beat(lease(3))) == Done()
@@ -109,9 +111,9 @@ def test_before_the_store_is_open_it_is_away(tmp_path: Path, monkeypatch: pytest
             await until(lambda: Late.tries >= 2)
             assert await answer(a, ReadViews()) == Away("the store is not up yet")
             assert a.agent.status()["store"]["away_since"] == pytest.approx(time.time(), abs=5)
-            assert not a.core.named("stirred")
+            assert not a.core.told(Stirred)
             await opened(a)
-            assert a.core.named("stirred")
+            assert a.core.told(Stirred)
             assert await answer(a, ReadViews()) == Recorded(None)
             assert a.agent.status()["store"]["away_since"] is None
 
@@ -155,10 +157,11 @@ def test_one_reading_of_leases_at_a_time(tmp_path: Path, hanging: list[Hanging])
 def test_a_store_that_refuses_ends_this_lifetime_with_its_text(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent(tmp_path / "nothing") as a:
-            await until(lambda: a.core.named("die"))
-            ((_, detail, error),) = a.core.named("die")
+            await until(lambda: a.core.told(Died))
+            [died] = a.core.told(Died)
+            detail, error = died.detail, died.error
             assert isinstance(error, JoinError) and "there is no such directory" in str(error) and detail == str(error)
-            assert a.plane.calls == [("stopped", error)] and a.snapshots[-1].stopped is error
+            assert a.plane.orders == [Stopped(error)] and a.snapshots[-1].stopped is error
             assert await answer(a, ReadViews()) == Away(detail)
 
     asyncio.run(main())

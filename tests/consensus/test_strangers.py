@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from consensus import Config, Gossip, Home, KeyRing, SecretError, get
-from consensus.proofs import Exchange, greeting
-from consensus.runtime.door import PATIENCE, Door, Stranger
-from consensus.runtime.tether import ask
+from consensus.runtime.net.door import PATIENCE, Door, Stranger
+from consensus.runtime.net.liveness_connection import ask
+from consensus.wire.proofs import Exchange, greeting
 
 from .crowd import Crowd, crowd_process
 from .fake_core import until
@@ -122,7 +122,7 @@ class TestRequests:
             sock.sendall(first)
             head = sock.recv(65536).decode()
             challenge = head.partition("WWW-Authenticate: Ftlib ")[2].partition("\r\n")[0]
-            from consensus.proofs import decode
+            from consensus.wire.proofs import decode
 
             exchange = Exchange(RING.first, nonce, decode(challenge), "/status")
             second = request("/status", exchange.credentials())

@@ -13,8 +13,8 @@ import pytest
 
 from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member, format_address
-from consensus.runtime import tether
-from consensus.runtime.tether import CHECK_TIMEOUT, Answer, Tethers, ask
+from consensus.runtime.net import liveness_connection as tether
+from consensus.runtime.net.liveness_connection import CHECK_TIMEOUT, Answer, Tethers, ask
 from tests.ports import free_ports
 
 from .fake_core import rig, until

@@ -13,14 +13,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from consensus.codec import Codec
 from consensus.config import Config
 from consensus.errors import ConfigError
 from consensus.member import Member, format_address
 from consensus.messages import Accepted, Envelope, Nack
-from consensus.protocol.effects import Fence, Send
-from consensus.runtime.sockets import SocketPair, numeric, open_pair, resolve_all
-from consensus.runtime.udp import fits
+from consensus.protocol.state.effects import Fence, Send
+from consensus.protocol.state.inputs import Accusation
+from consensus.runtime.net.sockets import SocketPair, numeric, open_pair, resolve_all
+from consensus.runtime.net.udp import fits
+from consensus.wire.codec import Codec
 
 from .fake_core import Rig, rig, until
 
@@ -337,12 +338,12 @@ class TestFence:
             accused = Member("b" * 16, "127.0.0.1", 1, (("pid", "123"), ("supervisor", f"127.0.0.1:{port}")))
             async with rig(job="j") as a:
                 a.ask(Fence(accused, "silent"), Fence(accused, "silent"))
-                await until(lambda: a.core.named("evidence") or len(a.notes) > 1)
-                evidence = a.core.named("evidence")
+                await until(lambda: a.core.told(Accusation) or len(a.notes) > 1)
+                evidence = a.core.told(Accusation)
                 assert bool(evidence) == (answer == {"reaped": True})
                 if evidence:
-                    assert evidence[0][1] == accused.id
-                    assert evidence[0][2].value == "proof"
+                    assert evidence[0].accused == accused.id
+                    assert evidence[0].kind.value == "proof"
                 assert asked == [("/fence", {"job": "j", "member": accused.id, "pid": "123", "reason": "silent"})]
                 listener.close()
                 await server.shutdown(0.05)

@@ -16,13 +16,15 @@ import aiohttp
 import pytest
 
 from consensus import Config, ConfigError, Gossip, Home, Member, View
+from consensus.border import Stopped
 from consensus.messages import Accepted, Message, Nack
-from consensus.protocol.effects import Send
-from consensus.runtime import web
-from consensus.runtime.gate import Gate
-from consensus.runtime.http import HttpServer
-from consensus.runtime.porter import Porter
-from consensus.runtime.tether import ask
+from consensus.protocol.state.effects import Send
+from consensus.protocol.state.inputs import Died
+from consensus.runtime.net import web
+from consensus.runtime.net.authenticator import Gate
+from consensus.runtime.net.early_acceptor import Porter
+from consensus.runtime.net.http import HttpServer
+from consensus.runtime.net.liveness_connection import ask
 
 from .fake_core import Rig, rig, until
 from .test_gossip import TIMEOUT, eventually
@@ -40,7 +42,7 @@ def imported(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("module", ["child", "process_host"])
 def test_no_http_library_is_waited_for(module: str) -> None:
-    found = imported(f"import consensus.runtime.{module}")
+    found = imported(f"import consensus.runtime.host.{module}")
     assert "consensus" in found
     assert not found & {"aiohttp", "torch", "prometheus_client", "email"}
 
@@ -48,14 +50,15 @@ def test_no_http_library_is_waited_for(module: str) -> None:
 def test_metrics_are_shown_where_tls_was_spared() -> None:
     """Their library imports it, in the agents that the others have started without."""
     status = "{'job': 'j', 'member': 'm', 'acting': True, 'epoch': 1}"
-    shown = f"from consensus.metrics import render; assert render({status})"
-    found = imported(f"import sys; sys.modules['ssl'] = None; from consensus.runtime.web import load; load(); {shown}")
+    shown = f"from consensus.runtime.net.metrics import render; assert render({status})"
+    found = imported(f"import sys; sys.modules['ssl'] = None; from consensus.runtime.net.web import load; load(); {shown}")
     assert "prometheus_client" in found
 
 
 def test_an_agent_uses_no_other_http_client() -> None:
     """It is imported anew, with TLS, where metrics are shown: whoever had the one before would not know its exceptions."""
-    code = "from consensus.runtime import child, web; web.load(); import sys; print('consensus.client' in sys.modules)"
+    load = "from consensus.runtime.host import child; from consensus.runtime.net import web; web.load()"
+    code = f"{load}; import sys; print('consensus.tools.client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 
@@ -113,10 +116,10 @@ def test_without_http_a_lifetime_ends() -> None:
             raise ModuleNotFoundError("No module named 'aiohttp'")
 
         async with rig(load_http=broken) as a:
-            await until(lambda: a.core.named("die"))
-            [(_, text, *_)] = a.core.named("die")
-            assert text == "the agent cannot answer HTTP: ModuleNotFoundError: No module named 'aiohttp'"
-            assert any(call[0] == "stopped" for call in a.plane.calls)
+            await until(lambda: a.core.told(Died))
+            [died] = a.core.told(Died)
+            assert died.detail == "the agent cannot answer HTTP: ModuleNotFoundError: No module named 'aiohttp'"
+            assert any(isinstance(order, Stopped) for order in a.plane.orders)
 
     asyncio.run(main())
 

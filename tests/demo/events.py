@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftlib.demo.reference import Reference
-from ftlib.demo.timeline import Deed, Fault, Timeline
+from ftlib.cli.demo.reference import Reference
+from ftlib.cli.demo.timeline import Deed, Fault, Timeline
 
 START = 1000.0
 VICTIM, AGAIN, ADDED = 12, 22, 30

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlib.demo.timeline import Fault
+from ftlib.cli.demo.timeline import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "ftlib.launch.cli", "demo", "--seconds", "10", "--out", str(out), *more]
+    return [sys.executable, "-m", "ftlib.cli.main", "demo", "--seconds", "10", "--out", str(out), *more]
 
 
 def environment() -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_bad_arguments_are_one_line(tmp_path: Path) -> None:
         (["x"], "x"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "ftlib.launch.cli", "demo", *arguments],
+            [sys.executable, "-m", "ftlib.cli.main", "demo", *arguments],
             env=environment(),
             cwd=tmp_path,
             capture_output=True,

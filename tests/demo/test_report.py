@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from ftlib.demo.chart import braille
-from ftlib.demo.plot import draw
-from ftlib.demo.report import Report
-from ftlib.demo.telling import print_report
-from ftlib.demo.timeline import Deed, Fault, Timeline
+from ftlib.cli.demo.live import Screen, print_report, sparkline
+from ftlib.cli.demo.plot import draw
+from ftlib.cli.demo.report import Report
+from ftlib.cli.demo.schedule import FaultSchedule
+from ftlib.cli.demo.timeline import Deed, Fault, Timeline
 
 from .events import AGAIN, REFERENCE, START, STEPS, VICTIM, lines, timeline
 
@@ -91,7 +95,7 @@ def test_a_broken_promise_is_named(breaking: Callable[[Timeline], None], name: s
     assert broken(report(made)) == [name]
 
 
-def test_a_story_that_was_not_told_is_a_broken_promise() -> None:
+def test_a_schedule_that_was_not_done_is_a_broken_promise() -> None:
     assert broken(report(timeline(), stuck="the return of all 4 workers")) == ["Training goes on"]
     assert broken(Report.of(timeline(), REFERENCE, stuck="", left=[])) == ["Training goes on"]  # two faults are missing
 
@@ -129,10 +133,22 @@ def test_the_plot_is_a_png(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_falling_curve_in_braille() -> None:
-    picture, high, low = braille([(0, 100.0), (1, 10.0), (2, 1.0)], 0, 2, 3, 2)
-    assert [len(line) for line in picture] == [3, 3]
-    assert (high, low) == (pytest.approx(100), pytest.approx(1))
-    assert picture[0][0] != "\u2800" and picture[1][0] == "\u2800"  # starts at the top
-    assert picture[1][-1] != "\u2800"  # ends at the bottom
-    assert braille([], 0, 1, 2, 1)[0] == ["\u2800\u2800"]
+def test_a_falling_curve_in_blocks() -> None:
+    assert sparkline([(0, 100.0), (1, 10.0), (2, 1.0)], 0, 2, 3) == "█▅▁"  # means of a column, logarithmic
+    assert sparkline([(0, 100.0), (1.9, 1.0)], 0, 2, 3) == "█ ▁"  # nobody finished a step meanwhile
+    assert sparkline([(1, 5.0)], 0, 2, 2) == " ▁"
+    assert sparkline([(0, 0.0), (1, math.nan), (2, math.inf), (3, 1.0)], 0, 3, 4) == "   ▁"
+    assert sparkline([], 0, 1, 2) == "  "
+
+
+def test_the_screen_shows_the_facts() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, height=40, force_terminal=True)
+    made = timeline(closed=False)
+    with Screen(console, 36.0, "the title") as screen:
+        screen.show(made, cast("FaultSchedule", SimpleNamespace(next="next: SIGSTOP")))
+    text = Text.from_ansi(out.getvalue()).plain
+    facts = ("the title", "next: SIGSTOP", f"step {STEPS}", "members 5", "epoch 4", "highest 2.000", "▲", "▁")
+    for fact in (*facts, "● 4", "training, most senior"):
+        assert fact in text, fact
+    assert "SIGKILL: worker 2, rank 2, pid 12" in text and "worker 4 is added, as pid 30" in text

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ftlib.demo.record import Notes, Tail
-from ftlib.demo.timeline import State
+from ftlib.cli.demo.timeline import State
+from ftlib.cli.demo.trainer import Notes, Tail
 
 from .events import ADDED, AGAIN, START, STEPS, VICTIM, timeline
 

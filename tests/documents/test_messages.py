@@ -11,8 +11,9 @@ import pytest
 from .pages import ROOT, prose
 
 PAGE = ROOT / "docs" / "operations.md"
-SOURCES = [ROOT / "ftlib" / "recovery" / f"{name}.py" for name in ("bulletin", "catchup", "replay", "round", "post", "reading")]
-SOURCES += [ROOT / "ftlib" / f"{name}.py" for name in ("deputy", "rhythm")]
+NAMES = ("joiner/progress_log", "catchup", "joiner/round", "joiner/group_transport", "donor/reading")
+SOURCES = [ROOT / "ftlib" / "recovery" / f"{name}.py" for name in NAMES]
+SOURCES += [ROOT / "ftlib" / f"{name}.py" for name in ("state/replay", "core/stand_in/deputy", "core/stand_in/pattern")]
 ERRORS = {"NoFollowing", "ConfigError", "RebuildTimeout", "Tainted"}
 LEVELS = {"info", "warning", "error"}
 

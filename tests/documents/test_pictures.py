@@ -36,7 +36,7 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["architecture", "training", "flow", "life", "detection", "change"])
+@pytest.mark.parametrize("name", ["house", "architecture", "training", "flow", "life", "detection", "change"])
 def test_a_picture_is_what_its_script_draws(name: str) -> None:
     drawn = _load(name).picture()
     assert (IMGS / f"{name}.svg").read_text(encoding="utf-8") == drawn, "run make pictures"

@@ -1,4 +1,4 @@
-"""Python in the pages compiles, imports what exists, and in the tutorial runs."""
+"""Python in the pages compiles and imports what exists. What a newcomer copies runs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import ast
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from .pages import PAGES, ROOT, fences, name
+from tests.harness.program import Program
+from tests.processes.nursery import Nursery
+
+from .pages import PAGES, ROOT, fences, name, section
 
 SNIPPETS = [pytest.param(code, id=f"{name(page)}:{line}") for page in PAGES for line, code in fences(page, "python")]
-TUTORIAL = ROOT / "docs" / "tutorial.md"
+COPIED = [
+    ("tutorial.md", None),
+    ("state.md", "What is registered"),
+    ("calls.md", "Weights"),
+    ("calls.md", "What a call returns"),
+    ("elasticity.md", "Joining again in the same process"),
+    ("migrating.md", None),
+]
+"""Pages, and the section of each (None: all of it), whose snippets run one after the other."""
 
 SURROUNDINGS = """
 import logging
@@ -36,12 +44,12 @@ scaler = torch.amp.GradScaler("cpu")
 inputs, targets = torch.randn(8, 32), torch.randn(8, 1)
 loader = [(inputs, targets)] * 2
 """
-"""What the tutorial's snippets take for granted."""
+"""What those snippets take for granted."""
 
 RUNNER = """
 import json, os, sys
 
-surroundings, snippets = json.load(sys.stdin)
+surroundings, snippets = json.loads(sys.argv[1])
 exec(surroundings)
 ft = None
 for place, code in snippets:
@@ -73,26 +81,23 @@ def test_snippets_compile_and_import_what_exists(code: str) -> None:
 
 
 @pytest.mark.process
-def test_the_tutorials_snippets_run(tmp_path: Path) -> None:
-    blocks = fences(TUTORIAL, "python")
+def test_snippets_that_newcomers_copy_run(nursery: Nursery, tmp_path: Path) -> None:
+    blocks = []
+    for page, heading in COPIED:
+        found = fences(ROOT / "docs" / page, "python")
+        part = [(page, *block) for block in found if heading is None or block[1] in section(ROOT / "docs" / page, heading)]
+        assert part, f"no Python in {page}, {heading}"
+        blocks += part
     # The script trains for a minute; three steps show as much.
     snippets = [
         (
-            f"tutorial.md:{line}",
+            f"{page}:{line}",
             code.replace("ft.step < 3000", "ft.step < 3").replace("sleep(0.02)", "sleep(0)").replace("% 100", "% 2"),
         )
-        for line, code in blocks
+        for page, line, code in blocks
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        input=json.dumps([SURROUNDINGS, snippets]),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    with Program(nursery, tmp_path, "-c", RUNNER, json.dumps([SURROUNDINGS, snippets])) as done:
+        assert done.wait(250) == 0, done.stdout + done.stderr
     assert [path.name[:18] for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000000002-"]
-    assert done.stdout.count("ran tutorial.md") == len(blocks) >= 8
+    ran = [line for line in done.stdout.splitlines() if line.startswith("ran ")]
+    assert len(ran) == len(blocks) >= 8

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.harness.program import ROOT, Program, ftlib_run
+from tests.processes.nursery import Nursery
+
 PATIENCE = 300.0
-"""Seconds: workers import torch first, and a busy machine takes its time."""
+"""Seconds: they learn something, and a busy machine takes its time."""
 
 
-def run(where: Path, workers: int, name: str, *arguments: str) -> str:
+def run(nursery: Nursery, where: Path, workers: int, name: str, *arguments: str) -> str:
     """What it printed."""
-    program = str(ROOT / "examples" / name)
-    done = subprocess.run(
-        [sys.executable, "-m", "ftlib.launch.cli", "run", "-n", str(workers), program, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=where,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with Program(nursery, where, *ftlib_run("-n", workers, ROOT / "examples" / name, *arguments)) as launcher:
+        assert launcher.wait(PATIENCE) == 0, launcher.stderr
+        print(launcher.stderr)  # shown if the test fails
+        return launcher.stdout
 
 
 def accuracy(said: str) -> float:
@@ -37,22 +28,22 @@ def accuracy(said: str) -> float:
 
 
 @pytest.mark.process
-def test_digits(tmp_path: Path) -> None:
-    said = run(tmp_path, 2, "digits.py", "5")
+def test_digits(nursery: Nursery, tmp_path: Path) -> None:
+    said = run(nursery, tmp_path, 2, "digits.py", "5")
     assert re.search(r"epoch 2 step 100: loss [0-9.]+, 2 workers in view 1", said)
     assert accuracy(said) > 80
 
 
 @pytest.mark.process
-def test_digits_with_whole_steps(tmp_path: Path) -> None:
-    said = run(tmp_path, 2, "digits_execute.py", "5")
+def test_digits_with_whole_steps(nursery: Nursery, tmp_path: Path) -> None:
+    said = run(nursery, tmp_path, 2, "digits_execute.py", "5")
     assert re.search(r"epoch 4 step 100: loss [0-9.]+, about [0-9]+ of 64 right, 2 workers", said)
     assert accuracy(said) > 80
 
 
 @pytest.mark.process
-def test_the_transformer(tmp_path: Path) -> None:
-    said = run(tmp_path, 2, "transformer.py", "1", "650000")
+def test_the_transformer(nursery: Nursery, tmp_path: Path) -> None:
+    said = run(nursery, tmp_path, 2, "transformer.py", "1", "325000")
     bits = [float(found) for found in re.findall(r"([0-9.]+) bits a letter, 2 workers", said)]
     assert len(bits) == 2
     assert bits[1] < bits[0] < 7.0

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ftlib.frameworks import errands
-from ftlib.frameworks.errands import errand, finish_errands
+from ftlib.frameworks import background as errands
+from ftlib.frameworks.background import errand, finish_errands
 
 TIMEOUT = 20.0
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from consensus import Consensus, DataPlane, ExcludedError, LeftError, Member, Mode, Source, StoppedError, View
+from consensus.border import Activated, Freeze, Installed, Stopped, Wish
 
 
 class FakeConsensus(Consensus):
@@ -33,6 +34,10 @@ class FakeConsensus(Consensus):
         self.committed = False
         self.stop_error: StoppedError | None = None
         self.server: ThreadingHTTPServer | None = None
+
+    @property
+    def id(self) -> str:
+        return self.name
 
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
         self.plane = data_plane
@@ -206,7 +211,7 @@ class FakeCluster:
         self.idle = False
         self._flushing, self._after, self._reports = True, after, {}
         for name in self._alive():
-            self._plane(name).freeze(self.epoch, after)
+            self._plane(name).handle(Freeze(self.epoch, after))
         self._flushed_enough()
 
     def _on_boundary(self, member: FakeConsensus, call: int, leavers: tuple[str, ...]) -> None:
@@ -257,7 +262,7 @@ class FakeCluster:
         self.idle = False
         for name in view.ids:
             self.members[name].installed = view
-            self._plane(name).install(view, {m: r for m, r in self._reports.items() if m in view})
+            self._plane(name).handle(Installed(view, {m: r for m, r in self._reports.items() if m in view}))
 
     def _on_ready(self, member: FakeConsensus, view_id: str) -> None:
         view = self.view
@@ -269,12 +274,12 @@ class FakeCluster:
             self._wish()  # before anybody can enter a call, which would still say what was wished in the view before
             for name in view.ids:
                 self.members[name].active = view
-                self._plane(name).activate(view)
+                self._plane(name).handle(Activated(view))
 
     def _wish(self) -> None:
         if self.view is not None and self.idle:
             full = self.max_size is not None and len(self.view) >= self.max_size
-            self._plane(self.view.ids[0]).wish(bool(self.waiting) and not full)
+            self._plane(self.view.ids[0]).handle(Wish(bool(self.waiting) and not full))
 
     def _alive(self) -> list[str]:
         assert self.view is not None
@@ -289,7 +294,7 @@ class FakeCluster:
         self.dead.add(member.name)
         member.stop_error = error
         if member.plane is not None:
-            member.plane.stopped(error)
+            member.plane.handle(Stopped(error))
 
     def exclude(self, name: str) -> None:
         """Let a killed member know, so that its thread ends."""

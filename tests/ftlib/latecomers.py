@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ftlib import FTLib, FTLibError, Status
-from ftlib.rhythm import WINDOW
+from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil
 

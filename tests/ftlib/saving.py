@@ -13,7 +13,7 @@ from torch import nn
 from ftlib import FTLib
 from ftlib.checkpoints.checkpoint import Taken
 from ftlib.checkpoints.names import Name
-from ftlib.registry import Registered
+from ftlib.state.registry import Registered
 from tests.ftlib.real import at_once, company
 from tests.ftlib.test_checkpoints import same
 

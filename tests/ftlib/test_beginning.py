@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-import ftlib.resumption as resuming
+import ftlib.checkpoints.resume as resuming
 from ftlib import ConfigError, FTLibError
 from ftlib.checkpoints.names import Name
 from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually

@@ -8,8 +8,8 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from ftlib.boundary import halted
-from ftlib.orders import Order
+from ftlib.core.plane.boundary import halted
+from ftlib.core.plane.orders import Order
 
 
 def told(*, foreign: bool, answer: tuple[bytes, None] | None = (b"report", None)) -> tuple[list[Any], Mock]:

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlib.bucket import HEAD_BYTES, lay_out
-from ftlib.staging import Staging
-from ftlib.trailer import CARRIERS
-from ftlib.wire import wire_dtype
+from ftlib.core.tensors.dtypes import wire_dtype
+from ftlib.core.tensors.layout import HEAD_BYTES, lay_out
+from ftlib.core.tensors.staging import Staging
+from ftlib.core.tensors.trailer import CARRIERS
 
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64])
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)

@@ -19,8 +19,8 @@ from ftlib.checkpoints.checkpoint import Taken, newest, publish, read, remove
 from ftlib.checkpoints.keeper import _damage
 from ftlib.checkpoints.manifest import Manifest, TornError
 from ftlib.checkpoints.names import Name, Part, complete, parts
-from ftlib.registry import Registered
-from ftlib.state import DTYPES
+from ftlib.state.codec import DTYPES
+from ftlib.state.registry import Registered
 from tests.ftlib.test_state import trees
 
 numbers = st.integers(0, 10**14)

@@ -15,9 +15,12 @@ from torch import nn
 
 import ftlib.ftlib
 from consensus import LeftError
+from consensus.border import Stopped
 from ftlib import FTLibError, JoinError, Status
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.workers import Job, Worker
+from tests.harness.program import Program
+from tests.processes.nursery import Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +79,7 @@ def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPat
         assert worker.ft._plane.phase.value == "active"
         assert worker.ft.barrier() is Status.ABORT
         assert worker.ft._plane.finished == 1
-        worker.consensus.plane.stopped(LeftError("left"))  # type: ignore[union-attr]  # now they have
+        worker.consensus.plane.handle(Stopped(LeftError("left")))  # type: ignore[union-attr]  # now they have
         thread.join(TIMEOUT)
         assert not thread.is_alive()
 
@@ -103,6 +106,12 @@ ft.barrier()
 """
 
 
+def forked(nursery: Nursery, where: Path, program: str) -> tuple[int, list[str], str]:
+    """The exit code, the lines that it said and its errors."""
+    with Program(nursery, where, "-c", PROGRAM + program) as it:
+        return it.wait(180), it.stdout.splitlines(), it.stderr
+
+
 def run(program: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore::DeprecationWarning"}
     arguments = [sys.executable, "-X", "faulthandler", "-c", PROGRAM + program]
@@ -110,27 +119,28 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
-def test_a_signal_handler_may_close_in_the_middle_of_a_call() -> None:
-    found = run("""
+def test_a_signal_handler_may_close_in_the_middle_of_a_call(nursery: Nursery, tmp_path: Path) -> None:
+    program = """
 ft._consensus.leave = lambda **_kw: None  # nobody answers: closing has to wait
 def handler(number, frame):
     ft.close()
     ft.close()
     print("still", ft._plane.phase.value, flush=True)  # or it would have waited here until it gave up
 signal.signal(signal.SIGUSR1, handler)
-from ftlib.caller import Caller
-original = Caller._finish
+from ftlib.core.engine.engine import Engine
+original = Engine._finish
 def slow(self, *arguments):
     with self._plane.changed:  # the very lock that closing needs
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.05)
     return original(self, *arguments)
-Caller._finish = slow
+Engine._finish = slow
 status = ft.barrier()
-Caller._finish = original
+Engine._finish = original
 print(status in (Status.ABORT, Status.NO_NEED), ft.barrier() is Status.ABORT)
-""")
-    assert (found.returncode, found.stdout.splitlines()) == (0, ["still active", "True True"]), found.stderr
+"""
+    code, said, errors = forked(nursery, tmp_path, program)
+    assert (code, said) == (0, ["still active", "True True"]), errors
 
 
 @pytest.mark.process
@@ -138,7 +148,11 @@ def test_the_interpreter_ends_in_the_middle_of_a_call() -> None:
     found = run("""
 import consensus
 from ftlib.frameworks.base import Work
-ft._caller.load_state = lambda call, session: time.sleep(60)  # a call that does not end
+from ftlib.core.calls.observer import Observer
+class Endless(Observer):
+    def entering(self, number):
+        time.sleep(60)  # a call that does not end
+ft._engine._observers.attach(Endless())
 thread = threading.Thread(target=ft.barrier, daemon=True)
 thread.start()
 while ft._plane.current is None:
@@ -149,18 +163,20 @@ print("end", flush=True)
 
 
 @pytest.mark.process
-def test_a_child_forked_in_the_middle_of_a_call_is_no_worker() -> None:
+def test_a_child_forked_in_the_middle_of_a_call_is_no_worker(nursery: Nursery, tmp_path: Path) -> None:
     """Locks are held at that moment by a thread that the child does not have."""
-    found = run("""
+    program = """
 from ftlib import ConfigError
+from ftlib.core.calls.observer import Observer
 from torch.utils.data import DataLoader
 hold, held = threading.Event(), threading.Event()
-def load_state(call, session):
-    with ft._plane.changed:
-        held.set()
-        hold.wait(120)
-    return False
-ft._caller.load_state = load_state
+class Holding(Observer):
+    def entering(self, number):
+        with ft._plane.changed:
+            held.set()
+            hold.wait(120)
+holding = Holding()
+ft._engine._observers.attach(holding)
 results = []
 thread = threading.Thread(target=lambda: results.append(ft.barrier()))
 thread.start()
@@ -180,9 +196,10 @@ hold.set()
 thread.join(120)
 print(results, ft.barrier() is Status.NO_NEED)
 ft.close()
-""")
+"""
     expected = ["[1, 2, 3]", "True", "7", "[<Status.NO_NEED: 'no_need'>] True"]
-    assert (found.returncode, found.stdout.splitlines()) == (0, expected), found.stderr
+    code, said, errors = forked(nursery, tmp_path, program)
+    assert (code, said) == (0, expected), errors
 
 
 def test_after_a_close_everything_says_so_in_this_packages_own_words() -> None:

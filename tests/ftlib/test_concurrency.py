@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, Excluded, RebuildTimeout, Status, StepMismatch
-from ftlib.call import Call
+from ftlib.core.calls.call import Call
+from ftlib.core.calls.observer import Observer
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew
 from tests.ftlib.real import at_once, call_until, company, eventually, in_thread
@@ -192,6 +193,11 @@ def test_a_state_function_that_calls_is_told_so() -> None:
         job.workers["w2"].join()
 
 
+class _Interrupted(Observer):
+    def entering(self, number: int) -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+
 def test_a_signal_that_interrupts_a_call_finds_it_busy() -> None:
     """In this process's main thread, as handlers are."""
     with company(1) as crew:
@@ -205,7 +211,7 @@ def test_a_signal_that_interrupts_a_call_finds_it_busy() -> None:
                 caught.append(error)
 
         previous = signal.signal(signal.SIGUSR2, handler)
-        ft._caller.load_state = lambda call, session: os.kill(os.getpid(), signal.SIGUSR2) or False  # type: ignore[func-returns-value]
+        ft._engine._observers.attach(_Interrupted())
         try:
             assert ft.barrier() is Status.NO_NEED
         finally:

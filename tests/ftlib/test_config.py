@@ -7,7 +7,7 @@ import pytest
 
 from consensus import Gossip, Liveness, Mode, Policy, SharedStorage
 from ftlib import ConfigError, FTLib
-from ftlib.config import resolve
+from ftlib.settings.config import resolve
 
 
 def test_the_argument_wins_over_variable_file_and_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,13 @@ def test_values_are_read_from_text() -> None:
     assert (found.consensus.quorum_timeout, found.consensus.max_size, found.consensus.policy) == (600.0, None, Policy.MAJORITY)
     assert found.bucket_mb == 1.5
     assert found.consensus.secrets == ("sixteen bytes or more",)
+
+
+@pytest.mark.parametrize("nothing", [0, 0.0, "0"])
+def test_members_that_do_not_reach_each_other_may_stay(nothing: object) -> None:
+    assert resolve({"link_timeout": nothing}, {}, {}).consensus.link_timeout == 0
+    with pytest.raises(ConfigError, match="positive"):
+        resolve({"exclude_after": nothing}, {}, {})
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from ftlib import ConfigError, ElasticSampler, FTLib, Status, StepMismatch
-from ftlib.consumption import packed_shares, unpacked_shares
-from ftlib.data.sampling import Share
+from ftlib.data.sampling import Share, packed_shares, unpacked_shares
 from tests.ftlib.real import eventually
 from tests.ftlib.scholars import Scholar, judge, play, together
 from tests.ftlib.workers import Job, Worker

@@ -12,7 +12,7 @@ from torch import nn
 
 from ftlib import Status
 from ftlib.checkpoints.checkpoint import newest
-from ftlib.rhythm import WINDOW
+from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, in_step, late, punctual, steps
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import assert_equal
@@ -350,7 +350,8 @@ def test_who_is_late_hands_on_nothing() -> None:
     with late() as made:
         first, _, last = made.pupils
         made.halt()
-        lessons = last.ft._lives.life.donor.tutor.averages(last.ft._plane._last_signature)
+        asked = {"ask": "averages", "signature": last.ft._plane._last_signature.hex()}
+        lessons = last.ft._lives.life.donor.source(asked)
         told = in_thread(listen)
         for pupil in made.pupils[:2]:
             pupil.gate.set()

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ftlib import ConfigError, FTLib, Status, StepMismatch
-from ftlib.deputy import Deputy
+from ftlib.core.stand_in.backlog import Missed
+from ftlib.core.stand_in.deputy import Deputy
+from ftlib.core.stand_in.pattern import WINDOW
 from ftlib.errors import Excluded
-from ftlib.missed import Missed
-from ftlib.rhythm import WINDOW
 from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, events, late, punctual, steps, tardy
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import ftlib.drain
-from ftlib.drain import TWIN, Drain
-from ftlib.turns import Turns
+import ftlib.lifecycle.drain
+from ftlib.core.engine.call_lock import Turns
+from ftlib.lifecycle.drain import TWIN, Drain
 
 
 class Ended(BaseException):
@@ -27,9 +27,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     def end(code: int) -> None:
         raise Ended(code)
 
-    monkeypatch.setattr(ftlib.drain.time, "monotonic", lambda: time[0])
-    monkeypatch.setattr(ftlib.drain.os, "_exit", end)
-    monkeypatch.setattr(ftlib.drain.atexit, "register", lambda function: function is gc.freeze)
+    monkeypatch.setattr(ftlib.lifecycle.drain.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(ftlib.lifecycle.drain.os, "_exit", end)
+    monkeypatch.setattr(ftlib.lifecycle.drain.atexit, "register", lambda function: function is gc.freeze)
     before = signal.getsignal(signal.SIGTERM)
     yield time
     signal.signal(signal.SIGTERM, before)
@@ -79,7 +79,7 @@ def test_the_first_look_may_come_after_the_notice(clock: list[float]) -> None:
 
 def test_who_is_no_member_ends_as_by_default(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(ftlib.drain.os, "kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr(ftlib.lifecycle.drain.os, "kill", lambda pid, number: sent.append((pid, number)))
     drain, turns, _ = made(over=True)
     drain.parting = True
     drain._handle(signal.SIGTERM, None)

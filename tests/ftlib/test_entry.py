@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftlib import transfer as module
-from ftlib.backup import Backup
-from ftlib.bucket import lay_out
-from ftlib.call import Call, Kind
-from ftlib.plane import Plane
-from ftlib.registry import Registered
-from ftlib.stand_in import StandIn
-from ftlib.state import decode
-from ftlib.transfer import LATER, Transfer
-from ftlib.unit import Unit
+from ftlib.core.calls.call import Call, Kind
+from ftlib.core.execute.unit import Unit
+from ftlib.core.plane.plane import Plane
+from ftlib.core.stand_in.stand_in import StandIn
+from ftlib.core.tensors.layout import lay_out
+from ftlib.recovery import whole_state as module
+from ftlib.recovery.whole_state import LATER, Transfer
+from ftlib.state.codec import decode
+from ftlib.state.registry import Registered
+from ftlib.state.snapshot import Backup
 
 LAYOUT = lay_out("barrier", [], "SUM", 1)
 
@@ -23,7 +23,7 @@ LAYOUT = lay_out("barrier", [], "SUM", 1)
 def holder(monkeypatch: pytest.MonkeyPatch) -> Transfer:
     """Holds a tensor of ones."""
     monkeypatch.setattr(module, "POLL", 0.0)
-    plane = Plane(lambda: "me")
+    plane = Plane("me")
     plane.origin = "me"
     transfer = Transfer(plane, 1.0, 1.0)
     tensor = torch.ones(3)

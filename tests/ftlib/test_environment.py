@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib import ConfigError
-from ftlib.config import resolve
-from ftlib.environment import SLURM_PORTS, Store, expand, launched
+from ftlib.settings.config import resolve
+from ftlib.settings.environment import SLURM_PORTS, Store, expand, launched
 
 TORCHRUN = {
     "RANK": "1",

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from ftlib import GroupError
-from ftlib.backup import Kept
-from ftlib.call import Call
-from ftlib.caller import Caller
-from ftlib.execution import Executor
-from ftlib.registry import Registered
-from ftlib.session import Session
-from ftlib.state import decode
-from ftlib.unit import Stage, Unit
+from ftlib.core.calls.call import Call
+from ftlib.core.calls.session import Session
+from ftlib.core.execute.execution import Executor
+from ftlib.core.execute.unit import Stage, Unit
+from ftlib.core.plane.failures import Failures
+from ftlib.state.codec import decode
+from ftlib.state.registry import Registered
+from ftlib.state.snapshot import Kept
 from tests.ftlib.real import eventually
 from tests.ftlib.steps import EXPECTED, OPERATIONS, STEPS, Learner, Whim, learn, once, the_same
 from tests.ftlib.workers import TIMEOUT, Job, Worker
@@ -271,14 +271,15 @@ def _the_copy_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _a_member_in_doubt_undoes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though others may have committed."""
-    failed = Caller._failed
+    report = Failures.report
 
-    def failing(caller: Caller, call: Call, session: Session, error: GroupError) -> None:
-        failed(caller, call, session, error)
-        if isinstance(call, Unit) and call.in_doubt:
-            caller.units._undo(call, "planted")
+    def failing(failures: Failures, call: Call, session: Session, error: GroupError) -> None:
+        report(failures, call, session, error)
+        if isinstance(call, Unit) and call.in_doubt and call.kept is not None:
+            call.left()
+            call.kept.restore()
 
-    monkeypatch.setattr(Caller, "_failed", failing)
+    monkeypatch.setattr(Failures, "report", failing)
 
 
 def _a_member_in_doubt_keeps_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:

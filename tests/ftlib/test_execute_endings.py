@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlib import ConfigError, Excluded, RebuildTimeout
-from ftlib.phase import Phase
+from ftlib.core.plane.phase import Phase
 from tests.ftlib.real import at_once, company, eventually
 from tests.ftlib.steps import Learner, reference
 from tests.ftlib.trainees import exclude
@@ -147,8 +147,9 @@ def test_a_call_inside_has_a_deadline() -> None:
 
 def _limit(worker: Worker, seconds: float) -> None:
     """From now on, and not before: a busy machine takes its time."""
-    caller = worker.ft._caller
-    caller._limits = dataclasses.replace(caller._limits, step_timeout=seconds)
+    engine = worker.ft._engine
+    limits = dataclasses.replace(engine._limits, step_timeout=seconds)
+    engine._limits = engine._waiting._limits = engine._arrival._limits = limits
 
 
 def test_a_function_may_take_longer_than_a_call_may_wait() -> None:

@@ -35,7 +35,7 @@ def test_alone_it_just_runs_the_function() -> None:
             ft.execute(_raise, Whim())
         assert worker.ft.epoch == 1
         assert ft.metrics()["rolled_back"] == 0
-        assert not ft._caller.units._backup.nbytes
+        assert not ft._engine._units._backup.nbytes
 
     with Job(1) as job:
         job.run({"w0": body})

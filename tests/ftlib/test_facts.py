@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from consensus.runtime.net.metrics import METRICS
 from ftlib import Excluded
 from tests.ftlib.workers import Job, Worker
 
@@ -80,3 +81,8 @@ def test_every_key_is_documented() -> None:
     known = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     missing = set(trained(1)) - known
     assert not missing
+
+
+def test_the_table_of_metrics_names_keys_that_exist() -> None:
+    named = {metric.key.split(".")[1] for metric in METRICS if metric.key.startswith("ftlib.")}
+    assert named <= set(trained(1))

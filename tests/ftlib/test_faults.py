@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ftlib import Status, StepMismatch
-from ftlib.frameworks.base import Work
+from ftlib.frameworks.base import Operation, Work
 from ftlib.frameworks.memory import MemoryGroup
 from tests.ftlib.real import eventually
 from tests.ftlib.workers import TIMEOUT, Job, Worker
@@ -243,7 +243,7 @@ def test_inputs_survive_a_failure_and_frozen_calls_do_not_finish(monkeypatch: py
     """An operation that ends after the freeze does not finish the call."""
     held = threading.Event()
     release = threading.Event()
-    original = MemoryGroup.allreduce
+    original = MemoryGroup.submit
 
     class Slow(Work):
         def __init__(self, work: Work) -> None:
@@ -260,11 +260,11 @@ def test_inputs_survive_a_failure_and_frozen_calls_do_not_finish(monkeypatch: py
 
     slow = threading.Event()
 
-    def allreduce(self: MemoryGroup, tensor: torch.Tensor, op: str = "SUM") -> Work:
-        work = original(self, tensor, op)
+    def submit(self: MemoryGroup, operation: Operation) -> Work:
+        work = original(self, operation)
         return Slow(work) if slow.is_set() and self.rank == 0 and threading.current_thread().name == "w0" else work
 
-    monkeypatch.setattr(MemoryGroup, "allreduce", allreduce)
+    monkeypatch.setattr(MemoryGroup, "submit", submit)
     values: dict[str, float] = {}
 
     def body(worker: Worker) -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from consensus import Consensus
-from ftlib.average import Attempt
-from ftlib.call import Call
-from ftlib.caller import Caller
-from ftlib.following import FollowedAttempt
-from ftlib.session import Session
-from ftlib.trailer import Flag, Slot
+from ftlib.core.calls.attempt import Attempt
+from ftlib.core.calls.call import Call
+from ftlib.core.calls.follow import FollowedAttempt
+from ftlib.core.calls.session import Session
+from ftlib.core.engine.engine import Engine
+from ftlib.core.tensors.trailer import Flag, Slot
 from tests.ftlib.latecomers import late
 from tests.ftlib.real import TIMEOUT, eventually
 from tests.ftlib.workers import Job, Worker
@@ -27,11 +27,11 @@ Said = list[tuple[type[Attempt], bool, bool]]
 def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     found: Said = []
     callers: dict[Attempt, Consensus] = {}
-    make = Caller._attempt_at
+    make = Engine._operations
 
-    def attempt_at(caller: Caller, call: Call, session: Session) -> Attempt:
-        attempt = make(caller, call, session)
-        callers[attempt] = caller._consensus
+    def attempt_at(engine: Engine, call: Call, session: Session) -> Attempt:
+        attempt = make(engine, call, session)
+        callers[attempt] = engine._consensus
         return attempt
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +41,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
 
         return watch
 
-    monkeypatch.setattr(Caller, "_attempt_at", attempt_at)
+    monkeypatch.setattr(Engine, "_operations", attempt_at)
     for kind in (Attempt, FollowedAttempt):
         monkeypatch.setattr(kind, "run", watched(kind.run))  # type: ignore[attr-defined]
     return found
@@ -49,7 +49,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
 
 def bound(consensus: Any) -> bool:
     """Whether its agent would read so now."""
-    return consensus.committed if hasattr(consensus, "committed") else consensus._host._cell.read().leaving
+    return consensus.committed if hasattr(consensus, "committed") else consensus._host.cell.read().leaving
 
 
 def bound_in_time(said: Said) -> bool:

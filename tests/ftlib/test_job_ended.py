@@ -56,6 +56,50 @@ def test_the_program_has_not_come_to_its_end(leave: Callable[[FTLib], None]) -> 
     assert isinstance(left_alone(leave), StateLost)
 
 
+@pytest.mark.parametrize("more", [0, 2])
+def test_the_last_one_is_killed_when_the_other_has_ended(more: int) -> None:
+    """Nothing is lost, unless further calls have finished since."""
+    with Job(2, recovery="wait") as job:
+        gone = threading.Event()
+
+        def founder(worker: Worker) -> None:
+            worker.ft.register_state(model := torch.nn.Linear(2, 1))
+            model.weight.grad = torch.ones(1, 2)
+            ends = False
+            while not ends:
+                worker.ft.allreduce_average(model)
+                if worker.ft.step == 3 and worker.name == "a":
+                    job.start("j", joiner)
+                ends = call_until_three(worker)
+            if worker.name == "a":
+                return worker.ft.close()
+            eventually(lambda: worker.ft.size == 2 and worker.ft.epoch == 3, "the other has gone")
+            for _ in range(more):
+                worker.ft.allreduce_average(model)
+            gone.set()
+            return None
+
+        def call_until_three(worker: Worker) -> bool:
+            seen = torch.tensor([float("j" in job.workers and job.workers["j"].ft._plane.finished >= 3)])
+            worker.ft.allreduce(seen, "MIN")
+            return bool(seen.item())
+
+        def joiner(worker: Worker) -> None:
+            worker.ft.register_state(torch.nn.Linear(2, 1))
+            worker.ft.broadcast(torch.zeros(1), 0)
+
+        for name in "ab":
+            job.start(name, founder)
+        assert gone.wait(TIMEOUT)
+        job.kill("b")
+        job.workers["j"].thread.join(TIMEOUT)
+        error = job.workers["j"].error
+    if more:
+        assert isinstance(error, StateLost)
+    else:
+        assert isinstance(error, SystemExit) and error.code == 0
+
+
 def test_a_spare_that_was_never_let_in() -> None:
     """The real agents: the last member tells those who have applied."""
     ends: list[BaseException] = []
@@ -78,3 +122,17 @@ def test_a_spare_that_was_never_let_in() -> None:
         thread.join(TIMEOUT)
     [error] = ends
     assert isinstance(error, SystemExit) and error.code == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_joiner_that_has_just_met_the_job(size: int) -> None:
+    """One member has told it of the others, and all close before any of them has to let it in: its own call comes later."""
+    with company(size, max_size=size) as crew:
+        founders = list(crew.members)
+        joiner = crew.init()
+        closing = [in_thread(founder.close) for founder in founders]
+        for thread in closing:
+            thread.join(TIMEOUT)
+        with pytest.raises(SystemExit) as end:
+            joiner.barrier()
+        assert end.value.code == 0

@@ -13,7 +13,7 @@ import ftlib.checkpoints.keeper as keeping
 from ftlib import ConfigError, Excluded
 from ftlib.checkpoints.checkpoint import Taken, read
 from ftlib.checkpoints.names import Name, Part, complete, parts
-from ftlib.registry import Registered
+from ftlib.state.registry import Registered
 from tests.ftlib.real import TIMEOUT, eventually
 from tests.ftlib.saving import all_of, crew, steps
 from tests.ftlib.test_checkpoints import same, write

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ftlib import ElasticSampler, FTLib
-from ftlib.rhythm import WINDOW
+from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.real import at_once, company, eventually
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 from tests.ftlib.scholars import Scholar, judge, together

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from ftlib import ConfigError, FTLib, JoinError
+from tests.harness.program import Program
 from tests.network import Network, needs_network
 from tests.ports import free_ports
+from tests.processes.nursery import Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.process
@@ -37,8 +39,11 @@ def run(*command: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def shells(*environments: dict[str, str]) -> list[dict[str, Any]]:
-    return run("tests.ftlib.shell", json.dumps(environments))
+def shells(nursery: Nursery, where: Path, *environments: dict[str, str]) -> list[dict[str, Any]]:
+    """The same, of one worker in each of these environments."""
+    with Program(nursery, where, "-m", "tests.ftlib.shell", json.dumps(environments)) as program:
+        assert program.wait(180) == 0, program.stderr
+        return [json.loads(line) for line in program.stdout.splitlines()]
 
 
 def test_torchrun_works_unchanged() -> None:
@@ -48,7 +53,7 @@ def test_torchrun_works_unchanged() -> None:
     assert all(each["said"].startswith("torchrun: worker ") for each in facts)
 
 
-def test_slurm_and_plain_shells_over_ipv6() -> None:
+def test_slurm_and_plain_shells_over_ipv6(nursery: Nursery, tmp_path: Path) -> None:
     """Two jobs at the same time, of two workers each."""
     port = str(free_ports(1)[0])
     slurm = {
@@ -60,7 +65,7 @@ def test_slurm_and_plain_shells_over_ipv6() -> None:
     }
     first, second = free_ports(2, "::1")
     plain = {"FTLIB_INTRODUCERS": f"[::1]:{first},[::1]:{second}", "FTLIB_INITIAL_SIZE": "2"}
-    facts = shells({**slurm, "SLURM_PROCID": "0"}, plain, {**slurm, "SLURM_PROCID": "1"}, plain)
+    facts = shells(nursery, tmp_path, {**slurm, "SLURM_PROCID": "0"}, plain, {**slurm, "SLURM_PROCID": "1"}, plain)
     assert len(facts) == 4
     assert all((each["size"], each["grad"]) == (2, 1.5) for each in facts)
     by_job = {each["job"]: each for each in facts}

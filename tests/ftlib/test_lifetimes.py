@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from consensus import Config, ExcludedError, Gossip, Home, Member, View
-from consensus.runtime.fork import _owners as fork_owners
-from ftlib import succession
-from ftlib.lifetime import Lifetime
-from ftlib.staging import Slot
+from consensus.runtime.net.fork import _owners as fork_owners
+from ftlib.core.tensors.staging import Slot
+from ftlib.lifecycle import rejoin as succession
+from ftlib.lifecycle.lifetime import Lifetime
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.test_closing import left_behind
 from tests.ftlib.trainees import Trainee, exclude, until

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ftlib.config import resolve
+from ftlib.common.logs import configure
 from ftlib.errors import ConfigError
-from ftlib.logs import configure
+from ftlib.settings.config import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_the_settings() -> None:
 
 def test_what_is_imported_late() -> None:
     """Neither the formatter nor the Prometheus client costs those who do not ask for them."""
-    code = "import sys, ftlib.logs, consensus; print({name.split('.')[0] for name in sys.modules})"
+    code = "import sys, ftlib.common.logs, consensus; print({name.split('.')[0] for name in sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "consensus" in result.stdout
     assert "prometheus_client" not in result.stdout

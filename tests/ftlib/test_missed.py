@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from consensus import Member, View
-from ftlib.bucket import Layout, lay_out
-from ftlib.patience import WARN_AFTER
-from ftlib.phase import Phase
-from ftlib.plane import Plane
-from ftlib.rhythm import LONGEST, WINDOW, Rhythm, why_not
-from ftlib.salvage import Plan, Report, plan
-from ftlib.session import Session
-from ftlib.stand_in import StandIn
-from ftlib.turns import Turns
+from ftlib.core.calls.salvage import Plan, Report, plan
+from ftlib.core.calls.session import Session
+from ftlib.core.engine.call_lock import Turns
+from ftlib.core.engine.waiting import WARN_AFTER
+from ftlib.core.plane.phase import Phase
+from ftlib.core.plane.plane import Plane
+from ftlib.core.stand_in.pattern import LONGEST, WINDOW, Rhythm, why_not
+from ftlib.core.stand_in.stand_in import StandIn
+from ftlib.core.tensors.layout import Layout, lay_out
 from tests.ftlib.real import TIMEOUT, eventually, in_thread
 
 FLOAT = [(torch.float32, (3,))]
@@ -113,7 +113,7 @@ class Told:
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int, bool]] = []
-        self.plane = Plane(lambda: "a", lambda finished, current, *, busy: self.places.append((finished, current, busy)))
+        self.plane = Plane("a", lambda finished, current, *, busy: self.places.append((finished, current, busy)))
         view = View(3, "parent", (Member("a", "127.0.0.1", 1), Member("b", "127.0.0.1", 2)))
         chosen = Plan(10, 10, authority="a", holders=("a", "b"))
         self.session = Session(view, chosen, "a", {"a": 0, "b": 1}, None)
@@ -183,9 +183,8 @@ def test_who_is_late_is_asked_last(late: str, holders: str) -> None:
 
 def test_what_it_is_behind_is_told_and_forgotten_when_it_is_healed(told: Told) -> None:
     plane = told.plane
-    plane.lag.grow(1, missed=True)
-    plane.lag.grow(0, missed=True)
-    plane.lag.grow(1, missed=False)
+    plane.lag.grow(1)
+    plane.lag.grow(0)
     assert Report.decode(plane._report().encode()).late
     plane.phase = Phase.FROZEN
     healed = Plan(20, 18, blank=("a",), healed=("a",), authority="b", holders=("b",))

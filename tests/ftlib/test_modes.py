@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from consensus import Mode
-from ftlib.call import Call, Results
+from consensus.border import Freeze
+from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.session import Session
+from ftlib.core.plane.plane import Finish
+from ftlib.core.tensors.trailer import Trailer
+from ftlib.frameworks.base import Operation, Work
 from ftlib.ftlib import FTLib
-from ftlib.plane import Finish
-from ftlib.session import Session
-from ftlib.trailer import Trailer
 from tests.ftlib.real import TIMEOUT, at_once, call_until, company, eventually
 from tests.ftlib.workers import Job, Worker
 
@@ -61,7 +63,7 @@ def test_passive_mode_is_told(monkeypatch: pytest.MonkeyPatch, size: int) -> Non
         assert worker.ft.initialized()
         assert worker.ft.skip_allreduce() is (size == 1)
         if worker.name == "w0":
-            worker.consensus.plane.freeze(2, None)  # type: ignore[union-attr]
+            worker.consensus.plane.handle(Freeze(2, None))  # type: ignore[union-attr]
             eventually(lambda: not worker.ft.initialized(), "told of a change")
             assert not worker.ft.skip_allreduce()
         assert asked.confirms == 0
@@ -85,7 +87,7 @@ def test_a_change_that_waits_for_the_call_is_not_seen_within_it(monkeypatch: pyt
         thread.start()
         eventually(lambda: ft._plane.running is not None, "inside")
         asked.answer = False
-        worker.consensus.plane.freeze(2, 2)  # type: ignore[union-attr]
+        worker.consensus.plane.handle(Freeze(2, 2))  # type: ignore[union-attr]
         eventually(lambda: ft._plane._order is not None, "it was told to freeze after this call")
         assert ft.initialized()
         seen.set()
@@ -161,15 +163,15 @@ def hold(ft: FTLib, entered: threading.Event, finish: threading.Event) -> None:
     """Keep the next operation of this member under way until told."""
     group = ft.group
     assert group is not None
-    real = group.allreduce
+    real = group.submit
 
-    def allreduce(tensor: torch.Tensor, op: str = "SUM") -> object:
+    def submit(operation: Operation) -> Work:
         entered.set()
         assert finish.wait(TIMEOUT)
-        group.allreduce = real  # type: ignore[method-assign]
-        return real(tensor, op)
+        group.submit = real  # type: ignore[method-assign]
+        return real(operation)
 
-    group.allreduce = allreduce  # type: ignore[method-assign,assignment]
+    group.submit = submit  # type: ignore[method-assign]
 
 
 def look_at_ends(ft: FTLib, before: Callable[[], None]) -> list[int]:

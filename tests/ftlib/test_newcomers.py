@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ftlib import ElasticSampler, FTLib, Status
+from ftlib import ElasticSampler, FTLib, Status, StepMismatch
+from ftlib.core.engine.arrival import FOREIGN_CALLS
 from tests.ftlib.scholars import prefetching
 from tests.ftlib.workers import TIMEOUT, Job, Worker
 
@@ -154,3 +155,35 @@ def come(seed: int) -> None:
         else:
             joiner.join()
             assert late.steps == old["a"].steps and torch.equal(late.model.weight, old["a"].model.weight)
+
+
+def test_whose_call_the_others_never_make_takes_part_in_few_of_theirs() -> None:
+    """It names the call and stops: it does not go on making calls for as long as the others do."""
+    with Job(2) as job:
+        came, over = threading.Event(), threading.Event()
+
+        def founder(worker: Worker) -> int:
+            worker.ft.register_state(model := torch.nn.Linear(2, 1))
+            model.weight.grad = torch.ones(1, 2)
+            seen = torch.zeros(1)
+            while not seen.item():
+                assert worker.ft.allreduce_average(model)
+                if worker.name == "a" and worker.ft.step == 3:
+                    job.start("j", stray)
+                    came.set()
+                seen.fill_(over.is_set())
+                assert worker.ft.allreduce(seen, "MAX")
+            return worker.ft.size
+
+        def stray(worker: Worker) -> None:
+            worker.ft.register_state(torch.nn.Linear(2, 1))
+            worker.ft.allreduce(torch.zeros(7), "MIN")
+
+        for name in "ab":
+            job.start(name, founder)
+        assert came.wait(TIMEOUT)
+        with pytest.raises(StepMismatch, match=f"none like it so far, {FOREIGN_CALLS + 1} of them"):
+            job.workers["j"].join()
+        over.set()
+        assert job.workers["j"].ft.metrics()["calls"] <= FOREIGN_CALLS + 1
+        assert [job.workers[name].join() for name in "ab"] == [2, 2]

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from consensus import Member, View
-from ftlib.bucket import lay_out
-from ftlib.call import Call, Kind, Results
+from ftlib.core.calls.call import Call, Kind, Results
+from ftlib.core.calls.follow import Followed
+from ftlib.core.calls.salvage import Plan, Report, plan
+from ftlib.core.calls.session import Session
+from ftlib.core.plane.orders import Order
+from ftlib.core.plane.plane import Plane
+from ftlib.core.tensors.layout import lay_out
 from ftlib.data.sampling import Share
-from ftlib.following import Followed
-from ftlib.orders import Order
-from ftlib.plane import Plane
-from ftlib.salvage import Plan, Report, plan
-from ftlib.session import Session
 
 MEMBERS = tuple(Member(name, "127.0.0.1", 1000 + number) for number, name in enumerate("abc"))
 LAYOUT = lay_out("average", [(torch.float32, (3,))], "SUM", 1 << 20)
@@ -29,7 +29,7 @@ def session(epoch: int, plan: Plan, me: str) -> Session:
 
 def test_every_question_of_one_epoch_gets_the_same_report() -> None:
     """Its program may have entered a call since the first one; of the next epoch's report that is a part."""
-    plane = Plane(lambda: "a")
+    plane = Plane("a")
     assert plane.activate(session(3, Plan(7, 7, authority="a", holders=("a",)), "a"))
     first = plane.freeze(Order(4, None))
     assert first is not None
@@ -38,6 +38,30 @@ def test_every_question_of_one_epoch_gets_the_same_report() -> None:
     following = plane.freeze(Order(5, None))
     assert following is not None
     assert [Report.decode(data).current for data in (first[0], following[0])] == [0, 8]
+
+
+def test_a_call_that_failed_is_not_under_way() -> None:
+    """Else a coordinator would wait for its end, and let nobody in."""
+    told: list[bool] = []
+    plane = Plane("a", lambda _finished, _current, *, busy=False: told.append(busy))
+    here = session(3, Plan(7, 7, authority="a", holders=("a",)), "a")
+    assert plane.activate(here)
+    plane.wish(wanted=True)  # somebody waits to be let in: only then is every call told
+    plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
+    assert plane.begin(here) and told[-1]
+    assert plane.failed(here) == (True, None)
+    assert plane.running is None and not told[-1]
+
+
+def test_a_founder_that_has_loaded_a_checkpoint_holds_its_state_unless_the_session_has_ended() -> None:
+    plane = Plane("a")
+    here = session(3, Plan(0, 0, authority="a", holders=("a",)), "a")
+    assert plane.activate(here)
+    assert plane.resumed(here, "saved", 5)
+    assert (plane.origin, plane.authority, plane.step) == ("saved", "saved", 5)
+    plane.freeze(Order(4, None))
+    assert not plane.resumed(here, "another", 6)
+    assert (plane.origin, plane.authority) == ("", "saved"), "the others may not have it"
 
 
 class Heard:
@@ -72,7 +96,7 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
     """A joiner loses the result of call 8, and the next view fails at once. It adopts that call in the one after, and then has
     the state on entry to it. Those who were there dealt the samples of call 8 as the first view said, and not as the second.
     """
-    plane, sampler = Plane(lambda: "c"), Heard()
+    plane, sampler = Plane("c"), Heard()
     plane.data.register(sampler)  # type: ignore[arg-type]
     plane.activate(session(2, Plan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", b"two"),)), "c"))
     call = Followed(0.0, veto=False)
@@ -94,7 +118,7 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
 
 def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None:
     """Calls in which nobody drew are not kept for it: there may be any number before the first step."""
-    plane, sampler = Plane(lambda: "b"), Heard()
+    plane, sampler = Plane("b"), Heard()
     view = View(1, "", MEMBERS)
     assert plane.installing(view)
     founding = Session(view, Plan(0, 0, authority="a", holders=("a",)), "b", {"a": 0, "b": 1, "c": 2}, GROUP)
@@ -112,7 +136,7 @@ def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None
 
 def test_a_call_that_is_left_by_an_exception_uses_nothing_up() -> None:
     """Its batches are drawn again by the next call, or go back."""
-    plane, sampler = Plane(lambda: "a"), Heard()
+    plane, sampler = Plane("a"), Heard()
     plane.data.register(sampler)  # type: ignore[arg-type]
     plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
     plane.abandon()
@@ -123,7 +147,7 @@ def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:
     """Both have loaded the state on entry to the same call; what either did before is forgotten, and nothing to differ in."""
     reports = {}
     for name in "bc":
-        plane = Plane(lambda name=name: name)  # type: ignore[misc]
+        plane = Plane(name)
         plane.has_state = True
         if name == "b":
             before = session(3, Plan(7, 7, authority="a", holders=("a", "b")), name)

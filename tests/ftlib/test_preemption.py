@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from ftlib import ConfigError, FTLib, Status
-from ftlib.config import resolve
 from ftlib.frameworks.memory import MemoryHub
-from ftlib.preemption import Watch, source_of
-from ftlib.preemption.sources import File
+from ftlib.lifecycle.preemption import Watch
+from ftlib.settings.config import resolve
+from ftlib.settings.preemption import source_of
+from ftlib.settings.preemption.sources import File
 from tests.ftlib.real import TIMEOUT, eventually
 
 Answer = tuple[int, dict[str, str], str]

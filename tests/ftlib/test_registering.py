@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, ElasticSampler, FTLib, Status
-from ftlib.registry import Registered
+from ftlib.state.registry import Registered
 from tests.ftlib.real import Company, at_once, call_until, company, eventually, in_thread
 
 

@@ -12,14 +12,16 @@ from dataclasses import replace
 import pytest
 
 from consensus import ExcludedError, Gossip, Member, View
-from ftlib import ConfigError, Excluded, Status, succession
-from ftlib.config import resolve
-from ftlib.lifetime import Lifetime
-from ftlib.plane import Plane
-from ftlib.registry import Registered
-from ftlib.salvage import Plan
-from ftlib.session import Session
-from ftlib.transfer import Transfer
+from consensus.border import Stopped
+from ftlib import ConfigError, Excluded, Status
+from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.session import Session
+from ftlib.core.plane.plane import Plane
+from ftlib.lifecycle import rejoin as succession
+from ftlib.lifecycle.lifetime import Lifetime
+from ftlib.recovery.whole_state import Transfer
+from ftlib.settings.config import resolve
+from ftlib.state.registry import Registered
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.test_closing import left_behind
 from tests.ftlib.trainees import Trainee, exclude, training, until
@@ -223,7 +225,7 @@ def test_a_fixed_port_is_bound_again_once_it_is_free(monkeypatch: pytest.MonkeyP
 def test_a_consensus_that_has_no_other_lifetime() -> None:
     def body(worker: Worker) -> None:
         worker.ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-        worker.consensus.plane.stopped(ExcludedError("told to"))  # type: ignore[union-attr]
+        worker.consensus.plane.handle(Stopped(ExcludedError("told to")))  # type: ignore[union-attr]
         eventually(lambda: worker.ft._plane.phase.value == "stopped", "it knows")
         with pytest.raises(Excluded, match="told to; FakeConsensus cannot rejoin"):
             worker.ft.barrier()
@@ -237,9 +239,9 @@ def test_outdated_state_that_nobody_replaces_is_not_acted_on() -> None:
     registered = Registered({}, dict, lambda _: None)
     view = View(9, "parent", tuple(Member(name, "127.0.0.1", 7) for name in ("w0", "w1")))
     session = Session(view, Plan(5, 5), "w1", {"w0": 0, "w1": 1}, None)
-    first = Transfer(Plane(lambda: "w9", lambda *_, **__: None), 1.0, 1.0)
+    first = Transfer(Plane("w9", lambda *_, **__: None), 1.0, 1.0)
     first.register(registered)
     assert not first.load(None, session), "a joiner's own initial state is as good as any"  # type: ignore[arg-type]
-    second = Transfer(Plane(lambda: "w1", lambda *_, **__: None), 1.0, 1.0, former=first)
+    second = Transfer(Plane("w1", lambda *_, **__: None), 1.0, 1.0, former=first)
     with pytest.raises(ConfigError, match=r"nobody in .* registered state, but this worker did"):
         second.load(None, session)  # type: ignore[arg-type]

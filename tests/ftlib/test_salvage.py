@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus import Member, View
-from ftlib.salvage import REPORT_LIMIT, FaultKind, Plan, Report, blame, plan
+from ftlib.core.calls.salvage import REPORT_LIMIT, FaultKind, Plan, Report, blame, plan
 
 
 def members(ids: list[str]) -> tuple[Member, ...]:
@@ -142,6 +142,14 @@ def test_nonsense_is_no_report(data: bytes) -> None:
         Report.decode(data)
 
 
+def test_a_report_may_be_as_long_as_the_limit_says() -> None:
+    empty = report(1, drawn=b"x" * 300)
+    full = report(1, drawn=b"x" * (300 + REPORT_LIMIT - len(empty.encode())))
+    assert len(full.encode()) == REPORT_LIMIT and Report.decode(full.encode()) == full
+    with pytest.raises(ValueError, match=f"at most {REPORT_LIMIT}"):
+        Report.decode(full.encode() + b"x")
+
+
 def test_founding_starts_from_the_most_senior_members_state() -> None:
     chosen = plan(view(["a", "b"], epoch=1), {})
     assert chosen == Plan(0, 0, authority="a", holders=("a",))
@@ -204,6 +212,26 @@ def test_who_follows_cannot_go_on_without_those_who_hold_the_state() -> None:
     assert fault.blamed == ("f", "g", "j")
 
 
+@st.composite
+def without_state(draw: st.DrawFn) -> dict[str, Report]:
+    """Reports of those who were let in and follow, and of joiners that have done nothing yet: none of them has the state."""
+    call, reports = draw(st.integers(1, 1000)), {}
+    for index in range(draw(st.integers(1, 5))):
+        finished = call - draw(st.integers(0, min(1, call - 1)))
+        reports[f"f{index}"] = follower(finished, current=draw(st.sampled_from([0, finished + 1])))
+    for index in range(draw(st.integers(0, 2))):
+        reports[f"j{index}"] = report(draw(st.integers(0, call)), blank=True, founder=False, origin="")
+    return reports
+
+
+@given(without_state())
+def test_who_follows_never_goes_on_alone(reports: dict[str, Report]) -> None:
+    """Else it would make call after call by itself, and wait in each for a state that nobody has."""
+    fault = planned(reports).fault
+    assert fault is not None and fault.kind is FaultKind.STATE_LOST
+    assert set(fault.blamed) == set(reports)
+
+
 def test_who_follows_goes_on_with_a_joiner_that_has_loaded() -> None:
     loaded = report(7, blank=True, founder=False, origin="a", step=6)
     chosen = planned({"f": follower(7, current=8), "j": loaded})
@@ -258,3 +286,10 @@ def test_joiners_without_registered_state_go_on() -> None:
     chosen = planned({"j": report(9, blank=True, founder=False, origin="", has_state=False)}, ["j", "k"])
     assert chosen.fault is None
     assert (chosen.call, chosen.authority) == (9, "")
+
+
+def test_what_a_joiner_has_drawn_counts_if_it_has_the_state_as_of_now() -> None:
+    old, new = (report(granted, blank=True, founder=False, origin="a", drawn=b"j") for granted in (6, 7))
+    veteran = report(7, origin="a", drawn=b"a")
+    assert planned({"a": veteran, "j": new}).drawn == (("a", b"a"), ("j", b"j"))
+    assert planned({"a": veteran, "j": old}).drawn == (("a", b"a"),)

@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from ftlib.plane import Plane
-from ftlib.stall import HUNG, end_hung
-from ftlib.turns import Turns
+from ftlib.core.engine.call_lock import Turns
+from ftlib.core.plane.hang import HUNG, end_hung
+from ftlib.core.plane.plane import Plane
 from tests.ftlib.real import eventually, in_thread
 
 
 def plane() -> Plane:
-    return Plane(lambda: "w0", lambda *_, **__: None)
+    return Plane("w0", lambda *_, **__: None)
 
 
 def test_a_program_that_stays_away_ends_its_process(caplog: pytest.LogCaptureFixture) -> None:

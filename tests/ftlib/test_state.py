@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ftlib import ConfigError
-from ftlib.registry import Registered
-from ftlib.state import decode, encode, snapshot
+from ftlib.state.codec import decode, encode, snapshot
+from ftlib.state.registry import Registered
 
 leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
 trees = st.recursive(

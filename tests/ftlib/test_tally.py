@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftlib.tally import CALLS, PAUSES, Tally
+from ftlib.common.counters import CALLS, PAUSES, Tally
 
 
 def test_counting() -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, Status, StepMismatch
+from ftlib.core.tensors.targets import Layouts, targets_of
 from ftlib.frameworks.memory import MemoryFramework
 from ftlib.ftlib import FTLib
-from ftlib.targets import Layouts, targets_of
 from tests.ftlib.crew import Crew
 from tests.ftlib.workers import Job, Worker
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib import ConfigError
-from ftlib.config import resolve
-from ftlib.tempo import LEAST, WINDOW, Straggler, Tempo, coded, seconds
-from ftlib.threads import Threads
-from ftlib.trailer import SLOT_BYTES, Flag, Slot, TrailerCodec
+from ftlib.common.threads import Threads
+from ftlib.core.plane.step_times import LEAST, WINDOW, Straggler, Tempo, coded, seconds
+from ftlib.core.tensors.trailer import SLOT_BYTES, Flag, Slot, TrailerCodec
+from ftlib.settings.config import resolve
 from tests.ftlib.workers import Job, Worker
 
 IDS = ("a", "b", "c", "d")
@@ -159,13 +159,13 @@ def test_a_changing_pace_makes_no_new_trailer() -> None:
     region = torch.zeros(2 * SLOT_BYTES)
     trailers = []
     for busy in (7, 7, 200):
-        codec.write(region, Slot(1.0, 5, Flag(0), b"abcd", busy=busy), "SUM")
-        trailers.append(codec.read(region))
+        codec.write(region.numpy(), Slot(1.0, 5, Flag(0), b"abcd", busy=busy), "SUM")
+        trailers.append(codec.read(region.numpy()))
         assert codec.busy == bytes([0, busy])
     assert trailers[0] is trailers[1] is trailers[2]
     assert trailers[0].slots[1] == Slot(1.0, 5, Flag(0), b"abcd")
-    codec.write(region, Slot(1.0, 6, Flag(0), b"abcd", busy=9), "SUM")
-    assert codec.read(region).slots[1].samples == 6
+    codec.write(region.numpy(), Slot(1.0, 6, Flag(0), b"abcd", busy=9), "SUM")
+    assert codec.read(region.numpy()).slots[1].samples == 6
     assert codec.busy[1] == 9
 
 
@@ -196,7 +196,7 @@ def test_all_members_see_the_same(caplog: pytest.LogCaptureFixture) -> None:
 
     def body(worker: Worker) -> None:
         ft, plane = worker.ft, worker.ft._plane
-        plane.threads = worker.ft._caller._threads = clock
+        plane.threads = worker.ft._engine._threads = clock
         found[worker.name] = []
         ft.on_straggler(lambda straggler: found[worker.name].append((ft.step, straggler)))
         for step in range(20):
@@ -228,7 +228,7 @@ def test_what_a_callback_raises_passes_through_once(caplog: pytest.LogCaptureFix
 
     def body(worker: Worker) -> None:
         ft = worker.ft
-        ft._plane.threads = ft._caller._threads = clock
+        ft._plane.threads = ft._engine._threads = clock
 
         def callback(straggler: Straggler) -> None:
             raise KeyError(straggler.member)

@@ -13,22 +13,23 @@ from typing import cast
 import pytest
 import torch
 
-from ftlib import FTLibError, RebuildTimeout, Status, patience, waited_for
-from ftlib.awaiting import await_session
-from ftlib.bucket import Layout
-from ftlib.call import Call, Kind, Results
+from ftlib import FTLibError, RebuildTimeout, Status
+from ftlib.common.threads import Threads
+from ftlib.core.calls.call import Call, Kind, Results
+from ftlib.core.calls.session import Session
+from ftlib.core.engine.waiting import WARN_AFTER, Limits, Patience, Waiting
+from ftlib.core.plane.phase import Phase
+from ftlib.core.plane.plane import Plane
+from ftlib.core.tensors.layout import Layout
 from ftlib.frameworks.gloo import GlooFramework
-from ftlib.phase import Phase
-from ftlib.plane import Plane
-from ftlib.session import Session
-from ftlib.threads import Threads
 from tests.ftlib.workers import TIMEOUT, Job, Worker
 
 LIMIT = 0.3
 
 
 def limited(worker: Worker, seconds: float = LIMIT, *, min_size: int = 1) -> None:
-    worker.ft._caller._limits = waited_for.Limits(seconds, min_size)
+    engine = worker.ft._engine
+    engine._limits = engine._waiting._limits = engine._arrival._limits = Limits(seconds, min_size)
 
 
 def timed(function: object) -> str:
@@ -140,14 +141,15 @@ def test_the_time_of_a_spare_begins_as_it_is_admitted() -> None:
             return True
 
     threads = Admission()
-    plane, session = Plane(lambda: "w9", threads=threads), cast("Session", SimpleNamespace(size=2))
+    plane, session = Plane("w9", threads=threads), cast("Session", SimpleNamespace(size=2))
     call = Call(Kind.BARRIER, Layout(b"", "barrier", "barrier()", ()), [])
-    limits = waited_for.Limits(2.0, may_be_spare=True)
+    limits = Limits(2.0, may_be_spare=True)
     call.began = threads.clock
-    waits = call.patience(2.0, threads.now)
-    assert await_session(plane, call, waits, limits, None) is session
+    waiting = Waiting(plane, limits, lambda: True)
+    assert waiting.session(call) is session
     assert threads.clock > 101.0
-    assert waits.deadline == call.began + 2.0 == threads.clock + 2.0
+    assert waiting._for_session is not None
+    assert waiting._for_session[1].deadline == call.began + 2.0 == threads.clock + 2.0
 
 
 def test_waiting_for_more_members() -> None:
@@ -160,7 +162,7 @@ def test_waiting_for_more_members() -> None:
         assert worker.ft.allreduce_average(tensor) is Status.FAIL
         assert LIMIT <= time.monotonic() - began < TIMEOUT / 2
         assert worker.ft.step == 0
-        assert waited_for.phase_text(worker.ft._plane, worker.ft._caller._limits) == "only 1 of at least 2 members are there"
+        assert worker.ft._engine._waiting.phase_text() == "only 1 of at least 2 members are there"
 
     with Job(1) as job:
         job.run({"w0": body})
@@ -210,7 +212,7 @@ def test_waiting_to_adopt_a_result() -> None:
             job.hub.fail_next(1, finish_elsewhere=True)
         if worker.name == "w1":
             assert ready.wait(TIMEOUT)
-            report, adopt = worker.consensus.average_failure, worker.ft._caller._adopt
+            report, adopt = worker.consensus.average_failure, worker.ft._engine.adopt
 
             def late(call: int, suspects: Sequence[str]) -> None:
                 """Not before the other has finished: or it would be frozen in the call, and redo it."""
@@ -223,7 +225,7 @@ def test_waiting_to_adopt_a_result() -> None:
                 return adopt(call, session)
 
             worker.consensus.average_failure = late  # type: ignore[method-assign]
-            worker.ft._caller._adopt = adopting  # type: ignore[method-assign]
+            worker.ft._engine.adopt = adopting  # type: ignore[method-assign]
             try:
                 worker.ft.allreduce_average(torch.ones(2))
             except RebuildTimeout as error:
@@ -236,7 +238,7 @@ def test_waiting_to_adopt_a_result() -> None:
         return ""
 
     ready, over = threading.Event(), threading.Event()
-    from ftlib import rebuild
+    from ftlib.core.plane import rebuild
 
     original = rebuild.donate
     rebuild.donate = lambda *_: []  # type: ignore[assignment]
@@ -251,7 +253,7 @@ def test_waiting_to_adopt_a_result() -> None:
 def test_a_warning_names_who_is_waited_for_long_before(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience.Patience, "__init__", _impatient)
+    monkeypatch.setattr(Patience, "__init__", _impatient)
 
     def body(worker: Worker) -> None:
         worker.ft.barrier()
@@ -275,8 +277,8 @@ def test_a_warning_names_who_is_waited_for_long_before(
     finally:
         logging.getLogger("ftlib").removeHandler(handler)
     assert any("call 2, barrier(): waiting for" in record.getMessage() for record in caplog.records)
-    assert math.isfinite(patience.WARN_AFTER)
+    assert math.isfinite(WARN_AFTER)
 
 
-def _impatient(self: patience.Patience, deadline: float, now: Callable[[], float]) -> None:
+def _impatient(self: Patience, deadline: float, now: Callable[[], float]) -> None:
     self.deadline, self.now, self.began, self.warn_at = deadline, now, now(), 0.1

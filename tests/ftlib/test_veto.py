@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, Status
-from ftlib.bucket import lay_out
-from ftlib.config import resolve
+from ftlib.core.tensors.layout import lay_out
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.ftlib import FTLib
+from ftlib.settings.config import resolve
 from tests.ftlib.crew import Crew
 from tests.ftlib.real import eventually
 from tests.ftlib.workers import TIMEOUT, Job, Worker

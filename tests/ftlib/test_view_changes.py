@@ -9,7 +9,7 @@ import torch
 
 from consensus import View
 from ftlib import FTLib
-from ftlib.news import News
+from ftlib.core.plane.news import News
 from tests.ftlib.real import company, eventually, in_thread
 from tests.ftlib.trainees import exclude
 

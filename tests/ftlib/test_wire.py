@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlib.wire import finite, load, reason_against, store, wire_dtype
+from ftlib.core.tensors.dtypes import load, reason_against, store, wire_dtype
+from ftlib.core.tensors.staging import finite
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), -float("nan"), 1.0, -1.0, 6e-8, 65504.0, -65504.0]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from consensus import ExcludedError
+from consensus.protocol.state.inputs import Died
 from ftlib import FTLib, Status
 from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
 
@@ -71,9 +72,9 @@ def training(count: int = 3, **settings: Any) -> Iterator[Class]:
 
 def exclude(ft: FTLib) -> None:
     """It steps aside as if its training thread hung, and knows it when this returns."""
-    driver = ft._consensus._host._agent.driver  # type: ignore[attr-defined]
+    driver = ft._consensus._host.child.agent.driver  # type: ignore[attr-defined]
     error = ExcludedError("told to; start anew")
-    driver._loop.call_soon_threadsafe(driver.perform, lambda _now: driver.core.die("told to", error))
+    driver._loop.call_soon_threadsafe(driver.handle, Died("told to", error))
     eventually(lambda: ft._plane.phase.value == "stopped", "it knows")
 
 

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from ftlib.config import resolve
+from ftlib.core.plane.ranks import RankAssignScheme
 from ftlib.frameworks.base import Framework
 from ftlib.frameworks.memory import MemoryHub
 from ftlib.ftlib import FTLib
-from ftlib.ranks import RankAssignScheme
+from ftlib.settings.config import resolve
 from tests.ftlib.fake_cluster import FakeCluster
 
 TIMEOUT = 40.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from consensus import KeyRing
-from ftlib.drain import TWIN
+from ftlib.lifecycle.drain import TWIN
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 150.0
@@ -42,7 +42,7 @@ def first(name):
     return True
 def announce(epoch, address="127.0.0.1:1"):
     from consensus import KeyRing
-    from ftlib.launch.announce import announce
+    from ftlib.lifecycle.supervisor_client import announce
     env = os.environ
     vouch = KeyRing([env["FTLIB_SECRET"]]).first.vouch
     me = dict(job=env["FTLIB_JOB"], member=f"m{{os.getpid()}}", address=address, epoch=epoch)
@@ -63,7 +63,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "ftlib.launch.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "ftlib.cli.main", *map(str, arguments)]
 
 
 def cli(*arguments: object, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from consensus import KeyRing
-from ftlib.launch import fence
-from ftlib.launch.announce import announce
-from ftlib.launch.office import Fate
+from ftlib.launch import endpoint
+from ftlib.launch.process import Fate
 from ftlib.launch.sockets import HOST, listen
+from ftlib.lifecycle.supervisor_client import announce
 from tests.ftlib.workers import TIMEOUT, Job
 
 OLD, NEW = "the secret of before", "the secret of now, another one"
 
 
-class Office:
+class Listening:
     """A launcher that only listens."""
 
     job = "default"
@@ -43,12 +43,12 @@ class Office:
         return {}
 
 
-def serving(office: Office, use: Callable[[str], None]) -> None:
+def serving(launcher: Listening, use: Callable[[str], None]) -> None:
     """``use`` its endpoint's address on another thread."""
 
     async def main() -> None:
         listener = listen()
-        runner = await fence.serve(office, listener)
+        runner = await endpoint.serve(launcher, listener)
         try:
             await asyncio.to_thread(use, f"{HOST}:{listener.getsockname()[1]}")
         finally:
@@ -64,15 +64,15 @@ def keep(path: Path, *secrets: str) -> None:
     part.replace(path)
 
 
-def heard(office: Office, count: int) -> None:
+def heard(launcher: Listening, count: int) -> None:
     deadline = time.monotonic() + TIMEOUT
-    while len(office.heard) < count:
-        assert time.monotonic() < deadline, office.heard
+    while len(launcher.heard) < count:
+        assert time.monotonic() < deadline, launcher.heard
         time.sleep(0.005)
 
 
 def test_they_follow_the_rotated_key(tmp_path: Path) -> None:
-    path, office, started, over = tmp_path / "secret", Office(OLD), threading.Event(), threading.Event()
+    path, launcher, started, over = tmp_path / "secret", Listening(OLD), threading.Event(), threading.Event()
     keep(path, OLD)
 
     def use(address: str) -> None:
@@ -85,20 +85,20 @@ def test_they_follow_the_rotated_key(tmp_path: Path) -> None:
             settings = replace(ft.settings, supervisor=address)  # comes by the environment alone
             life._means = replace(life._means, settings=settings)
             life._activated(view)
-            heard(office, 1)
+            heard(launcher, 1)
             keep(path, NEW)
-            office.ring = KeyRing([NEW])
+            launcher.ring = KeyRing([NEW])
             life._activated(view)
-            heard(office, 2)
+            heard(launcher, 2)
             over.set()
             worker.join()
 
-    serving(office, use)
-    assert office.heard[0] == office.heard[1]
+    serving(launcher, use)
+    assert launcher.heard[0] == launcher.heard[1]
 
 
 def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    office = Office(NEW)
+    launcher = Listening(NEW)
 
     def use(address: str) -> None:
         facts: dict[str, Any] = {"job": "default", "member": "m", "address": "127.0.0.1:1"}
@@ -107,9 +107,9 @@ def test_a_refusal_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
             assert not announce(address, KeyRing([OLD]).first.vouch, **facts, epoch=epoch)
 
     with caplog.at_level(logging.INFO, "ftlib"):
-        serving(office, use)
+        serving(launcher, use)
     [line] = caplog.messages
     assert "does not believe this worker" in line
     assert "another secret" in line
     assert "FTLIB_SECRET_FILE" in line
-    assert len(office.heard) == 1
+    assert len(launcher.heard) == 1

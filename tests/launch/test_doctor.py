@@ -24,11 +24,11 @@ import pytest
 
 from consensus import Config, Gossip, Home, format_address
 from consensus.config import PROTOCOL_VERSION
-from consensus.diagnosis import Diagnosis, Grade
-from consensus.runtime.pings import TRIES, Pings
-from ftlib.launch.cli import main
+from consensus.runtime.net.pings import TRIES, Pings
+from consensus.tools.diagnosis import Diagnosis, Grade
+from ftlib.cli.doctor import examine
+from ftlib.cli.main import main
 from ftlib.launch.credentials import Credentials
-from ftlib.launch.doctor import examine
 from tests.consensus.peer import ROOT, spawn
 from tests.network import Host, Network, needs_filter, needs_network
 
@@ -39,7 +39,7 @@ PATIENT = 20.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """With datagrams too. Only what is lost takes so long."""
-    monkeypatch.setattr("consensus.runtime.pings.WAIT", PATIENT / TRIES)
+    monkeypatch.setattr("consensus.runtime.net.pings.WAIT", PATIENT / TRIES)
 
 
 def run(*arguments: str) -> int:
@@ -202,7 +202,7 @@ def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixtur
 
 def test_two_doctors() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "ftlib.launch.cli", "doctor", "--listen", "127.0.0.1:0"],
+        [sys.executable, "-m", "ftlib.cli.main", "doctor", "--listen", "127.0.0.1:0"],
         cwd=ROOT,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -284,7 +284,7 @@ def test_a_firewall_that_rejects_later_is_named(monkeypatch: pytest.MonkeyPatch)
 @needs_network
 @needs_filter
 def test_between_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consensus.runtime.pings.WAIT", 0.15)
+    monkeypatch.setattr("consensus.runtime.net.pings.WAIT", 0.15)
     with Network(2) as [here, there], member(there, "10.77.0.2:7001") as address:
         for rules, name, text in BLOCKED:
             there.block(rules)

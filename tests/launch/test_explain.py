@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ftlib.cli.explain import Story, explain, fetch_story
 from ftlib.errors import FTLibError
-from ftlib.launch.explain import Story, explain, fetch_story
 
 NOON = datetime(2026, 3, 4, 12, 3, 11, 482_000).astimezone()
 NAMES = {

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from consensus import Config, Gossip, KeyRing, format_address
+from ftlib.cli.main import main
+from ftlib.cli.status import fetch_status
 from ftlib.errors import ConfigError, FTLibError
-from ftlib.launch.cli import main
 from ftlib.launch.credentials import Credentials, drawn_files, drawn_rings, remove_lost, ring_of_user
-from ftlib.launch.status import fetch_status
 
 from .helpers import LIMIT, ROOT, running, script
 

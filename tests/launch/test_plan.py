@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,12 @@ def test_control_sockets_share_a_port_and_refuse_once_closed() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, port), timeout=5)
     bind_control(port).close()
+
+
+def test_the_help_imports_nothing_that_only_a_command_needs() -> None:
+    code = "import sys; from ftlib.cli.main import main; sys.argv = ['ftlib', '--help']; sys.exit(main())"
+    report = "import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules), sep='\\n', file=sys.stderr)); "
+    done = subprocess.run([sys.executable, "-c", report + code], capture_output=True, text=True, timeout=60, check=True)
+    assert "simulate" in done.stdout
+    heavy = {"aiohttp", "cryptography", "consensus", "rich", "torch", "numpy", "asyncio", "ssl"}
+    assert not heavy & {name.partition(".")[0] for name in done.stderr.split()}

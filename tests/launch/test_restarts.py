@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from .helpers import running, script
+from tests.harness.program import Program, ftlib_run
+from tests.processes.nursery import Nursery
+
+from .helpers import LIMIT, environment, running, script
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -114,7 +118,7 @@ wait("joining")
     assert "1 of 2 workers finished" in err
 
 
-def test_a_worker_that_hangs_is_started_anew_and_the_run_ends(tmp_path: Path) -> None:
+def test_a_worker_that_hangs_is_started_anew_and_the_run_ends(nursery: Nursery, tmp_path: Path) -> None:
     """Its agent lives, so nobody is silent; the others give it up, and it is not there at the end."""
     body = """
 import threading
@@ -131,9 +135,14 @@ with FTLib.init(log_level="info") as ft:
         assert ft.allreduce(over, "MAX")
         calls += 1
 """
-    with running(tmp_path, "-n", 2, script=script(body), FTLIB_STALL_TIMEOUT="3") as run:
-        _, err = run.finish(0)
-    death = run.events("ended")[0]
+    (tmp_path / "script.py").write_text(script(body))
+    env = environment(FTLIB_STALL_TIMEOUT="3")
+    command = ftlib_run("-n", 2, "--events", "events.jsonl", "--restart-delay", 0.05, "script.py")
+    with Program(nursery, tmp_path, *command, env=env) as launcher:
+        assert launcher.wait(LIMIT) == 0, launcher.stderr
+        err = launcher.stderr
+    events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    death = next(event for event in events if event["event"] == "ended")
     assert (death["worker"], death["code"]) == (1, 75)
     assert "it ends, so that its launcher starts it anew" in err
     assert "threading.Event().wait()" in err, "its stack"

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from consensus.protocol import attempt
-from consensus.simulation.recorder import Cover, Lifetime, Mark, Phase, Span
+from consensus.protocol.agreement import attempt
+from consensus.simulation.transcript.recorder import Cover, Lifetime, Mark, Phase, Span
+from ftlib.cli import main as cli
+from ftlib.cli.simulate.account import account, disturbed
+from ftlib.cli.simulate.order import FAULTS, GROUPS, Order, profile_of, seeds_of
+from ftlib.cli.simulate.picture import refuse_path
+from ftlib.cli.simulate.rows import SINGLE, rows_of
+from ftlib.cli.simulate.run import play
 from ftlib.errors import ConfigError
-from ftlib.launch import cli
-from ftlib.launch.simulate.account import account, disturbed
-from ftlib.launch.simulate.order import FAULTS, GROUPS, Order, menu_of, seeds_of
-from ftlib.launch.simulate.picture import refuse_path
-from ftlib.launch.simulate.rows import SINGLE, rows_of
-from ftlib.launch.simulate.run import play
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["simulate", "--members", "4", "--seed", "5", "--seconds", "6", "--faults", "crash,pause,join"]
@@ -139,13 +139,13 @@ def test_what_makes_no_sense_is_one_line(arguments: list[str], text: str, capsys
 
 
 def test_groups_stand_for_several_faults() -> None:
-    weights = menu_of("partition,crash=9,-halves").weights()
+    weights = profile_of("partition,crash=9,-halves").weights
     assert {name for name, weight in weights.items() if weight} == {
         *GROUPS["partition"], "crash", "heal",
     } - {"halves"}  # fmt: skip
     assert weights["crash"] == 9
-    assert not menu_of("crash,pause").weights()["heal"]
-    assert not menu_of("halves,-heal").weights()["heal"]
+    assert not profile_of("crash,pause").weights["heal"]
+    assert not profile_of("halves,-heal").weights["heal"]
     assert set(FAULTS) > {name for names in GROUPS.values() for name in names}
 
 
@@ -236,7 +236,7 @@ def test_a_png_is_drawn_too(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("ftlib.launch.simulate.picture.find_spec", lambda _: None)
+    monkeypatch.setattr("ftlib.cli.simulate.picture.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'ftlib\[demo\]'"):
         refuse_path(tmp_path / "x.svg")
 
@@ -246,8 +246,8 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch,
 
 CODE = """
 import sys
-from ftlib.launch import cli
-from ftlib.launch.simulate.progress import Line
+from ftlib.cli import main as cli
+from ftlib.cli.simulate.progress import Line
 
 honest = Line.look
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ftlib.cli.main import main
+from ftlib.cli.overview import show, watch_status
+from ftlib.cli.status import fetch_status, with_followers
 from ftlib.errors import FTLibError
-from ftlib.launch.cli import main
-from ftlib.launch.overview import show, watch_status
-from ftlib.launch.status import fetch_status, with_followers
 
 NOW = time.time()
 FIRST, SECOND = "a1" * 8, "b2" * 8

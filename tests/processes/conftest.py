@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,24 +12,12 @@ from .cluster import Cluster
 from .nursery import Nursery
 from .stage import Stage
 
-PREPARED = ("learner", "stepper", "reader", "actors")
-"""Modules whose programs the fork server has ready."""
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Where workers come from: one fork server for all processes of this run of pytest."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    with Nursery(shared / "nursery", *(f"tests.processes.{name}" for name in PREPARED)) as nursery:
-        yield nursery
-
 
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of small models without workers yet."""
     # The pause leaves the processor to those that start, and to other tests: a step costs each worker two milliseconds of it.
-    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.016, settings={"bucket_mb": 0.08}) as cluster:
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings={"bucket_mb": 0.08}) as cluster:
         yield cluster
 
 

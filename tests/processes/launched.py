@@ -4,66 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from ftlib.drain import TWIN
+from ftlib.lifecycle.drain import TWIN
+from tests.harness.program import Program, clean, ftlib_run
 
-from .cluster import LIMIT, ROOT, Cluster, Worker
+from .cluster import LIMIT, Cluster, Worker
+from .nursery import Nursery, Stuck
 from .worker import Task
 
-__all__ = ["IMPORTS", "LaunchedRun"]
-
-IMPORTS = 120.0
-"""Seconds until workers train that import torch themselves; three on an idle machine."""
+__all__ = ["LaunchedRun"]
 
 
 class LaunchedRun(Cluster):
     """A ``Cluster`` whose workers the launcher starts. ``join`` is its business too."""
 
-    def __init__(self, directory: Path, size: int, *options: str, restarts: int = 100, **task: Any) -> None:
-        """Starts at once. ``options``: more of the command line's."""
+    def __init__(
+        self, directory: Path, size: int, *options: str, nursery: Nursery | None = None, restarts: int = 100, **task: Any
+    ) -> None:
+        """Starts at once. ``options``: more of the command line's. ``nursery``: where the launcher comes from, as always."""
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.workers = []
         self._common = dict(task)
         self._events = directory / "events.jsonl"
         self._offset = 0
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
-        environment |= {
-            "PYTHONPATH": str(ROOT),
-            "PROCESS_TEST_TASK": json.dumps(task),
-            "PROCESS_TEST_DIRECTORY": str(directory),
-        }
-        command = [sys.executable, "-m", "ftlib.launch.cli", "run", "-n", str(size), "--max-restarts", str(restarts)]
-        command += ["--restart-delay", "0.2", "--events", str(self._events), *options, "-m", "tests.processes.worker"]
-        with (directory / "run.out").open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        settings = {"PROCESS_TEST_TASK": json.dumps(task), "PROCESS_TEST_DIRECTORY": str(directory)}
+        command = ftlib_run("-n", size, "--max-restarts", restarts, "--restart-delay", 0.2, "--events", self._events, *options)
+        self._owned = nursery is None
+        self._nursery = nursery or Nursery(directory)
+        self._program = Program(self._nursery, directory, *command, "-m", "tests.processes.worker", env=clean(**settings))
+
+    @property
+    def said(self) -> str:
+        """By the launcher."""
+        return self._program.stderr
 
     def close(self) -> None:
         """End the launcher, which ends its workers. Idempotent."""
         for _ in range(2):  # the second one kills
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(2 * TWIN)  # sooner it would be a twin of the first
-        try:
-            self._process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._program.send_signal(signal.SIGTERM)
+            with contextlib.suppress(Stuck):
+                self._program.wait(2 * TWIN)  # sooner it would be a twin of the first
+        with contextlib.suppress(Stuck):
+            self._program.wait(LIMIT)
+        self._program.kill()
+        if self._owned:
+            self._nursery.close()
 
     def read(self) -> None:
         """Take in all news, of the launcher too."""

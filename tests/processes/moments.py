@@ -14,22 +14,23 @@ from collections.abc import Callable
 from typing import Any
 
 from consensus.membership import Membership
-from consensus.protocol.installer import Installer
-from consensus.protocol.proposer import Proposer
-from consensus.runtime.agent import Agent
-from ftlib import donation, rebuild
-from ftlib.call import Call
+from consensus.protocol.agreement.installer import Installer
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.runtime.agent.agent import Agent
+from ftlib.core.calls import adoption as donation
+from ftlib.core.calls.call import Call
+from ftlib.core.plane import rebuild
+from ftlib.core.plane.plane import Plane
+from ftlib.core.plane.rebuild import Rebuilder
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
-from ftlib.plane import Plane
-from ftlib.rebuild import Rebuilder
-from ftlib.transfer import Transfer
+from ftlib.recovery.whole_state import Transfer
 
 __all__ = ["POINTS", "arm", "of_the_agent"]
 
 POINTS: dict[str, tuple[Any, str]] = {
     "enter": (Plane, "enter"),
-    "operation": (GlooGroup, "allreduce"),
+    "operation": (GlooGroup, "submit"),
     "finish": (Plane, "finish"),
     "deliver": (Call, "deliver"),
     "fail": (Plane, "failed"),

@@ -41,7 +41,7 @@ def train(actor: Actor) -> None:
         while left:
             actor.average(ft)
             left -= 1
-            time.sleep(actor.given.get("rest", 0.01))
+            time.sleep(actor.given.get("rest", 0.02))
 
 
 @part

@@ -90,6 +90,7 @@ def step(task: Task, lines: Lines) -> int:
         stepper.register(ft)
         before = stepper.digest()
         while True:
+            time.sleep(task.pause)
             began = time.monotonic()
             try:
                 who = ft.execute(stepper.unit, ft)

@@ -139,11 +139,11 @@ def went_on(stage: Stage, players: list[Player]) -> None:
 
 def test_mismatch_with_large_tensors_in_flight(stage: Stage) -> None:
     """The many have several buckets under way when the one turns up with something small, and the other way round."""
-    large = [3_000_000, 3_000_000]
-    good = stage.found("other", "other", "other", given=[{"calls": 3, "shapes": large}])
-    for attack in ({"shapes": [1_000, 4]}, {"shapes": [3_000_001, 3_000_000]}, {"kind": "barrier"}):
+    large = [1_500_000, 1_500_000]  # three buckets of 4 MB
+    good = stage.found("other", "other", "other", given=[{"calls": 3, "shapes": large}], bucket_mb=4.0)
+    for attack in ({"shapes": [1_000, 4]}, {"shapes": [1_500_001, 1_500_000]}, {"kind": "barrier"}):
         stage.until("they are at it", lambda: all(len(player.events("went through")) > 3 for player in good))
-        bad = stage.join("other", {"calls": 0, "first": large, **attack})  # it comes in with one of their calls
+        bad = stage.join("other", {"calls": 0, "first": large, **attack}, bucket_mb=4.0)  # it comes in with one of their calls
         assert stage.ended(bad) == [1]
         assert bad.error.startswith("StepMismatch"), bad.error
         went_on(stage, good)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from .cluster import ROOT
+from tests.harness.program import Program, ftlib_run
+
+from .cluster import LIMIT
+from .nursery import Nursery
 from .outcome import healthy, one_line
 from .stage import Stage
 
@@ -94,45 +95,17 @@ with FTLib.init() as ft:
 """
 
 
-def test_interrupt_of_the_launcher(tmp_path: Path) -> None:
+def test_interrupt_of_the_launcher(nursery: Nursery, stage: Stage, tmp_path: Path) -> None:
     """Ctrl-C in the terminal of ``ftlib run``: the workers drain, nothing is left behind, the code is 130."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")} | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "ftlib.launch.cli",
-            "run",
-            "-n",
-            "2",
-            "--grace",
-            "60",
-            "script.py",
-        ],  # nobody is killed for being slow
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if sum("ten steps" in line for line in lines) == 2:
-                break
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        rest = process.stdout.read()
-        assert process.wait(60) == 130, rest
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    assert "Traceback" not in rest, rest
-    assert "killed" not in rest, rest
+    # "grace": nobody is killed for being slow.
+    with Program(nursery, tmp_path, *ftlib_run("-n", 2, "--grace", 60, "script.py")) as launcher:
+        stage.until("both have made ten steps", lambda: launcher.stdout.count("ten steps") == 2)
+        os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
+        assert launcher.wait(LIMIT) == 130, launcher.stderr
+        said = launcher.stdout + launcher.stderr
+    assert "Traceback" not in said, said
+    assert "killed" not in said, said
 
 
 def test_sigterm_drains(stage: Stage) -> None:

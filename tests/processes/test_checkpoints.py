@@ -20,7 +20,7 @@ from ftlib.checkpoints.names import complete, parts
 from tests.ftlib.test_checkpoints import write
 
 from .cluster import Cluster
-from .launched import IMPORTS, LaunchedRun
+from .launched import LaunchedRun
 from .nursery import Nursery
 from .worker import Lines, _digest
 
@@ -158,16 +158,17 @@ def test_training_goes_on_while_the_disk_is_full(nursery: Nursery, tmp_path: Pat
         assert not list(cluster.faults())
 
 
-def test_ftlib_run_resumes_a_job_whose_program_loads_nothing(tmp_path: Path, place: Path) -> None:
+def test_ftlib_run_resumes_a_job_whose_program_loads_nothing(nursery: Nursery, tmp_path: Path, place: Path) -> None:
     params = torch.randn(300)
     place.mkdir()
     write(place, {"step": 70, "custom": {"params": [params]}}, step=70, epoch=9)
-    with LaunchedRun(tmp_path / "run", 2, "--resume", str(place), sizes=[300], habit=habit(place, 5), pause=0.02) as run:
-        run.training(2, IMPORTS)
+    task = {"sizes": [300], "habit": habit(place, 5), "pause": 0.02}
+    with LaunchedRun(tmp_path / "run", 2, "--resume", str(place), nursery=nursery, **task) as run:
+        run.training(2)
         for worker in run.workers:
             begins = event(worker, "begins")
             assert begins is not None
             assert (begins["at"], begins["digest"]) == (70, _digest([params]))
             assert worker.calls[0]["step"] == 71
         run.until("it is saved again", lambda: complete(place)[0] > (70, 9))
-    assert f"the job begins from {place}/step-000000000070-epoch-00000009" in (tmp_path / "run" / "run.out").read_text()
+    assert f"the job begins from {place}/step-000000000070-epoch-00000009" in run.said

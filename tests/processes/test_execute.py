@@ -25,8 +25,8 @@ MOMENTS = ["operation:before@60", "operation:after@63", "finish:before@12", "fin
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster of steppers without workers yet."""
-    settings = {"agent": "thread", "bucket_mb": 0.08}
-    with Cluster(tmp_path, nursery, program="tests.processes.stepper:step", sizes=SIZES, settings=settings) as cluster:
+    task = {"program": "tests.processes.stepper:step", "sizes": SIZES, "pause": 0.01}
+    with Cluster(tmp_path, nursery, **task, settings={"agent": "thread", "bucket_mb": 0.08}) as cluster:
         yield cluster
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ftlib import ConfigError
-from ftlib.config import resolve
+from ftlib.settings.config import resolve
 
 from .cluster import Cluster, Worker
 from .nursery import Nursery

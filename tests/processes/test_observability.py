@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from consensus import KeyRing
-from ftlib.launch.cli import main
+from ftlib.cli.main import main
 
 from .cluster import Cluster, Worker
 from .nursery import Nursery

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from .cluster import Cluster
-from .launched import IMPORTS, LaunchedRun
+from .launched import LaunchedRun
 from .nursery import Nursery
 from .verdict import Verdict
 
@@ -39,17 +39,17 @@ def test_a_stopped_worker_never_acts_on_its_old_view(cluster: Cluster) -> None:
     assert not verdict.violations
 
 
-def test_a_stopped_worker_of_two_is_fenced_by_the_launcher(tmp_path: Path) -> None:
+def test_a_stopped_worker_of_two_is_fenced_by_the_launcher(nursery: Nursery, tmp_path: Path) -> None:
     settings = {"exclude_after": 60.0, "fence_after": 0.03}  # silence alone would take longer than the test waits below
-    with LaunchedRun(tmp_path, 2, sizes=[300], settings=settings) as run:
-        run.training(2, IMPORTS)
+    with LaunchedRun(tmp_path, 2, nursery=nursery, sizes=[300], settings=settings) as run:
+        run.training(2)
         victim, survivor = run.alive()
         victim.killed = victim.signal(signal.SIGSTOP)
         run.until("the other one goes on", lambda: survivor.last["size"] == 1)
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.pid, signal.SIGCONT)
         run.until("the stopped worker is gone", lambda: victim.code is not None)
-        run.training(2, IMPORTS)
+        run.training(2)
         verdict = Verdict()
         verdict.check(run.workers)
         assert not verdict.violations

@@ -12,7 +12,7 @@ import pytest
 from ftlib import FTLib
 
 from .cluster import Cluster
-from .launched import IMPORTS, LaunchedRun
+from .launched import LaunchedRun
 from .nursery import Nursery
 from .verdict import Verdict
 from .worker import Lines
@@ -43,12 +43,12 @@ def test_a_stopped_worker_joins_again_and_again(nursery: Nursery, tmp_path: Path
         assert len({worker.last["epoch"] for worker in cluster.workers}) == 1
 
 
-def test_under_the_launcher_it_stays_the_same_process(tmp_path: Path) -> None:
+def test_under_the_launcher_it_stays_the_same_process(nursery: Nursery, tmp_path: Path) -> None:
     """A worker that hung gives itself up and joins again: the launcher restarts nothing, and can still fence it."""
     settings = {"exclude_after": 2.0, "stall_timeout": 1.5, "rejoin": True}
     habit = ["tests.processes.test_rejoin:Pause"]
-    with LaunchedRun(tmp_path, 2, sizes=[300], settings=settings, habit=habit) as run:
-        run.training(2, IMPORTS)
+    with LaunchedRun(tmp_path, 2, nursery=nursery, sizes=[300], settings=settings, habit=habit) as run:
+        run.training(2)
         other, worker = run.workers
         worker.signal(signal.SIGUSR2)
         run.until("the other one goes on", lambda: other.last["size"] == 1)

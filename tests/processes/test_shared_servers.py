@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftlib.launch.doctor import examine
-from ftlib.launch.status import fetch_status
+from ftlib.cli.doctor import examine
+from ftlib.cli.status import fetch_status
 from tests.servers import Certificates, EtcdServer, RedisServer, Server, running
 
 from .cluster import Cluster, Worker
@@ -37,7 +37,7 @@ SETTINGS = {
 @pytest.fixture
 def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
     """Of a job of its own, without workers yet."""
-    with Cluster(tmp_path / "workers", nursery, sizes=[20_000, 300], pause=0.016) as cluster:
+    with Cluster(tmp_path / "workers", nursery, sizes=[20_000, 300], pause=0.03) as cluster:
         yield cluster
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from consensus.protocol.register import KEPT
+from consensus.protocol.agreement.register import KEPT
 
 from .cluster import Cluster, Worker
 from .nursery import Nursery
@@ -27,7 +27,7 @@ def sharing(nursery: Nursery, directory: Path, **settings: Any) -> Iterator[Clus
     """A job in ``directory``; no introducers."""
     settings = {"bucket_mb": 0.08, "consensus": "shared_storage", "storage": f"file://{directory}", "lease": LEASE, **settings}
     directory.mkdir(exist_ok=True)
-    with Cluster(directory.parent / "workers", nursery, sizes=[20_000, 300], pause=0.016, settings=settings) as cluster:
+    with Cluster(directory.parent / "workers", nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
         yield cluster
 
 

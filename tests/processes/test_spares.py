@@ -41,24 +41,24 @@ def identity(worker: Worker) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("role", ["senior", "tutor", pytest.param("junior", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("role", ["senior", "sender", pytest.param("junior", marks=pytest.mark.soak)])
 def test_spare_takes_the_place_of_whoever_is_killed(cluster: Cluster, role: str) -> None:
-    """At once; where its tutor took the last average along, it gets the state like any joiner."""
+    """At once; where its sender took the last average along, it gets the state like any joiner."""
     task = {"sizes": SIZES, "given": {"rest": 0.02}}
     members = cluster.found(3, **task)
     cluster.training(3)
     cluster.advanced()
     warm = spare(cluster, **task)
-    tutors = [worker for worker in members if f"keeps pace with {identity(worker)}@" in warm.output()]
-    assert len(tutors) == 1
-    others = [worker for worker in members if worker not in tutors]
-    dead = {"senior": others[0], "tutor": tutors[0], "junior": others[-1]}[role]
+    senders = [worker for worker in members if f"keeps pace with {identity(worker)}@" in warm.output()]
+    assert len(senders) == 1
+    others = [worker for worker in members if worker not in senders]
+    dead = {"senior": others[0], "sender": senders[0], "junior": others[-1]}[role]
     dead.kill()
     cluster.until("the spare counts", lambda: warm.last.get("who", 0) >> warm.task.slot & 1)
     cluster.training(3)
     for _ in range(3):
         cluster.advanced()
-    assert dead in tutors or "beside the training" not in warm.output(), "it had to get the state first"
+    assert dead in senders or "beside the training" not in warm.output(), "it had to get the state first"
     assert not warm.calls[0]["who"] >> warm.task.slot & 1, "computed on weights of its own"
     assert warm.calls[1]["who"] >> warm.task.slot & 1
     verdict = Verdict()

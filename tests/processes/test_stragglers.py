@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlib.rhythm import WINDOW
+from ftlib.core.stand_in.pattern import WINDOW
 
 from .cluster import Cluster, Worker
 from .nursery import Nursery

@@ -8,32 +8,33 @@ from collections.abc import Callable
 from typing import Any
 
 from consensus.membership import Membership
-from consensus.protocol.proposer import Proposer
-from consensus.protocol.view_change import ViewChange
-from consensus.protocol.voter import Voter
-from consensus.runtime.agent import Agent
-from ftlib.caller import Caller
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.agreement.view_change import ViewChange
+from consensus.protocol.agreement.voter import Voter
+from consensus.runtime.agent.agent import Agent
+from ftlib.core.engine.engine import Engine
+from ftlib.core.plane.failures import Failures
+from ftlib.core.plane.plane import Plane
+from ftlib.core.plane.rebuild import Rebuilder
 from ftlib.frameworks import gloo, rendezvous
-from ftlib.lifetime import Lifetime
-from ftlib.plane import Plane
-from ftlib.rebuild import Rebuilder
+from ftlib.lifecycle.lifetime import Lifetime
 
 __all__ = ["Tracer"]
 
 _LIMIT = 2_000
 _BEFORE: list[tuple[str, Any, str]] = [
-    ("error", Caller, "_failed"),
+    ("error", Failures, "report"),
     ("proof", Agent, "_checked"),
     ("propose", Proposer, "_begin"),
     ("accept", Voter, "on_accept"),
-    ("freeze asked", Rebuilder, "freeze"),
+    ("freeze asked", Rebuilder, "_freeze"),
     ("report", Membership, "flushed"),
     ("chosen", ViewChange, "_chosen"),
     ("install", ViewChange, "on_install"),
     ("build", Lifetime, "_rebuild"),
     ("ready", Membership, "ready"),
-    ("activate", Rebuilder, "activate"),
-    ("attempt", Caller, "_attempt"),
+    ("activate", Rebuilder, "_activate"),
+    ("attempt", Engine, "attempt"),
     ("finish", Plane, "finish"),
 ]
 _AFTER: list[tuple[str, Any, str]] = [

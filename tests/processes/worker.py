@@ -79,7 +79,7 @@ def prepare() -> None:
     import aiohttp.web
     import msgpack
 
-    import consensus.runtime.agent
+    import consensus.runtime.agent.agent
     import ftlib.frameworks.gloo
 
     del aiohttp, msgpack, consensus, ftlib

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from consensus.config import Config, Liveness, Policy
-from consensus.errands import Answer, Away, Beat, Done, Errand, Leases, ReadLeases, ReadViews, Recorded, Withdraw
 from consensus.messages import Ack, Lease, Ping, PingRequest, ViewRecord
 from consensus.progress import NOWHERE, Progress
-from consensus.protocol.effects import Ask, Check, Effect, Send
 from consensus.protocol.machine import Machine
+from consensus.protocol.state.effects import Ask, Check, Effect, Send
+from consensus.protocol.state.inputs import Answered
+from consensus.store_requests import Answer, Away, Beat, Done, Errand, Leases, ReadLeases, ReadViews, Recorded, Withdraw
 
 from .people import member
 
@@ -102,7 +103,7 @@ class Bench:
             delay, answer = LEASED.storage_timeout, self._no_answer
         else:
             delay, answer = self.latency, self._found
-        self.later(delay, lambda: self.machine.answered(errand, answer(errand), self.now))
+        self.later(delay, lambda: self.machine.handle(Answered(errand, answer(errand)), self.now))
 
     def _no_answer(self, errand: Errand) -> Answer:
         return Away(f"no answer to {type(errand).__name__}")

@@ -6,10 +6,10 @@ from random import Random
 
 from consensus.config import Config
 from consensus.member import Member
-from consensus.protocol.core import Core
-from consensus.protocol.effects import Effect, Send
 from consensus.protocol.machine import Machine
-from consensus.protocol.standing import Standing
+from consensus.protocol.state.core import Core
+from consensus.protocol.state.effects import Effect, Send
+from consensus.protocol.state.standing import Standing
 from consensus.view import NO_VIEW_ID, View
 
 CONFIG = Config()

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from consensus.messages import Chosen, Prepare
-from consensus.protocol.abandonment import ABANDONED_AFTER
+from consensus.protocol.agreement.abandonment import ABANDONED_AFTER
 from consensus.protocol.machine import Machine
 from consensus.view import Cause, Proposal, Removal, View
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from consensus.messages import Accept, Ballot, Prepare, Promise, Promised
-from consensus.protocol.acceptor import NO_BALLOT, Acceptor
-from consensus.protocol.evidence import Proof
+from consensus.protocol.agreement.acceptor import NO_BALLOT, Acceptor
+from consensus.protocol.state.evidence import Proof
 from consensus.view import Cause, Proposal, Removal
 
 from .people import CONFIG, T_EXCL, view_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from consensus.messages import Accept, Ballot, Prepare, Promise
-from consensus.protocol.attempt import Attempt, Phase
+from consensus.protocol.agreement.attempt import Attempt, Phase
 from consensus.view import Cause, Proposal, Removal
 
 from .people import view_of

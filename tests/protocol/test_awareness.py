@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from consensus.protocol.awareness import Awareness
+from consensus.protocol.state.lifeguard import Awareness
 
 
 def test_healthy_stretches_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from consensus.border import Boundary, Freeze, Order
 from consensus.config import Config
 from consensus.progress import Progress
 from consensus.simulation import Host
@@ -16,14 +17,16 @@ ENDS = 17
 def held(host: Host) -> list[int | None]:
     """It is inside call ``ENDS``, which waits for the last bytes of somebody: what it was asked to freeze after."""
     asked: list[int | None] = []
-    freeze = host.plane.freeze
+    handle = host.plane.handle
 
-    def only_at_once(epoch: int, after_call: int | None) -> None:
-        asked.append(after_call)
-        if after_call is None:
-            freeze(epoch, after_call)
+    def only_at_once(order: Order) -> None:
+        if isinstance(order, Freeze):
+            asked.append(order.after_call)
+            if order.after_call is not None:
+                return
+        handle(order)
 
-    host.plane.freeze = only_at_once  # type: ignore[method-assign]
+    host.plane.handle = only_at_once  # type: ignore[method-assign]
     return asked
 
 
@@ -42,7 +45,7 @@ def test_who_is_gone_within_the_last_call_is_not_waited_for(size: int, dies: boo
     (world.kill if dies else world.pause)(gone)
     for host in ended:
         host.machine.set_progress(Progress(ENDS, 0))
-        world.inside(host, lambda host=host: host.machine.boundary(ENDS, (), world.now))  # type: ignore[misc]
+        world.inside(host, lambda host=host: host.machine.handle(Boundary(ENDS, ()), world.now))  # type: ignore[misc]
     there = [*ended, waiting]
     world.run_until(lambda: all(host.activated[-1].epoch > 1 and gone.id not in host.activated[-1] for host in there), 10.0)
     assert None in asked

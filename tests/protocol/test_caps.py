@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.codec import Codec
 from consensus.config import Config
 from consensus.errors import CodecError, ForeignJobError
 from consensus.messages import (
@@ -22,9 +21,10 @@ from consensus.messages import (
     Status,
     Update,
 )
-from consensus.protocol.effects import Note
+from consensus.protocol.detection.probe import RELAYS
 from consensus.protocol.machine import Machine
-from consensus.protocol.probe import RELAYS
+from consensus.protocol.state.effects import Note
+from consensus.wire.codec import Codec
 
 from .people import machine_in, member, sends, view_of
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from consensus.messages import Accept, EvidenceKind, Gossip, Introduction, Ping, Status, Update
-from consensus.protocol.contact import LOST
-from consensus.protocol.core import TOLD_TRAIL, TRAIL, Core
+from consensus.protocol.agreement.contact import LOST
+from consensus.protocol.state.core import TOLD_TRAIL, TRAIL, Core
+from consensus.protocol.state.inputs import Accusation
 from consensus.view import NO_VIEW_ID, Cause, Proposal, Removal, View
 
 from .people import CONFIG, T_EXCL, core_of, machine_in, member, sends, view_of
@@ -17,19 +18,19 @@ def test_whoever_is_heard_of_may_be_expected_to_answer_though_it_does_not_ack() 
     machine = machine_in("abc", "b")
     core: Core = machine._core
     for accused in ("a", "c"):
-        machine.evidence(accused, EvidenceKind.SILENCE, "no ack", 103.0)
+        machine.handle(Accusation(accused, EvidenceKind.SILENCE, "no ack"), 103.0)
     assert core.present(103.0) == {"b"}
     machine.receive("c", member("c").address, Gossip(()), 103.1)
     assert core.present(103.2) == {"b", "c"}
     assert core.present(103.2 + T_EXCL) == {"b"}
-    machine.evidence("c", EvidenceKind.PROOF, "killed", 103.3)
+    machine.handle(Accusation("c", EvidenceKind.PROOF, "killed"), 103.3)
     assert core.present(103.3) == {"b"}
 
 
 def test_nothing_is_proposed_without_enough_members_in_sight_and_not_at_once_with_them() -> None:
     machine = machine_in("abcde", "a")
     for accused in "bcd":
-        machine.evidence(accused, EvidenceKind.SILENCE, "no ack", 103.0)
+        machine.handle(Accusation(accused, EvidenceKind.SILENCE, "no ack"), 103.0)
     machine.tick(104.0)
     assert machine._change.proposer.attempt is None
     assert machine.changing, "it cannot act on its view with confidence"
@@ -46,14 +47,14 @@ def test_nothing_is_proposed_without_enough_members_in_sight_and_not_at_once_wit
 def test_an_unready_member_does_not_coordinate() -> None:
     machine = machine_in("abc", "b")
     assert machine.status()["coordinator"] == "a"
-    machine.evidence("a", EvidenceKind.UNREADY, "did not build its group", 100.5)
+    machine.handle(Accusation("a", EvidenceKind.UNREADY, "did not build its group"), 100.5)
     assert machine.status()["coordinator"] == "b"
 
 
 def test_the_coordinator_and_the_next_two_stand_by() -> None:
     machine = machine_in("abcde", "d")
     assert not machine._core.stands_by()
-    machine.evidence("a", EvidenceKind.PROOF, "killed", 100.1)
+    machine.handle(Accusation("a", EvidenceKind.PROOF, "killed"), 100.1)
     assert machine._core.stands_by()
 
 
@@ -123,7 +124,7 @@ def test_in_a_large_view_who_is_about_to_be_taken_for_silent_is_suspected_by_sev
     for by in "cde":
         suspect(by)
     assert core.unstable
-    machine.evidence("h", EvidenceKind.SILENCE, "no ack", 103.0)
+    machine.handle(Accusation("h", EvidenceKind.SILENCE, "no ack"), 103.0)
     assert not core.unstable, "it is taken for silent by now"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from consensus.messages import Status, Update
-from consensus.protocol.dissemination import Dissemination
+from consensus.protocol.state.dissemination import Dissemination
 
 
 def rumour(about: str, status: Status = Status.SUSPECT, incarnation: int = 0, by: str = "z") -> Update:

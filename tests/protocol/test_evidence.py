@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.protocol.evidence import EvidenceBook
-from consensus.protocol.member_table import NEVER
+from consensus.protocol.state.evidence import EvidenceBook
+from consensus.protocol.state.member_table import NEVER
 from consensus.view import Cause, Removal
 
 from .people import CONFIG, T_EXCL, view_of

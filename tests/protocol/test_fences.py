@@ -7,8 +7,9 @@ from math import inf
 
 import pytest
 
-from consensus.protocol.fences import FENCE_EVERY, Fences
-from consensus.protocol.member_table import Peer
+from consensus.config import Config
+from consensus.protocol.detection.fences import FENCE_EVERY, Fences
+from consensus.protocol.state.member_table import Peer
 
 from .people import CONFIG, T_EXCL, machine_in, member
 
@@ -32,3 +33,15 @@ def test_a_supervised_member_is_killed_after_its_share_of_the_time_and_again_whi
 
 def test_without_a_supervisor_or_a_command_nobody_could() -> None:
     assert Fences(machine_in("abc", "b")._core).due(peer(supervised=False), 100.0, 1) == inf
+
+
+@pytest.mark.parametrize(
+    ("suspects", "dead", "first"), [(1, 0, True), (2, 0, True), (3, 0, False), (1, 1, True), (2, 1, False)]
+)
+def test_of_two_sides_that_shoot_at_each_other_the_larger_one_comes_first(suspects: int, dead: int, first: bool) -> None:
+    """Five members: whoever has three that nothing is held against runs its command sooner."""
+    core = machine_in("abcde", "b", config=Config(fence_command="true"))._core
+    for name in "de"[:dead]:
+        core.evidence.prove(name, "it is gone", 99.0, 100.0)
+    share = CONFIG.fence_after if first else (CONFIG.fence_after + 1) / 2
+    assert Fences(core).due(peer(supervised=False), 100.0, suspects) == pytest.approx(100.0 + share * T_EXCL)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from consensus.member import Address
 from consensus.messages import Accepted, Message
-from consensus.protocol.effects import Freeze
-from consensus.protocol.flush import FlushReports
-from consensus.protocol.outbox import Outbox
+from consensus.protocol.agreement.flush import FlushReports
+from consensus.protocol.state.effects import Freeze, Outbox
 
 from .people import member
 

@@ -6,14 +6,26 @@ from collections.abc import Callable
 
 import pytest
 
+from consensus.border import Boundary
 from consensus.config import Config
 from consensus.messages import Forecast, Message
 from consensus.progress import Progress
-from consensus.protocol.effects import Expected
-from consensus.simulation import Host, World
+from consensus.protocol.state.effects import Effect, Expected
+from consensus.simulation import Host, Observer, World
 from consensus.view import Delta, View
 
 from ..transcripts.script import agree, epochs, start_job
+
+
+class Told(Observer):
+    """What each process was told to expect."""
+
+    def __init__(self, expected: dict[str, list[View]]) -> None:
+        self.expected = expected
+
+    def effect(self, host: Host, effect: Effect) -> None:
+        if isinstance(effect, Expected):
+            self.expected.setdefault(host.name, []).append(effect.view)
 
 
 class Cluster:
@@ -22,15 +34,11 @@ class Cluster:
     def __init__(self, watch: Callable[[Host, Message], bool] = lambda *_: True, *, calls: bool = True) -> None:
         self.world, self.members = start_job(3, config=Config(boundary_wait=30.0))
         self.expected: dict[str, list[View]] = {}
-        self.world.hooks["effect"].append(self._effect)
+        self.world.observe(Told(self.expected))
         self.world.watch = watch
         for host in self.members:
             host.machine.set_progress(Progress(16, 0) if calls else host.machine._core.progress)
         self.joiner = self.world.start("j", introducers=(self.members[0].name,))
-
-    def _effect(self, host: Host, effect: object) -> None:
-        if isinstance(effect, Expected):
-            self.expected.setdefault(host.name, []).append(effect.view)
 
     @property
     def all(self) -> list[Host]:
@@ -39,7 +47,7 @@ class Cluster:
     def boundary(self) -> None:
         world: World = self.world
         for host in self.members:
-            world.inside(host, lambda host=host: host.machine.boundary(17, (), world.now))  # type: ignore[misc]
+            world.inside(host, lambda host=host: host.machine.handle(Boundary(17, ()), world.now))  # type: ignore[misc]
 
 
 def test_members_and_joiner_are_told_once_of_the_view_that_is_installed_then() -> None:
@@ -80,8 +88,8 @@ def test_a_joiner_that_dies_then_leaves_the_members_as_they_are() -> None:
 @pytest.mark.parametrize("which", ["stale", "foreign", "without us"])
 def test_what_can_not_come_next_is_not_prepared_for(which: str) -> None:
     world, members = start_job(3)
-    told: list[Expected] = []
-    world.hooks["effect"].append(lambda _, effect: told.append(effect) if isinstance(effect, Expected) else None)
+    told: dict[str, list[View]] = {}
+    world.observe(Told(told))
     view = members[0].machine.view
     assert view is not None
     later = View(view.epoch + 1, view.view_id, view.members[:2], origin=view.cluster)

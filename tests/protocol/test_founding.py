@@ -10,13 +10,14 @@ from consensus.config import Config
 from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply, JoinRequest, Vote
-from consensus.protocol.founding import GRACE, Founding
-from consensus.protocol.join import Applicants
+from consensus.protocol.admission.founding import GRACE, Founding
 from consensus.protocol.machine import Machine
-from consensus.simulation import World
-from consensus.simulation.faults import Faults
+from consensus.protocol.state.inputs import Resolved
+from consensus.protocol.state.join import Applicants
+from consensus.simulation import World, judged
+from consensus.simulation.world.faults import Faults
 
-from .people import member
+from .people import member, sends, view_of
 
 A, B, C = member("a"), member("b"), member("c")
 
@@ -95,7 +96,7 @@ def test_who_has_voted_for_another_does_not_found_though_it_is_first_now() -> No
     machine = Machine(config, C, Random(1), founder=False, introducers=(B.address,), voted=True)
     machine.start(0.0)
     machine.receive(B.id, B.address, JoinRequest(B, False, config.terms, Vote(B.id, 1, 1)), 0.1)
-    machine.heed_introducers((C.address, B.address), True, "", 0.2)
+    machine.handle(Resolved((C.address, B.address), True, ""), 0.2)
     machine.receive(B.id, B.address, JoinReply(None, None), 0.3)
     for tenth in range(4, 30):
         machine.tick(tenth / 10)
@@ -120,7 +121,7 @@ def settle(world: World, count: int) -> set[str]:
 def test_lookups_that_differ_make_one_cluster(seed: int) -> None:
     """Five members come up one after the other; each lookup shows some of those that are up, at different times."""
     rng = Random(seed)
-    world = World(seed, Config(initial_size=3))
+    world = judged(World(seed, Config(initial_size=3)))
     world.faults = Faults(loss=rng.choice([0.0, 0.3]), latency=(0.001, rng.choice([0.005, 0.3])))
     everyone = ports(1000, 1001, 1002, 1003, 1004)
     order = list(everyone)
@@ -147,14 +148,14 @@ def test_lookups_that_differ_make_one_cluster(seed: int) -> None:
 
 
 def test_two_that_each_see_only_themselves_do_not_found_without_a_third() -> None:
-    world = World(1, Config(initial_size=2, join_timeout=3.0))
+    world = judged(World(1, Config(initial_size=2, join_timeout=3.0)))
     one, two = world.start("a", port=1, resolved=ports(1)), world.start("b", port=2, resolved=ports(2))
     world.run(4.0)
     assert isinstance(one.stopped, JoinError) and isinstance(two.stopped, JoinError)
 
 
 def test_a_candidate_that_dies_is_replaced() -> None:
-    world = World(1, Config(initial_size=2))
+    world = judged(World(1, Config(initial_size=2)))
     first = world.start("a", port=1, resolved=ports(1, 2, 3))
     second = world.start("b", port=2, resolved=ports(1, 2, 3))
     world.watch = lambda host, message: host is not first or type(message).__name__ == "JoinRequest"
@@ -177,3 +178,31 @@ def test_a_death_is_nothing_to_who_has_voted_for_nobody_or_for_another() -> None
     assert founding.candidate == member("b")
     founding.died("c", 1.2)
     assert founding.candidate == member("b")
+
+
+def searching(*introducers: Address) -> Machine:
+    machine = Machine(Config(initial_size=3), A, Random(1), founder=False, introducers=introducers, voted=True)
+    machine.start(100.0)
+    machine.drain()
+    return machine
+
+
+def test_whoever_was_heard_is_asked_though_it_only_looks() -> None:
+    """Its list may be shorter than this one, so that it would ask nobody."""
+    machine = searching(*ports(7))
+    machine.receive(B.id, B.address, JoinRequest(B, False, machine._core.config.terms, Vote("", 0, 0)), 100.1)
+    machine.drain()
+    machine.tick(101.0)
+    assert {send.address for send in sends(machine.drain(), JoinRequest)} == {*ports(7), B.address}
+
+
+def test_who_looks_tells_others_of_the_cluster_and_whom_to_ask_there() -> None:
+    machine = searching(*ports(7))
+    request = JoinRequest(B, False, machine._core.config.terms, Vote("", 0, 0))
+    machine.receive(B.id, B.address, request, 100.1)
+    assert [send.message for send in sends(machine.drain(), JoinReply)] == [JoinReply(None, None)]
+    view = view_of("cd")
+    machine.receive("c", C.address, JoinReply(view, C, None, view.view_id, view.epoch), 100.2)
+    machine.drain()
+    machine.receive(B.id, B.address, request, 100.3)
+    assert [send.message for send in sends(machine.drain(), JoinReply)] == [JoinReply(view, C, None, view.view_id, view.epoch)]

@@ -5,10 +5,11 @@ That it does not fork: ``tests/transcripts/test_forks.py``. Here: it ends well, 
 
 from __future__ import annotations
 
+from consensus.border import Boundary
 from consensus.errors import LeftError
 from consensus.messages import Accepted, Message
 from consensus.progress import Progress
-from consensus.protocol.attempt import Phase
+from consensus.protocol.agreement.attempt import Phase
 from consensus.simulation import Host, World
 
 from ..transcripts.script import agree, cut, epochs, start_job
@@ -91,3 +92,9 @@ def test_it_is_bound_for_good() -> None:
     junior.machine.set_progress(Progress(17, 18, junior.now))
     world.kill(senior)
     ended(world, junior, 1.0)
+
+
+def test_whom_a_trailer_names_leaves_if_it_is_a_member() -> None:
+    _, (senior, junior) = start_job(2)
+    senior.machine.handle(Boundary(7, (junior.id, "a stranger")), senior.now)
+    assert list(senior.machine._core.evidence.leaving) == [junior.id]

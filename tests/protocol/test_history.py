@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from consensus.border import Hint, Leave
 from consensus.messages import EvidenceKind
-from consensus.protocol.change import Kind, Moment
-from consensus.protocol.history import FINDINGS, LIMIT, History
+from consensus.protocol.state.change import Kind, Moment
+from consensus.protocol.state.history import FINDINGS, LIMIT, History
+from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
 from consensus.view import View
 
@@ -132,7 +134,7 @@ def test_a_join() -> None:
 
 def test_a_leave() -> None:
     world, members = start_job(3)
-    world.inside(members[2], lambda: members[2].machine.leave(None, world.now))
+    world.inside(members[2], lambda: members[2].machine.handle(Leave(None), world.now))
     agree(world, members[:2])
     for host in members[:2]:
         [removed] = record(host)["removed"]
@@ -177,7 +179,7 @@ def test_a_refuted_suspicion_leaves_no_trace() -> None:
 
 def test_a_new_group_for_the_same_members() -> None:
     world, members = start_job(3)
-    world.inside(members[1], lambda: members[1].machine.hint((), world.now))
+    world.inside(members[1], lambda: members[1].machine.handle(Hint(()), world.now))
     world.run_until(lambda: all(host.activated[-1].epoch == 2 for host in members), 5.0)
     change = record(members[0])
     assert (change["cause"], change["removed"], change["joined"]) == ("rebuilt", [], [])
@@ -249,7 +251,7 @@ def test_a_lie_of_length_is_cut() -> None:
     """Details come from other members: what is kept of them is bounded."""
     world, members = start_job(3)
     detail = "x" * 5000
-    accuse = lambda: members[1].machine.evidence(members[2].id, EvidenceKind.PROOF, detail, world.now)  # noqa: E731
+    accuse = lambda: members[1].machine.handle(Accusation(members[2].id, EvidenceKind.PROOF, detail), world.now)  # noqa: E731
     world.inside(members[1], accuse)
     world.kill(members[2])
     agree(world, members[:2])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from consensus.messages import FlushRequest, Install
-from consensus.protocol.installation import Installation
-from consensus.reports import Reports
+from consensus.messages import FlushRequest, Install, Message
+from consensus.messages.reports import Reports
+from consensus.protocol.agreement.installation import Installation
+from consensus.simulation import Host
 from consensus.view import Cause, Delta, Proposal, Removal, View
 
+from ..transcripts.script import agree, start_job
 from .people import member, view_of
 
 PARENT = view_of("abc")
@@ -44,3 +46,21 @@ def test_founders_continue_nothing() -> None:
     one = installation({}, None)
     assert one.missing_reports() == ()
     assert one.message(whole=False) == Install(VIEW, None, (0, "a"), Reports.of([])), "nobody holds a parent"
+
+
+def test_a_joiner_is_told_of_the_views_before() -> None:
+    """By their ids it knows later whether a view comes from the one that it acts in."""
+    world, members = start_job(3)
+    world.kill(members[-1])
+    agree(world, members[:2])
+    told: list[Install] = []
+
+    def watch(_: Host, message: Message) -> bool:
+        told.extend([message] if isinstance(message, Install) and message.view is not None else [])
+        return True
+
+    world.watch = watch
+    joiner = world.start("x", introducers=(members[0].name,))
+    agree(world, [*members[:2], joiner])
+    earlier = [view.view_id for view in members[0].activated]
+    assert {install.trail for install in told} == {(earlier[1], earlier[0])}

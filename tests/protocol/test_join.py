@@ -10,8 +10,8 @@ from consensus.config import Config
 from consensus.errors import JoinError
 from consensus.member import Address
 from consensus.messages import JoinReply
-from consensus.protocol.join import FOUNDING_PATIENCE, FRESH, MUTE_PATIENCE, Applicants, Search
-from consensus.simulation import World
+from consensus.protocol.state.join import FOUNDING_PATIENCE, FRESH, MUTE_PATIENCE, Applicants, Search
+from consensus.simulation import World, judged
 
 from .people import member, view_of
 
@@ -140,7 +140,7 @@ def test_admissible_is_who_acked_us_a_moment_ago() -> None:
 
 
 def test_nobody_there() -> None:
-    world = World(1, Config(join_timeout=2.0))
+    world = judged(World(1, Config(join_timeout=2.0)))
     other = world.start("gone", introducers=("gone",))
     world.kill(other)
     lost = world.start("j", introducers=("gone",))
@@ -150,7 +150,7 @@ def test_nobody_there() -> None:
 
 
 def test_other_terms_are_refused_by_name() -> None:
-    world = World(1)
+    world = judged(World(1))
     world.cluster(2)
     world.config = replace(world.config, exclude_after=3.0)
     other = world.start("j", introducers=("m0",))
@@ -162,13 +162,13 @@ def test_other_terms_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_founders_that_start_together_make_one_cluster(size: int) -> None:
-    world = World(1)
+    world = judged(World(1))
     hosts = world.cluster(size)
     assert len({host.activated[0].view_id for host in hosts}) == 1
 
 
 def test_the_first_introducer_restarted_joins_instead_of_founding_again() -> None:
-    world = World(1)
+    world = judged(World(1))
     m0, m1, m2 = world.cluster(3)
     world.run(1.0)
     world.kill(m0)

@@ -8,18 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from consensus.border import Hint
 from consensus.config import Config
-from consensus.errands import Away, Beat, Leases, ReadLeases, Withdraw
 from consensus.errors import ExcludedError, LeftError
 from consensus.messages import Evidence, EvidenceKind, Gossip, Lease, Status, Update
 from consensus.progress import Progress
-from consensus.protocol.core import Core
-from consensus.protocol.effects import Ask, PeerProgress, Send, Stalled, Stopped
-from consensus.protocol.leases import LATE
-from consensus.protocol.leases import Leases as Book
+from consensus.protocol.detection.leases import LATE, STILL
+from consensus.protocol.detection.leases import Leases as Book
+from consensus.protocol.detection.stall import Stall
 from consensus.protocol.machine import Machine
-from consensus.protocol.stall import Stall
-from consensus.protocol.standing import Standing
+from consensus.protocol.state.core import Core
+from consensus.protocol.state.effects import Ask, PeerProgress, Send, Stalled, Stopped
+from consensus.protocol.state.inputs import Accusation
+from consensus.protocol.state.standing import Standing
+from consensus.store_requests import Away, Beat, Leases, ReadLeases, Withdraw
 from consensus.view import Proposal, Removal, View
 
 from .bench import BEAT, LEASED, START, Bench, Other, leased
@@ -70,7 +72,7 @@ def test_the_next_successors_are_read(names: str, own: str, watched: str) -> Non
 def test_whom_something_is_held_against_the_next_one_stands_in_for() -> None:
     one = bench("abcd", "b")
     one.run(SETTLED)
-    one.machine.evidence("c", EvidenceKind.PROOF, "reaped", one.now)
+    one.machine.handle(Accusation("c", EvidenceKind.PROOF, "reaped"), one.now)
     one.run(1.0)
     assert one.reads()[-1][1] == ("d",)
     one.others["d"].renews_until = one.others["d"].answers_until = one.now
@@ -247,7 +249,7 @@ def test_after_a_failure_of_the_data_plane_all_are_pinged_and_a_broken_link_is_f
     one.run(60.0)
     assert one.machine.status()["members"][2]["evidence"] is None
     since, one.relays = one.now, True
-    one.machine.hint(("c",), one.now)
+    one.machine.handle(Hint(("c",)), one.now)
     one.take()
     one.run(LEASED.contact_interval)
     assert {name for time, name in one.pings if time >= since} == set("bcd")
@@ -261,7 +263,7 @@ def test_what_was_missed_long_ago_breaks_no_link() -> None:
     one.run(SETTLED)
     one.machine._core.links.missed("b", one.now)  # the last ping of a while was lost
     one.run(60.0)
-    one.machine.hint((), one.now)
+    one.machine.handle(Hint(()), one.now)
     one.run(LEASED.link_timeout + 1.0)
     told = [effect.message for _, effect in one.effects if isinstance(effect, Send) and isinstance(effect.message, Evidence)]
     assert {each.kind for each in told} == {EvidenceKind.FROZEN}
@@ -290,8 +292,36 @@ def test_who_hangs_reads_everybodys_lease_and_steps_aside() -> None:
     assert len([ids for time, ids in one.reads(since) if ids is None]) <= 6
 
 
-def test_a_single_fast_one_stalls_nobody() -> None:
+def test_who_hangs_in_a_call_pings_everybody() -> None:
+    """A link that is broken shows by pings alone, and a call that does not end may be due to one."""
+    one = bench("abcd", "a")
+    one.machine.set_progress(Progress(6, 0))
+    one.run(SETTLED)
+    all_round = one.machine._detection.leases.all_round
+    assert not all_round(one.now)
+    one.machine.set_progress(Progress(6, 7))
+    one.run(1.0)
+    assert not all_round(one.now), "not yet"
+    one.run(STILL)
+    assert all_round(one.now)
+    one.machine.set_progress(Progress(7, 0))
+    one.run(1.0)
+    assert not all_round(one.now), "it rests"
+
+
+def test_who_is_still_in_a_call_that_this_member_has_finished_does_not_wait_for_it() -> None:
     one = bench("abcd", "a", leased(stall_timeout=4.0))
+    one.machine.set_progress(Progress(6, 0))
+    one.run(SETTLED)
+    for name in "bcd":
+        one.others[name].progress = Progress(5, 6, one.now)
+    one.run(30.0)
+    assert one.machine.stopped is None
+
+
+@pytest.mark.parametrize("names", ["abc", "abcd"])
+def test_a_single_fast_one_stalls_nobody(names: str) -> None:
+    one = bench(names, "a", leased(stall_timeout=4.0))
     one.machine.set_progress(Progress(6, 0))
     one.run(SETTLED)
     waiting(one, "b")
@@ -369,7 +399,7 @@ def test_the_coordinator_withdraws_the_leases_of_the_removed(own: str) -> None:
     one = bench("abcd", own)
     one.run(SETTLED)
     for name in "cd":
-        one.machine.evidence(name, EvidenceKind.PROOF, "reaped", one.now)
+        one.machine.handle(Accusation(name, EvidenceKind.PROOF, "reaped"), one.now)
     one.away = lambda now: now < START + SETTLED + 8.0
     next_view(one, "c", "d")
     one.run(20.0)

@@ -9,9 +9,10 @@ import pytest
 
 from consensus.config import Config, Policy
 from consensus.messages import Ack, Evidence, EvidenceKind, Prepare, Promise
-from consensus.protocol.attempt import Phase
-from consensus.protocol.links import KEEP, Links, Pair, cut_off, pair
-from consensus.protocol.quorum import is_quorum
+from consensus.protocol.agreement.attempt import Phase
+from consensus.protocol.state.inputs import Accusation
+from consensus.protocol.state.links import KEEP, Links, Pair, cut_off, pair
+from consensus.protocol.state.quorum import is_quorum
 from consensus.view import View
 
 from .people import machine_in, sends, view_of
@@ -183,7 +184,7 @@ def test_under_any_nobody_waits_for_the_promise_of_whom_the_proposer_does_not_re
     for witness in "bcd":
         evidence = Evidence(core.view_id, "a", EvidenceKind.SEVERED, "no answer")
         if witness == "b":
-            machine.evidence("a", EvidenceKind.SEVERED, "no answer", 100.0)
+            machine.handle(Accusation("a", EvidenceKind.SEVERED, "no answer"), 100.0)
         else:
             machine.receive(witness, core.view.member(witness).address, evidence, 100.0)  # type: ignore[union-attr]
     machine.tick(100.6)

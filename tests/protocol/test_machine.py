@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from consensus.border import Built, Flushed, Hint, Leave
 from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
     Accept,
@@ -27,9 +28,10 @@ from consensus.messages import (
     Ready,
     Stranger,
 )
-from consensus.protocol.effects import Check, Effect, Freeze, Installed, Quit, Send, Stopped, Tether
+from consensus.messages.reports import Reports
 from consensus.protocol.machine import Machine
-from consensus.reports import Reports
+from consensus.protocol.state.effects import Check, Effect, Freeze, Installed, Quit, Send, Stopped, Tether
+from consensus.protocol.state.inputs import Accusation, Checked, Died
 from consensus.view import Cause, Proposal, Removal
 
 from .people import CONFIG, T_EXCL, machine_in, member, sends, view_of
@@ -61,7 +63,7 @@ def test_a_vote_freezes_first_and_carries_the_report() -> None:
     effects = give(machine, "a", request, 100.1)
     assert Freeze(2, None) in effects
     assert not sends(effects, Accepted)
-    machine.flushed(2, b"R", 100.2)
+    machine.handle(Flushed(2, b"R"), 100.2)
     [vote] = sends(machine.drain(), Accepted)
     assert vote.message == Accepted(2, view_of("abc").view_id, (0, "a"), b"R")
     [again] = sends(give(machine, "a", request, 100.3), Accepted)
@@ -108,17 +110,17 @@ def test_a_suspicion_runs_only_while_its_owner_is_awake(asleep: float) -> None:
 def test_nothing_follows_the_word_of_ones_own_death() -> None:
     machine = machine_in("abc", "b")
     give(machine, "a", accept_without("abc", "c", Cause.PROOF, (0, "a")), 100.1)  # a vote is due, once the report is there
-    machine.die("stalled", StoppedError("stalled"))
+    machine.handle(Died("stalled", StoppedError("stalled")), 100.0)
     effects = machine.drain()
     assert {send.message for send in sends(effects, Evidence)} == {
         Evidence(view_of("abc").view_id, "b", EvidenceKind.PROOF, "stalled")
     }
     assert isinstance(effects[-1], Quit)
-    machine.flushed(2, b"R", 100.2)
+    machine.handle(Flushed(2, b"R"), 100.2)
     machine.tick(101.0)
     give(machine, "a", Ping(7, "b", 1, ""), 101.1)
-    machine.leave(3, 101.2)
-    machine.hint(("a",), 101.3)
+    machine.handle(Leave(3), 101.2)
+    machine.handle(Hint(("a",)), 101.3)
     assert machine.drain() == []
 
 
@@ -167,7 +169,7 @@ def about_to_install() -> tuple[Machine, Install]:
     parent = view_of("abc")
     view = Proposal(parent.view_id, 2, (Removal("c", Cause.PROOF),)).apply(parent)
     give(machine, "a", accept_without("abc", "c", Cause.PROOF, (0, "a")), 100.1)
-    machine.flushed(2, b"B", 100.1)
+    machine.handle(Flushed(2, b"B"), 100.1)
     machine.drain()
     return machine, Install(view, None, (0, "a"), Reports.of([b"A", b"B"]))
 
@@ -177,7 +179,7 @@ def test_install_ready_activate() -> None:
     effects = give(machine, "a", install, 100.2)
     assert Installed(install.view, {"a": b"A", "b": b"B"}) in effects
     assert give(machine, "a", Activate(2, install.view.view_id), 100.2) == [], "not ready yet"
-    machine.ready(install.view.view_id, 100.3)
+    machine.handle(Built(install.view.view_id), 100.3)
     assert [send.message for send in sends(machine.drain(), Ready)] == [Ready(2, install.view.view_id)]
     give(machine, "a", Activate(2, install.view.view_id), 100.4)
     assert machine.active_view == install.view
@@ -197,18 +199,18 @@ def test_an_install_with_another_report_of_ours_or_below_a_promise_is_ignored() 
 
 def test_a_hint_only_checks() -> None:
     machine = machine_in("abc", "b")
-    machine.evidence("c", EvidenceKind.HINT, "connection closed by peer", 100.1)
+    machine.handle(Accusation("c", EvidenceKind.HINT, "connection closed by peer"), 100.1)
     effects = machine.drain()
     assert effects == [Check(member("c"))]
-    machine.evidence("c", EvidenceKind.HINT, "again", 100.1)
+    machine.handle(Accusation("c", EvidenceKind.HINT, "again"), 100.1)
     assert machine.drain() == [], "one check at a time"
-    machine.checked("c", True, "", 100.2)
+    machine.handle(Checked("c", True, ""), 100.2)
     assert machine.status()["members"][2]["evidence"] is None
 
 
 def test_a_refused_check_is_proof_and_is_told_to_the_seniors() -> None:
     machine = machine_in("abcde", "d")
-    machine.checked("e", False, "refused", 100.1)
+    machine.handle(Checked("e", False, "refused"), 100.1)
     told = sends(machine.drain(), Evidence)
     assert [send.address for send in told] == [member(name).address for name in "abc"]
     assert machine.status()["members"][4]["evidence"] == "proof"
@@ -218,7 +220,7 @@ def test_a_refused_check_is_proof_and_is_told_to_the_seniors() -> None:
 
 def test_an_undecided_check_proves_nothing() -> None:
     machine = machine_in("abc", "b")
-    machine.checked("c", None, "timed out", 100.1)
+    machine.handle(Checked("c", None, "timed out"), 100.1)
     assert machine.drain() == []
 
 
@@ -243,7 +245,7 @@ def test_who_is_told_of_a_death_lets_go_of_its_connection_and_asks_nobody() -> N
     effects = give(machine, "e", word, 100.1)
     assert [effect.members for effect in effects if isinstance(effect, Tether)] == [(member("d"), member("f"))]
     assert not [effect for effect in effects if isinstance(effect, (Check, Send))]
-    machine.checked("e", False, "connection refused", 100.101)  # a look that was under way
+    machine.handle(Checked("e", False, "connection refused"), 100.101)  # a look that was under way
     machine.tick(100.1 + 0.9 * resend)
     assert not sends(machine.drain(), Evidence)
     machine.tick(100.1 + resend)
@@ -278,7 +280,7 @@ def test_a_stranger_is_proof_only_from_the_accuseds_own_address() -> None:
 
 def test_a_frozen_member_asks_for_a_new_epoch_after_a_while() -> None:
     machine = machine_in("abc", "b")
-    machine.frozen(100.0)
+    machine._change.frozen(100.0)
     assert machine.changing
     machine.tick(100.19)
     assert not [s for s in sends(machine.drain(), Evidence) if s.message.kind is EvidenceKind.FROZEN]  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from consensus.border import Boundary, Hint, Leave, SeekAdmission
 from consensus.config import Config
 from consensus.errors import LeftError
 from consensus.messages import (
@@ -16,7 +17,7 @@ from consensus.messages import (
     Message,
 )
 from consensus.progress import Progress
-from consensus.protocol.effects import Fence
+from consensus.protocol.state.effects import Fence
 from consensus.simulation import Host, World
 from consensus.view import Cause, Proposal, Removal
 
@@ -38,7 +39,7 @@ def test_a_joiner_that_does_not_seek_admission_only_looks() -> None:
     world.run(5.0)
     assert epochs(members) == [1, 1]
     assert joiner.machine.known_view == members[0].machine.view
-    world.inside(joiner, lambda: joiner.machine.seek_admission(world.now))
+    world.inside(joiner, lambda: joiner.machine.handle(SeekAdmission(), world.now))
     agree(world, [*members, joiner])
 
 
@@ -51,7 +52,7 @@ def test_not_more_joiners_than_members_kept() -> None:
 
 
 def leave(world: World, host: Host) -> None:
-    world.inside(host, lambda: host.machine.leave(None, world.now))
+    world.inside(host, lambda: host.machine.handle(Leave(None), world.now))
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
@@ -129,7 +130,7 @@ def test_a_join_waits_for_the_coordinators_next_call_and_freezes_after_it() -> N
     seen: list[Message] = []
     world.watch = lambda _, message: seen.append(message) or True  # type: ignore[func-returns-value]
     for host in members:
-        world.inside(host, lambda host=host: host.machine.boundary(17, (), world.now))  # type: ignore[misc]
+        world.inside(host, lambda host=host: host.machine.handle(Boundary(17, ()), world.now))  # type: ignore[misc]
     assert agree(world, [*members, joiner]) < 0.1
     assert {message.after_call for message in seen if isinstance(message, Accept)} == {17}
     assert not members[0].wished, "the wish is over"
@@ -162,7 +163,7 @@ def test_leavers_told_by_the_trailer_go_without_a_request(index: int) -> None:
     leaver = members[index]
     others = [host for host in members if host is not leaver]
     for host in members:
-        world.inside(host, lambda host=host: host.machine.boundary(5, (leaver.id,), world.now))  # type: ignore[misc]
+        world.inside(host, lambda host=host: host.machine.handle(Boundary(5, (leaver.id,)), world.now))  # type: ignore[misc]
     assert agree(world, others) < 0.1
     world.run_until(lambda: leaver.stopped is not None, 1.0)
     assert isinstance(leaver.stopped, LeftError)
@@ -170,7 +171,7 @@ def test_leavers_told_by_the_trailer_go_without_a_request(index: int) -> None:
 
 def test_a_hint_of_the_data_plane_gives_a_new_epoch_with_the_same_members() -> None:
     world, members = start_job(3)
-    world.inside(members[1], lambda: members[1].machine.hint((members[2].id,), world.now))
+    world.inside(members[1], lambda: members[1].machine.handle(Hint((members[2].id,)), world.now))
     agree(world, members)
     world.run_until(lambda: epochs(members) == [2, 2, 2], 2.0)
     assert members[0].activated[-1].ids == members[0].activated[0].ids

@@ -8,7 +8,7 @@ import pytest
 
 from consensus.member import Member
 from consensus.messages import Status, Update
-from consensus.protocol.member_table import NEVER, MemberTable, Peer, Sign
+from consensus.protocol.state.member_table import NEVER, MemberTable, Peer, Sign
 from consensus.view import NO_VIEW_ID, Cause, Proposal, Removal, View
 
 from .people import view_of

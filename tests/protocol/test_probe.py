@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from consensus.protocol.awareness import Awareness
-from consensus.protocol.probe import Prober, ProbeStage
+from consensus.protocol.detection.probe import Prober, ProbeStage
+from consensus.protocol.state.lifeguard import Awareness
 
 from .people import CONFIG, member
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consensus.protocol.quorum import is_quorum, missing
+from consensus.protocol.state.quorum import is_quorum, missing
 
 from .people import view_of
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from consensus.messages import Beliefs, Digest, Gossip, Message, Status, Update
+from consensus.protocol.detection.reconciliation import EVERY
 from consensus.protocol.machine import Machine
-from consensus.protocol.reconciliation import EVERY
 
 from .people import machine_in, member, sends, view_of
 

@@ -6,8 +6,16 @@ import logging
 
 import pytest
 
+from consensus.border import Built, Flushed
 from consensus.config import Config, Policy
-from consensus.errands import (
+from consensus.errors import ConfigError, ExcludedError, StoreWipedError
+from consensus.messages import Accept, Activate, Chosen, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
+from consensus.protocol.agreement.proposer import SMALLER_WAITS
+from consensus.protocol.agreement.register import SELDOM, WIPED_FOR
+from consensus.protocol.machine import Machine
+from consensus.protocol.state.effects import Ask, Effect, Freeze, Note, Stopped
+from consensus.protocol.state.inputs import Answered, Checked, Stirred
+from consensus.store_requests import (
     Answer,
     Away,
     Beat,
@@ -22,12 +30,6 @@ from consensus.errands import (
     Unread,
     Wiped,
 )
-from consensus.errors import ConfigError, ExcludedError, StoreWipedError
-from consensus.messages import Accept, Activate, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
-from consensus.protocol.effects import Ask, Effect, Freeze, Note, Stopped
-from consensus.protocol.machine import Machine
-from consensus.protocol.proposer import SMALLER_WAITS
-from consensus.protocol.register import SELDOM, WIPED_FOR
 from consensus.view import Delta, View
 
 from .people import machine_in, member, sends, view_of
@@ -55,14 +57,14 @@ def drained(machine: Machine, now: float) -> list[Effect]:
 
 def proposed(machine: Machine, dead: str, now: float) -> CreateView:
     """What ``machine`` has recorded once ``dead`` is proven so."""
-    machine.checked(dead, False, "refused", now)
+    machine.handle(Checked(dead, False, "refused"), now)
     [create] = asked(drained(machine, now + 0.05), CreateView)
     assert isinstance(create, CreateView)
     return create
 
 
 def answer(machine: Machine, errand: Errand, what: Answer, now: float) -> list[Effect]:
-    machine.answered(errand, what, now)
+    machine.handle(Answered(errand, what), now)
     return machine.drain()
 
 
@@ -73,7 +75,7 @@ def successor(of: View, names: str, driver: str, epoch: int | None = None) -> Vi
 
 def test_the_coordinator_records_and_nobody_is_asked_to_vote() -> None:
     machine = machine_of("abc", "a")
-    machine.checked("c", False, "refused", 100.1)
+    machine.handle(Checked("c", False, "refused"), 100.1)
     effects = drained(machine, 100.15)
     [create] = asked(effects, CreateView)
     assert isinstance(create, CreateView)
@@ -90,14 +92,37 @@ def test_whoever_created_the_record_drives_it_as_ever() -> None:
     assert any(isinstance(effect, Freeze) and effect.epoch == 2 for effect in effects)
     effects += drained(machine, 100.3)
     assert {send.address for send in sends(effects, FlushRequest)} == {member("b").address}
-    machine.flushed(2, b"A", 100.31)
+    machine.handle(Flushed(2, b"A"), 100.31)
     machine.receive("b", member("b").address, FlushReply(2, create.record.view.view_id, b"B"), 100.32)
     [install] = [send.message for send in sends(machine.drain(), Install)]
     assert isinstance(install, Install)
-    machine.ready(create.record.view.view_id, 100.33)
+    machine.handle(Built(create.record.view.view_id), 100.33)
     machine.receive("b", member("b").address, Ready(2, create.record.view.view_id), 100.34)
     assert sends(machine.drain(), Activate)
     assert machine.active_view == create.record.view
+
+
+def test_what_others_have_read_of_its_own_record_will_do() -> None:
+    """The store took it, and its answer was lost: whoever tells of that view has read it there."""
+    machine = machine_of("abc", "a")
+    create = proposed(machine, "c", 100.1)
+    assert not any(isinstance(effect, Freeze) for effect in answer(machine, create, AWAY, 100.2))
+    machine.receive("b", member("b").address, Chosen(create.record.view, "a"), 100.3)
+    assert any(isinstance(effect, Freeze) and effect.epoch == 2 for effect in machine.drain())
+    assert machine.view == create.record.view
+
+
+def test_a_view_that_it_is_said_to_drive_and_never_proposed_is_looked_up() -> None:
+    machine = machine_of("abc", "a")
+    machine.receive("b", member("b").address, Chosen(successor(view_of("abc"), "ab", "a").view, "a"), 100.3)
+    assert asked(machine.drain(), ReadViews) and machine.view == view_of("abc")
+
+
+def test_what_another_one_has_recorded_is_believed_at_once() -> None:
+    machine = machine_of("abc", "a")
+    record = successor(view_of("abc"), "ab", "b")
+    machine.receive("b", member("b").address, Chosen(record.view, "b"), 100.3)
+    assert machine.view == record.view
 
 
 def test_who_is_told_by_the_driver_freezes() -> None:
@@ -130,7 +155,7 @@ def test_a_record_without_this_member_ends_its_lifetime() -> None:
 def test_a_cluster_founded_after_ours_was_taken_for_dead_goes_on_without_us() -> None:
     machine = machine_of("abc", "a")
     anew = ViewRecord(View(2, "", (member("x"),)), "x")
-    machine.stirred(100.1)
+    machine.handle(Stirred(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
     effects = answer(machine, read, Recorded(anew), 100.2)
     assert [type(effect.error) for effect in effects if isinstance(effect, Stopped)] == [ExcludedError]
@@ -141,14 +166,14 @@ def test_nothing_follows_from_a_failure_and_the_next_proposal_is_made_anew() -> 
     first = proposed(machine, "d", 100.1)
     effects = answer(machine, first, AWAY, 100.6)
     assert machine.view == view_of("abcd") and not any(isinstance(effect, Freeze) for effect in effects)
-    machine.checked("c", False, "refused", 100.6)
+    machine.handle(Checked("c", False, "refused"), 100.6)
     [second] = asked(drained(machine, 100.9), CreateView)
     assert isinstance(second, CreateView)
     assert second.record.view.ids == ("a", "b"), "what is needed now"
     # The store has the first after all: it was done, though nobody was told.
     answer(machine, second, Recorded(first.record), 101.0)
     assert machine.view == first.record.view and machine.driver == "a"
-    machine.flushed(2, b"A", 101.01)
+    machine.handle(Flushed(2, b"A"), 101.01)
     [third] = asked(drained(machine, 101.1), CreateView)
     assert isinstance(third, CreateView)
     assert third.record.view.epoch == 3 and third.record.view.ids == ("a", "b")
@@ -156,7 +181,7 @@ def test_nothing_follows_from_a_failure_and_the_next_proposal_is_made_anew() -> 
 
 def test_a_store_that_is_away_changes_nothing_and_is_told_of() -> None:
     machine = machine_of("ab", "a")
-    machine.stirred(100.1)
+    machine.handle(Stirred(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
     notes = [effect for effect in answer(machine, read, AWAY, 105.1) if isinstance(effect, Note) and effect.kind == "store"]
     assert [note.level for note in notes] == [logging.WARNING] and "training goes on" in notes[0].text
@@ -168,7 +193,7 @@ def test_a_store_that_is_away_changes_nothing_and_is_told_of() -> None:
 
 def test_what_is_gone_from_the_store_ends_this_lifetime() -> None:
     machine = machine_of("ab", "a")
-    machine.stirred(100.1)
+    machine.handle(Stirred(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
     assert read == ReadViews(1, view_of("ab").view_id)
     gone = Wiped("file:///nowhere was wiped")
@@ -177,35 +202,35 @@ def test_what_is_gone_from_the_store_ends_this_lifetime() -> None:
     while machine.stopped is None:
         now += 0.05
         for each in asked(drained(machine, now), ReadViews):
-            machine.answered(each, gone, now)
+            machine.handle(Answered(each, gone), now)
         assert now < 100.2 + WIPED_FOR + SELDOM + 0.1
     assert isinstance(machine.stopped, StoreWipedError) and "start it anew" in str(machine.stopped)
 
 
 def test_what_a_slow_file_system_did_not_show_for_a_moment_is_not_gone() -> None:
     machine = machine_of("a", "a")
-    machine.stirred(100.1)
+    machine.handle(Stirred(), 100.1)
     [read] = asked(drained(machine, 100.15), ReadViews)
-    machine.answered(read, Wiped("file:///nowhere was wiped"), 100.2)
+    machine.handle(Answered(read, Wiped("file:///nowhere was wiped")), 100.2)
     [again] = asked(drained(machine, 100.7), ReadViews)
-    machine.answered(again, Recorded(ViewRecord(view_of("a"), "a")), 100.7)
+    machine.handle(Answered(again, Recorded(ViewRecord(view_of("a"), "a"))), 100.7)
     now = 101.0
     while now < 120.0:
         now += 0.5
         for each in asked(drained(machine, now), ReadViews):
-            machine.answered(each, Recorded(ViewRecord(view_of("a"), "a")), now)
+            machine.handle(Answered(each, Recorded(ViewRecord(view_of("a"), "a"))), now)
     assert machine.stopped is None
 
 
 def test_a_wiped_store_that_takes_leases_as_ever_ends_this_lifetime() -> None:
     machine = machine_of("ab", "a")
-    machine.stirred(100.1)
+    machine.handle(Stirred(), 100.1)
     now = 100.1
     while machine.stopped is None:
         for each in asked(drained(machine, now), ReadViews):
-            machine.answered(each, Wiped("file:///nowhere was wiped"), now)
-        machine.answered(Beat(Lease(member("a"), 7)), Done(), now)
-        machine.answered(ReadLeases(("b",)), Leases((Lease(member("b"), 7),)), now)
+            machine.handle(Answered(each, Wiped("file:///nowhere was wiped")), now)
+        machine.handle(Answered(Beat(Lease(member("a"), 7)), Done()), now)
+        machine.handle(Answered(ReadLeases(("b",)), Leases((Lease(member("b"), 7),))), now)
         now += 0.05
         assert now < 100.2 + WIPED_FOR + SELDOM + 0.1
     assert isinstance(machine.stopped, StoreWipedError)
@@ -259,19 +284,19 @@ def test_the_smaller_side_leaves_the_decision_to_the_larger_for_a_moment() -> No
 def test_one_that_survives_all_others_goes_on() -> None:
     machine = machine_of("abcd", "d")
     for other in "abc":
-        machine.checked(other, False, "refused", 100.1)
+        machine.handle(Checked(other, False, "refused"), 100.1)
     [create] = asked(drained(machine, 100.2), CreateView)
     assert isinstance(create, CreateView) and create.record.view.ids == ("d",)
 
 
 def test_looks_are_seldom_and_frequent_while_something_is_awaited() -> None:
     machine = machine_of("a", "a")
-    machine.stirred(100.0)
+    machine.handle(Stirred(), 100.0)
     now, looks = 100.0, []
     while now < 130.0:
         for read in asked(drained(machine, 100.15), ReadViews):
             looks.append(now)
-            machine.answered(read, Recorded(None), now)
+            machine.handle(Answered(read, Recorded(None)), now)
         now += 0.01
         machine.tick(now)
         if 110.0 < now < 110.02:
@@ -287,7 +312,7 @@ def test_old_records_are_cleaned_once_a_view_is_active() -> None:
     for epoch in (2, 3):
         record = successor(view, "ab", "a", epoch)
         machine._change.adopt(record.view, "a", 100.0 + epoch)
-        machine.flushed(epoch, b"A", 100.0 + epoch)
+        machine.handle(Flushed(epoch, b"A"), 100.0 + epoch)
         view = record.view
     machine._core.installed = view
     machine._core.standing = machine._core.standing.READY

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from consensus.config import Policy
 from consensus.messages import Claim
-from consensus.protocol.side import Relation, claim, related
+from consensus.protocol.state.side import Relation, claim, related
 from consensus.view import View
 
 from .people import view_of

@@ -6,10 +6,11 @@ from random import Random
 
 import pytest
 
+from consensus.border import Leave
 from consensus.config import Config
 from consensus.messages import JoinRequest
-from consensus.protocol.join import Applicants
-from consensus.simulation import Host, World
+from consensus.protocol.state.join import Applicants
+from consensus.simulation import Host, World, judged
 
 from ..transcripts.script import agree, seniority
 from .people import machine_in, member
@@ -17,7 +18,7 @@ from .people import machine_in, member
 
 def full(members: int, spares: int, *, seed: int = 1, max_size: int | None = None) -> tuple[World, list[Host], list[Host]]:
     """A job at its ``max_size``, members in seniority order, and spares that came one after the other."""
-    world = World(seed, Config(max_size=max_size or members))
+    world = judged(World(seed, Config(max_size=max_size or members)))
     world.cluster(members)
     order = seniority(world)
     waiting = []
@@ -96,7 +97,7 @@ def test_a_spare_that_is_gone_is_not_promoted() -> None:
 def test_who_leaves_makes_room_in_the_same_view() -> None:
     world, order, spares = full(3, 1)
     world.run(1.0)
-    world.inside(order[1], lambda: order[1].machine.leave(None, world.now))
+    world.inside(order[1], lambda: order[1].machine.handle(Leave(None), world.now))
     agree(world, [order[0], order[2], spares[0]])
     assert order[0].activated[-1].epoch == 2
 
@@ -138,3 +139,11 @@ def test_only_whoever_may_coordinate_next_keeps_a_queue() -> None:
         joiner = member("x", 77)
         machine.receive("x", joiner.address, JoinRequest(joiner, True, machine._core.config.terms, None, 1500), 100.1)
         assert len(machine.status()["spares"]) == known
+
+
+def test_a_change_that_removes_nobody_lets_no_spare_in() -> None:
+    world, order, spares = full(3, 1)
+    world.run(1.0)
+    world.inside(order[0], lambda: order[0].fail(()))
+    world.run_until(lambda: all(host.activated[-1].epoch == 2 for host in order), 5.0)
+    assert {len(host.activated[-1]) for host in order} == {3} and not spares[0].activated

@@ -10,13 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consensus.config import Config, Liveness
-from consensus.errands import Away, CreateView, Errand, Leases, ReadLeases, ReadViews, Recorded, Unread, UnreadLease, Wiped
 from consensus.errors import JoinError
 from consensus.messages import JoinReply, JoinRequest, Lease, ViewRecord
-from consensus.protocol.effects import Ask, Check, Effect
-from consensus.protocol.join import Search
+from consensus.protocol.admission.survey import CHECK_EVERY, MUTE, Survey
 from consensus.protocol.machine import Machine
-from consensus.protocol.survey import CHECK_EVERY, MUTE, Survey
+from consensus.protocol.state.effects import Ask, Check, Effect
+from consensus.protocol.state.inputs import Answered, Checked
+from consensus.protocol.state.join import Search
+from consensus.store_requests import (
+    Away,
+    CreateView,
+    Errand,
+    Leases,
+    ReadLeases,
+    ReadViews,
+    Recorded,
+    Unread,
+    UnreadLease,
+    Wiped,
+)
 
 from .bench import LEASED, START, Bench, Other
 from .people import core_of, member, sends, view_of
@@ -361,7 +373,7 @@ def test_founding_is_tried_again_but_not_in_a_storm() -> None:
 
     def refuse(errand: Errand) -> None:
         if isinstance(errand, CreateView):
-            one.later(0.0001, lambda: one.machine.answered(errand, Away("refused", ambiguous=True), one.now))
+            one.later(0.0001, lambda: one.machine.handle(Answered(errand, Away("refused", ambiguous=True)), one.now))
         else:
             usual(errand)
 
@@ -375,7 +387,7 @@ def test_the_epoch_of_an_orphaned_cluster_goes_on() -> None:
     one.run(1.0)
     assert created(one) == [] and {name for _, name in one.checks} == set("xyz")
     for name in "xyz":
-        one.machine.checked(name, False, "refused", one.now)
+        one.machine.handle(Checked(name, False, "refused"), one.now)
     one.run(1.0)
     view = created(one)[0].view
     assert (view.epoch, view.parent_id, view.ids) == (42, "", ("b",))
@@ -389,7 +401,7 @@ def test_a_cluster_that_was_found_may_be_orphaned_later() -> None:
     one.run(2.0)
     assert one.machine.known_view == record.view
     for name in "xy":
-        one.machine.checked(name, False, "refused", one.now)
+        one.machine.handle(Checked(name, False, "refused"), one.now)
     one.run(1.0)
     assert created(one)[0].view.epoch == 42
 
@@ -422,7 +434,7 @@ def test_nothing_is_looked_for_once_there_is_a_view() -> None:
     one = founder()
     one.run(0.01)
     one.record = created(one)[0]
-    one.machine.answered(CreateView(one.record), Recorded(one.record), one.now)
+    one.machine.handle(Answered(CreateView(one.record), Recorded(one.record)), one.now)
     assert one.machine.view == one.record.view
     effects: list[Effect] = one.machine.drain()
     assert sends(effects, JoinRequest) == []

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from consensus.protocol.suspicion import Suspicion
+from consensus.protocol.state.lifeguard import Suspicion
 
 
 def test_starts_at_the_maximum() -> None:

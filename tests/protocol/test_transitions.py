@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from consensus.border import Built, Leave
 from consensus.errors import (
     ExcludedError,
     FoundedApartError,
@@ -17,16 +18,17 @@ from consensus.errors import (
     StoppedError,
 )
 from consensus.messages import Accept, Activate, Install
-from consensus.protocol.attempt import ATTEMPT, Attempt, Outcome, Phase
-from consensus.protocol.installation import INSTALLATION, Gain, Installation, Stage
-from consensus.protocol.life import LIFE, Life, Turn, turn_of
-from consensus.protocol.member_table import BELIEF, Sign
-from consensus.protocol.probe import PROBE
-from consensus.protocol.standing import STANDING, News, Standing
-from consensus.reports import Reports
-from consensus.simulation import World
+from consensus.messages.reports import Reports
+from consensus.protocol.agreement.attempt import ATTEMPT, Attempt, Outcome, Phase
+from consensus.protocol.agreement.installation import INSTALLATION, Gain, Installation, Stage
+from consensus.protocol.detection.probe import PROBE
+from consensus.protocol.state.inputs import Died
+from consensus.protocol.state.life import LIFE, Life, Turn, turn_of
+from consensus.protocol.state.member_table import BELIEF, Sign
+from consensus.protocol.state.standing import STANDING, News, Standing
+from consensus.simulation import World, judged
 from consensus.transitions import IllegalTransitionError, Table
-from ftlib.phase import PLANE
+from ftlib.core.plane.phase import PLANE
 
 from .people import core_of, machine_in, member, sends, view_of
 
@@ -110,12 +112,12 @@ def test_a_members_life() -> None:
     machine = machine_in("abc", "b")
     core = machine._core
     assert (core.life, core.standing) == (Life.MEMBER, Standing.ACTIVE)
-    machine.leave(None, 101.0)
-    machine.leave(None, 101.1)
+    machine.handle(Leave(None), 101.0)
+    machine.handle(Leave(None), 101.1)
     assert core.life is Life.LEAVING and core.leaving
-    machine.die("killed", StoppedError("killed"))
+    machine.handle(Died("killed", StoppedError("killed")), 100.0)
     assert core.life is Life.DEAD
-    machine.leave(None, 102.0)
+    machine.handle(Leave(None), 102.0)
     assert core.life is Life.DEAD and not core.leaving
 
 
@@ -127,7 +129,7 @@ def test_whoever_leaves_may_be_overtaken() -> None:
 
 
 def test_a_founders_life_begins_without_an_admission() -> None:
-    world = World(1)
+    world = judged(World(1))
     (host,) = world.cluster(1)
     core = host.machine._core
     assert (core.life, core.standing) == (Life.MEMBER, Standing.ACTIVE)
@@ -177,8 +179,8 @@ def test_a_view_comes_to_life_in_order() -> None:
     assert core.standing is Standing.INSTALLED
     machine.receive("a", member("a").address, Activate(2, view.view_id), 101.2)
     assert core.standing is Standing.INSTALLED, "not before its own group is built"
-    machine.ready(view.view_id, 101.3)
-    machine.ready(view.view_id, 101.3)
+    machine.handle(Built(view.view_id), 101.3)
+    machine.handle(Built(view.view_id), 101.3)
     assert core.standing is Standing.READY
     machine.receive("a", member("a").address, Activate(2, view.view_id), 101.4)
     machine.receive("a", member("a").address, Activate(2, view.view_id), 101.5)

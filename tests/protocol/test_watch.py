@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from consensus.member import Member
-from consensus.protocol.watch import RINGS, SLACK, Watch, watchers
+from consensus.protocol.detection.watch import RINGS, SLACK, Watch, watchers
 from consensus.view import NO_VIEW_ID, Cause, Proposal, Removal, View
 
 SLOT = 0.4

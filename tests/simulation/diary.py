@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from consensus.simulation import Event, Result, Scenario, World, judge, perform, prepare
-from consensus.simulation.play import FOUNDING
+from consensus.simulation.script.play import FOUNDING
 
 __all__ = ["Diary", "source"]
 
@@ -38,6 +38,8 @@ class Diary:
         self.world.run_until(lambda: all(host.activated for host in hosts), FOUNDING)
         self._start = self.world.now
         self._offset = 0.0
+        self._told = False
+        """Whether a violation was raised already."""
 
     def wait(self, seconds: float) -> None:
         """Time passes: exactly as ``play`` lets it pass."""
@@ -45,15 +47,16 @@ class Diary:
         self.scenario = replace(self.scenario, rest=round(self.scenario.rest + seconds, 6))
         self._noting(lambda: self.world.run(max(0.0, self._start + self._offset - self.world.now)))
 
-    def do(self, verb: str, *words: object) -> None:
+    def do(self, command: str, *words: object) -> None:
         """Something happens now."""
-        event = Event(self._offset, verb, tuple(str(word) for word in words))
+        event = Event(self._offset, command, tuple(str(word) for word in words))
         self.scenario = replace(self.scenario, events=(*self.scenario.events, event), rest=0.0)
         self._noting(lambda: perform(self.world, event))
 
     def end(self) -> None:
-        """Heal everything, and judge."""
-        self._noting(self._judge)
+        """Heal everything, and judge; not after a violation, which the verdict would hide from whoever is to read it."""
+        if not self._told:
+            self._noting(self._judge)
 
     def _judge(self) -> None:
         verdict = judge(self.world)
@@ -64,6 +67,7 @@ class Diary:
         try:
             action()
         except AssertionError as error:
+            self._told = True
             kind = Result(self.scenario, self.world, None, str(error)).kind
             error.add_note(f"To keep it, paste this into tests/transcripts:\n\n{source(self.scenario, kind=kind)}")
             raise

@@ -10,9 +10,10 @@ from consensus.config import Config, Policy
 from consensus.errors import ExcludedError, LeftError, OvertakenError
 from consensus.messages import Introduction, JoinReply, Ping
 from consensus.progress import Progress
-from consensus.protocol.admission import BEACON_EVERY
-from consensus.protocol.contact import LOOK_AT_MOST
-from consensus.simulation import Host, World
+from consensus.protocol.admission.admission import BEACON_EVERY
+from consensus.protocol.agreement.contact import LOOK_AT_MOST
+from consensus.protocol.state.inputs import Introduced
+from consensus.simulation import Host, World, judged
 
 from ..transcripts.script import agree, start_job
 from .judgement import living
@@ -122,7 +123,7 @@ def test_the_losers_come_back_through_the_winners() -> None:
     world.kill(members[0])
     met = tuple(member.address for member in error.view.members)
     again = world.start("again", port=members[0].machine.member.port, introducers=(members[1].name,))
-    again.machine.add_introducers(met, world.now)
+    again.machine.handle(Introduced(met), world.now)
     agree(world, [*members[1:], again])
 
 
@@ -153,7 +154,7 @@ def test_nobody_is_excluded_without_evidence() -> None:
 def history(seed: int) -> World:
     """Cuts, crashes, stops and joiners; steps are committed at different speeds."""
     rng = Random(seed)
-    world = World(seed, ANY)
+    world = judged(World(seed, ANY))
     size = rng.choice([2, 3, 4, 5, 8])
     world.cluster(size)
     for _ in range(rng.randrange(3, 10)):

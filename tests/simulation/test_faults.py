@@ -9,8 +9,9 @@ import pytest
 
 from consensus.config import Config
 from consensus.messages import Ack, Evidence, Introduction, JoinReply, Message
-from consensus.protocol.probe import Prober
-from consensus.simulation import Faults, Host, Observer, Spread, Trap, World
+from consensus.protocol.detection.probe import Prober
+from consensus.protocol.state.inputs import Checked, Input
+from consensus.simulation import Failpoint, Faults, Host, Observer, Spread, World, judged
 
 
 class Log(Observer):
@@ -32,7 +33,7 @@ class Log(Observer):
 
 
 def job(size: int = 3, config: Config | None = None) -> tuple[World, list[Host], Log]:
-    world = World(1, config)
+    world = judged(World(1, config))
     hosts = world.cluster(size)
     world.run(1.0)
     log = Log()
@@ -134,11 +135,11 @@ def test_heal_ends_everything() -> None:
     world.faults.cut_groups([[m0.id], [m1.id]])
     world.clog(m0)
     world.delay(Faults(latency=(0.1, 0.2), spread=Spread.HEAVY))
-    world.traps.append(Trap("any", "any", 1000, before=True))
+    world.failpoints.append(Failpoint("any", "any", 1000, before=True))
     world.run(1.2)
     world.heal()
     assert world.faults == Faults()
-    assert not world.traps
+    assert not world.failpoints
     log.clear()
     world.run(0.01)
     assert any("m0" in link for link in links(log.got)), "what was held back"
@@ -175,14 +176,14 @@ def test_a_stall_inside_a_pause_ends_with_the_later_of_both() -> None:
 def test_a_trap_kills_the_sender_at_exactly_that_message(before: bool) -> None:
     world, (m0, _, _), log = job()
     log.clear()
-    world.traps.append(Trap("m0", "Ping", 3, before=before))
+    world.failpoints.append(Failpoint("m0", "Ping", 3, before=before))
     pings: list[Message] = []
     world.watch = lambda host, message: (
         pings.append(message) is None if (host, type(message).__name__) == (m0, "Ping") else True
     )
     world.run(1.1)
     assert not m0.alive and len(pings) == (2 if before else 3)
-    assert not world.traps
+    assert not world.failpoints
 
 
 # Connections
@@ -191,14 +192,14 @@ def test_a_trap_kills_the_sender_at_exactly_that_message(before: bool) -> None:
 def alive(world: World, asker: Host, target: Host) -> list[bool | None]:
     """What a check by ``asker`` comes to, and after which time."""
     found: list[bool | None] = []
-    honest = asker.machine.checked
+    honest = asker.machine.handle
 
-    def checked(member_id: str, answer: bool | None, detail: str, now: float, *, listens: bool = False) -> None:
-        if member_id == target.id:
-            found.append(answer)
-        honest(member_id, answer, detail, now, listens=listens)
+    def handle(what: Input, now: float) -> None:
+        if isinstance(what, Checked) and what.member_id == target.id:
+            found.append(what.alive)
+        honest(what, now)
 
-    asker.machine.checked = checked  # type: ignore[method-assign]
+    asker.machine.handle = handle  # type: ignore[method-assign]
     world.connections.check(asker, target.member)
     world.run(0.6)
     return found
@@ -229,7 +230,7 @@ def test_a_firewall_refuses(trusted: bool) -> None:
 
 
 def test_a_supervisor_beyond_a_cut_hears_nothing() -> None:
-    world = World(1, fences=True)
+    world = judged(World(1, fences=True))
     hosts = world.cluster(3)
     world.run(1.0)
     world.isolate(hosts[:1], hosts[1:])
@@ -242,7 +243,7 @@ def test_a_supervisor_beyond_a_cut_hears_nothing() -> None:
 
 def contact_from_old_acks() -> float:
     """What a new lifetime takes for contact with m1, which never got a ping of its own but acked many of its predecessor."""
-    world = World(1)
+    world = judged(World(1))
     m0, m1, m2 = world.cluster(3)
     old: list[Message] = []
     world.watch = lambda host, message: old.append(message) is None if host is m1 and isinstance(message, Ack) else True

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from consensus.config import Config
-from consensus.protocol.effects import Effect, Fence
+from consensus.protocol.state.effects import Effect, Fence
 from consensus.simulation import Host, World
-from consensus.simulation.observer import Observer
+from consensus.simulation.world.observer import Observer
 
 from ..transcripts.script import agree, epochs, start_job
 

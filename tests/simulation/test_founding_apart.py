@@ -10,7 +10,8 @@ import pytest
 from consensus.config import Config, Policy
 from consensus.errors import FoundedApartError, OvertakenError
 from consensus.progress import Progress
-from consensus.simulation import Host, World
+from consensus.protocol.state.inputs import Introduced
+from consensus.simulation import Host, World, judged
 
 from ..transcripts.script import agree
 from .judgement import living
@@ -34,12 +35,12 @@ def apart(world: World, first: int, second: int) -> tuple[list[Host], list[Host]
 def meet(world: World, one: Host, other: Host) -> None:
     """Somebody tells a member of one cluster where to find the other."""
     world.faults.heal()
-    world.inside(one, lambda: one.machine.add_introducers((other.machine.member.address,), world.now))
+    world.inside(one, lambda: one.machine.handle(Introduced((other.machine.member.address,)), world.now))
 
 
 @pytest.mark.parametrize("told", [0, 2])
 def test_one_of_two_clusters_stops_and_says_why(told: int) -> None:
-    world = World(1)
+    world = judged(World(1))
     small, large = apart(world, 3, 4)
     meet(world, small[told], large[told])
     if told:  # only coordinators look around
@@ -61,7 +62,7 @@ def test_one_of_two_clusters_stops_and_says_why(told: int) -> None:
 
 
 def test_steps_count_more_than_members() -> None:
-    world = World(1)
+    world = judged(World(1))
     small, large = apart(world, 1, 3)
     small[0].machine.set_progress(Progress(5, 0))
     meet(world, small[0], large[0])
@@ -70,7 +71,7 @@ def test_steps_count_more_than_members() -> None:
 
 
 def test_under_any_the_loser_may_come_back() -> None:
-    world = World(1, Config(policy=Policy.ANY))
+    world = judged(World(1, Config(policy=Policy.ANY)))
     small, large = apart(world, 2, 3)
     meet(world, small[0], large[0])
     world.run_until(lambda: all(host.stopped is not None for host in small), 2.0)
@@ -79,7 +80,7 @@ def test_under_any_the_loser_may_come_back() -> None:
 
 def test_a_member_of_both_ends_up_in_one() -> None:
     """Two founders with lists of their own count the same member: it follows whoever told it first, and they meet."""
-    world = World(1, Config(initial_size=2))
+    world = judged(World(1, Config(initial_size=2)))
     a, b = world.start("a", introducers=("a",)), world.start("b", introducers=("b",))
     world.faults.cut_both(a.id, b.id)
     shared = world.start("s", introducers=("a", "b"))
@@ -97,7 +98,8 @@ def founding(seed: int, *, voted: bool, enough: bool = True) -> tuple[World, dic
     rng = Random(seed)
     size, restarts = rng.choice([3, 4, 5, 7]), rng.randrange(3)
     lifetimes = size + restarts
-    world = World(seed, Config(initial_size=min(size, lifetimes // 2 + 1) if enough else size // 2, join_timeout=1000.0))
+    initial = min(size, lifetimes // 2 + 1) if enough else size // 2
+    world = judged(World(seed, Config(initial_size=initial, join_timeout=1000.0)))
     names = [f"m{index}" for index in range(size)]
     ports = {name: 1000 + index for index, name in enumerate(names)}
     everyone = tuple(("10.0.0.1", port) for port in ports.values())
@@ -111,7 +113,7 @@ def founding(seed: int, *, voted: bool, enough: bool = True) -> tuple[World, dic
             slots[name] = world.start(name, port=ports[name], resolved=None, introducers=("m0",))
             host = slots[name]
             others = everyone[1:] if name != "m0" else everyone
-            world.inside(host, lambda: host.machine.add_introducers(others, world.now))
+            world.inside(host, lambda: host.machine.handle(Introduced(others), world.now))
 
     order = names if not voted else rng.sample(names, size)
     for name in order:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from consensus.border import Flushed, Freeze, Order
 from consensus.messages import Accept, Accepted, Chosen, FlushRequest, Install, Message, Ping, Promise
-from consensus.simulation import Host, StubPlane, World
+from consensus.simulation import Host, StubPlane, World, judged
 
 
 class Slow(StubPlane):
     """Gives its report half a second late."""
 
-    def freeze(self, epoch: int, after_call: int | None) -> None:
-        host = self._host
-        host.after(0.5, lambda: host.machine.flushed(epoch, f"{host.id}:{epoch}".encode(), host.now))
+    def handle(self, order: Order) -> None:
+        if isinstance(order, Freeze):
+            self._host.after(0.5, lambda: super(Slow, self).handle(order))
+        else:
+            super().handle(order)
 
 
 def test_what_the_dead_chose_is_no_fork() -> None:
     """The most senior of two is a quorum. What it chose dies with it; its last pings still tell of that view."""
-    world = World(1)
+    world = judged(World(1))
     senior, other = world.cluster(2)
     world.run(0.6)
     pinged: list[Message] = []
@@ -39,7 +42,7 @@ def test_what_the_dead_chose_is_no_fork() -> None:
 
 def test_a_vote_waits_for_the_report_though_a_promise_does_not() -> None:
     """The coordinator dies in a change; its successor is promised to before the old vote is sent. That vote was cast before."""
-    world = World(2, plane=Slow)
+    world = judged(World(2, plane=Slow))
     hosts = world.cluster(4)
     world.run(0.6)
     said: list[tuple[str, str, int]] = []
@@ -59,12 +62,12 @@ def test_a_vote_waits_for_the_report_though_a_promise_does_not() -> None:
 
 
 def test_a_report_of_an_older_epoch_is_not_kept() -> None:
-    world = World(3, plane=Slow)
+    world = judged(World(3, plane=Slow))
     hosts = world.cluster(3)
     world.run(0.6)
     host = hosts[1]
     world.inside(host, lambda: host.fail(()))
     world.run_until(lambda: host.activated[-1].epoch == 2, 5.0)
-    world.inside(host, lambda: host.machine.flushed(1, b"late", host.now))
+    world.inside(host, lambda: host.machine.handle(Flushed(1, b"late"), host.now))
     assert host.machine._change.voter.report(1) is None
     assert host.machine._change.voter.report(2) is not None

@@ -9,8 +9,8 @@ import pytest
 from consensus.config import Config, Liveness, Policy
 from consensus.errors import ExcludedError, JoinError
 from consensus.progress import Progress
-from consensus.simulation import Host, World
-from consensus.simulation.store import Character
+from consensus.simulation import Host, World, judged
+from consensus.simulation.world.store import Character
 
 CONFIG = Config(policy=Policy.STORAGE, storage="file:///dir", liveness=Liveness.LEASES, lease=2.0)
 QUIET = 10.0
@@ -19,7 +19,7 @@ QUIET = 10.0
 
 def job(size: int, seed: int = 1, config: Config = CONFIG, store: Character = Character.ATOMIC) -> tuple[World, list[Host]]:
     """A job that has done its first steps, in seniority order."""
-    world = World(seed, config, store=store)
+    world = judged(World(seed, config, store=store))
     together(world, world.founders(size, alone=True))
     for host in world.hosts.values():
         host.machine.set_progress(Progress(6, 0))
@@ -35,14 +35,14 @@ def together(world: World, hosts: list[Host], seconds: float = 30.0) -> float:
 
 
 def operations(world: World) -> int:
-    assert world.errands is not None
-    return sum(store.operations for store in world.errands.operations.values())
+    assert world.store_requests is not None
+    return sum(store.operations for store in world.store_requests.operations.values())
 
 
 def leases(world: World) -> set[str]:
     """Whose leases are in the store."""
-    assert world.errands is not None
-    return {key.removeprefix("leases/") for key in world.errands.shelf.names("leases/")}
+    assert world.store_requests is not None
+    return {key.removeprefix("leases/") for key in world.store_requests.contents.names("leases/")}
 
 
 # Starting
@@ -50,12 +50,12 @@ def leases(world: World) -> set[str]:
 
 @pytest.mark.parametrize("store", list(Character))
 def test_sixteen_at_once_without_any_introducer(store: Character) -> None:
-    world = World(1, CONFIG, store=store)
+    world = judged(World(1, CONFIG, store=store))
     assert together(world, world.founders(16, alone=True)) <= 1.0
 
 
 def test_sixteen_that_come_one_by_one() -> None:
-    world = World(1, replace(CONFIG, initial_size=16))
+    world = judged(World(1, replace(CONFIG, initial_size=16)))
     hosts = []
     for index in range(16):
         hosts.append(world.start(f"m{index}"))
@@ -64,13 +64,13 @@ def test_sixteen_that_come_one_by_one() -> None:
 
 
 def test_a_slow_store_delays_the_start_and_no_more() -> None:
-    world = World(1, CONFIG)
+    world = judged(World(1, CONFIG))
     world.faults.store.slow = 0.3
     assert together(world, world.founders(16, alone=True)) <= 5.0
 
 
 def test_a_founder_that_dies_on_the_way_is_replaced() -> None:
-    world = World(1, CONFIG)
+    world = judged(World(1, CONFIG))
     hosts = world.founders(4, alone=True)
     first = min(hosts, key=lambda host: host.id)
     world.run(0.006)

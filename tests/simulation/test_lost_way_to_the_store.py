@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.protocol.proposer import STANDS_IN
+from consensus.protocol.agreement.proposer import STANDS_IN
 from consensus.simulation import Scenario, play
 
 SOON = STANDS_IN + 2.0

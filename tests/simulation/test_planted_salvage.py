@@ -8,22 +8,23 @@ from dataclasses import replace
 import pytest
 
 from consensus import View
+from consensus.border import Installed
 from consensus.messages import Install
-from consensus.protocol.installation import Installation
-from consensus.protocol.view_change import ViewChange
-from consensus.reports import Reports
-from consensus.simulation.invariants.flush import Flush
-from ftlib import plane as planes
-from ftlib import rebuild
-from ftlib.call import Call, Results
-from ftlib.plane import Finish, Order, Plane
-from ftlib.salvage import Plan, plan
-from ftlib.session import Session
-from ftlib.simulation.process import Process
-from ftlib.staging import Staging
-from ftlib.state import encode
-from ftlib.trailer import Trailer
-from ftlib.transfer import Transfer
+from consensus.messages.reports import Reports
+from consensus.protocol.agreement.installation import Installation
+from consensus.protocol.agreement.view_change import ViewChange
+from consensus.simulation.invariants import Flush
+from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.salvage import Plan, plan
+from ftlib.core.calls.session import Session
+from ftlib.core.plane import plane as planes
+from ftlib.core.plane import rebuild
+from ftlib.core.plane.plane import Finish, Order, Plane
+from ftlib.core.tensors.staging import Staging
+from ftlib.core.tensors.trailer import Trailer
+from ftlib.recovery.whole_state import Transfer
+from ftlib.state.codec import encode
+from tests.simulation.data_plane.process import Process
 
 from .training import Job, first_violation, late, torn
 
@@ -132,11 +133,13 @@ def reports_of_a_quorum(patch: Patch) -> None:
         reports = Reports.of([self.reports.get(key, b"") for key in self.continuing])
         return Install(self.view, None, self.ballot, reports) if whole else Install(None, self.delta, self.ballot, reports)
 
-    def install(self: Process, view: View, reports: Mapping[str, bytes]) -> None:
-        honest(self, view, {key: report for key, report in reports.items() if report})
+    def handle(self: Process, order: Order) -> None:
+        if isinstance(order, Installed):
+            order = Installed(order.view, {key: report for key, report in order.reports.items() if report})
+        honest(self, order)
 
-    honest = Process.install
-    patch.setattr(Process, "install", install)
+    honest = Process.handle
+    patch.setattr(Process, "handle", handle)
     patch.setattr(Installation, "complete", property(lambda _: True))
     patch.setattr(Installation, "message", message)
     patch.setattr(ViewChange, "_installable", lambda *_: True)

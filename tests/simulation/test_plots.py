@@ -1,4 +1,4 @@
-"""Histories whose faults hang together, from a moment of the data plane on: see ``ftlib/simulation/plot.py``.
+"""Histories whose faults hang together, from a moment of the data plane on: see ``tests/simulation/data_plane/plot.py``.
 
 They are the ones that draw the fork of ``tests/transcripts/golden/fork_goodbye.txt`` by themselves.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.protocol.proposer import Proposer
-from ftlib.simulation import play_plot
+from consensus.protocol.agreement.proposer import Proposer
+from tests.simulation.data_plane import play_plot
 
 CHUNK = 15
 

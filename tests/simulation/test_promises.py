@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from ftlib.simulation import Pace, Trainers, play, random_history, settings
-from ftlib.simulation.ambush import MOMENTS
+from tests.simulation.data_plane import Pace, Trainers, play, random_history, settings
+from tests.simulation.data_plane.ambush import MOMENTS
 
 from .training import Job, torn
 

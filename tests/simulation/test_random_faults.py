@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from consensus.simulation import draw, play
-from consensus.simulation.history import SIZES
-from consensus.simulation.verbs import VERBS
+from consensus.simulation.script.commands import COMMANDS
+from consensus.simulation.script.history import SIZES
 
 CHUNK = 20
 SEEDS = 520
@@ -26,7 +26,7 @@ def test_survivors_agree_after_any_history(first: int) -> None:
 def test_the_histories_have_every_size_and_every_fault() -> None:
     scenarios = [draw(seed) for seed in range(SEEDS)]
     assert {scenario.size for scenario in scenarios} == set(SIZES) == {1, 2, 3, 4, 5, 8, 16}
-    verbs = {event.verb for scenario in scenarios for event in scenario.events}
-    assert verbs == {verb for verb in VERBS if not verb.startswith("store_")}, "each is played"
+    commands = {event.command for scenario in scenarios for event in scenario.events}
+    assert commands == {command for command in COMMANDS if not command.startswith("store_")}, "each is played"
     assert sum(scenario.early for scenario in scenarios) > 20
     assert sum(not scenario.trust_refused for scenario in scenarios) > 20

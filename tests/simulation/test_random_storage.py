@@ -6,9 +6,9 @@ import pytest
 
 from consensus.config import Config, Liveness, Policy
 from consensus.simulation import Outcome, Scenario, draw, play
-from consensus.simulation.verbs import VERBS
-from ftlib.simulation import play as play_training
-from ftlib.simulation import random_history
+from consensus.simulation.script.commands import COMMANDS
+from tests.simulation.data_plane import play as play_training
+from tests.simulation.data_plane import random_history
 
 CHUNK = 20
 SEEDS = 500
@@ -35,8 +35,8 @@ def test_the_living_agree_after_any_history(first: int) -> None:
 
 def test_the_histories_have_every_fault_and_every_kind_of_store() -> None:
     scenarios = [history(seed) for seed in range(SEEDS)]
-    verbs = {event.verb for scenario in scenarios for event in scenario.events}
-    assert verbs == set(VERBS) - {"store_wiped"}
+    commands = {event.command for scenario in scenarios for event in scenario.events}
+    assert commands == set(COMMANDS) - {"store_wiped"}
     for name in ("leases", "files", "notices", "alone"):
         assert 50 < sum(getattr(scenario, name) for scenario in scenarios) < 450
     configs = [scenario.config(Config()) for scenario in scenarios]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from consensus.messages import Ping
-from consensus.simulation import Host, World
-from consensus.simulation.recorder import Cover, Lifetime, Mark, Phase, Recorder
+from consensus.simulation import Host, World, judged
+from consensus.simulation.transcript.recorder import Cover, Lifetime, Mark, Phase, Recorder
 
 
 @pytest.fixture
 def watched() -> tuple[World, Recorder, list[Host]]:
-    world, recorder = World(1), Recorder()
+    world, recorder = judged(World(1)), Recorder()
     world.observe(recorder)
     hosts = world.cluster(4)
     world.run(0.6)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from consensus.simulation import World, draw, play
+from consensus.protocol.state.inputs import Checked
+from consensus.simulation import World, draw, judged, play
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,8 +30,8 @@ for seed in range(12):
 """
 
 CROWD = """
-from consensus.simulation import World
-world = World(3)
+from consensus.simulation import World, judged
+world = judged(World(3))
 hosts = world.cluster(200)
 world.faults.loss = 0.05
 for host in hosts[20:30]:
@@ -69,12 +70,12 @@ def test_the_digest_sees_one_changed_byte() -> None:
     """Two worlds that differ in the text of one message only."""
     digests = []
     for text in ("a", "b"):
-        world = World(1)
+        world = judged(World(1))
         first, victim, _ = world.cluster(3)
         world.kill(victim)
         world.inside(
             first,
-            lambda first=first, victim=victim, text=text: first.machine.checked(victim.id, False, text, first.now),
+            lambda first=first, victim=victim, text=text: first.machine.handle(Checked(victim.id, False, text), first.now),
         )
         world.run(0.01)
         digests.append(world.digest)

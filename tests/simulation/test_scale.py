@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from random import Random
 
 import pytest
 
-from consensus import pieces
-from consensus.codec import Codec
+from consensus.border import Built, Flushed, Freeze, Installed, Order
 from consensus.config import Config
-from consensus.envelope import OVERHEAD
 from consensus.messages import Chosen, Envelope, Install, JoinReply, Message
-from consensus.pieces import LARGEST
-from consensus.simulation import Host, StubPlane, World
-from consensus.simulation.plane import BUILD_TIME
-from consensus.view import View
+from consensus.simulation import Host, StubPlane, World, judged
+from consensus.simulation.world.host import BUILD_TIME
+from consensus.wire import pieces
+from consensus.wire.codec import Codec
+from consensus.wire.envelope import OVERHEAD
+from consensus.wire.pieces import LARGEST
 
 CODEC = Codec(Config().job)
 WHOLE = (Install, Chosen, JoinReply)
@@ -25,15 +24,17 @@ WHOLE = (Install, Chosen, JoinReply)
 class Alike(StubPlane):
     """All report the same, as at a healthy moment of training."""
 
-    def freeze(self, epoch: int, after_call: int | None) -> None:
-        self._host.machine.flushed(epoch, bytes(60), self._host.now)
-
-    def install(self, view: View, reports: Mapping[str, bytes]) -> None:
-        self._host.after(BUILD_TIME, lambda: self._host.machine.ready(view.view_id, self._host.now))
+    def handle(self, order: Order) -> None:
+        host = self._host
+        match order:
+            case Freeze(epoch, _):
+                host.machine.handle(Flushed(epoch, bytes(60)), host.now)
+            case Installed(view, _):
+                host.after(BUILD_TIME, lambda: host.machine.handle(Built(view.view_id), host.now))
 
 
 def job(size: int, seed: int = 1) -> tuple[World, list[Host]]:
-    world = World(seed, plane=Alike)
+    world = judged(World(seed, plane=Alike))
     hosts = world.cluster(size)
     world.run(3.0 + Random(seed).random())
     return world, hosts
@@ -85,7 +86,7 @@ def test_silent_members_go_in_one_change_soon_after_t_excl() -> None:
 
 
 def test_joining_all_at_once_is_a_doubling_each_time() -> None:
-    world = World(1, plane=Alike)
+    world = judged(World(1, plane=Alike))
     hosts = [world.start("m0")]
     world.run(0.1)
     number, _, whole = count(world)
@@ -108,7 +109,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.parametrize("loss", [0.0, 0.1])
 def test_a_long_view_is_told_in_pieces(short: int, loss: float) -> None:
-    world = World(1, plane=Alike)
+    world = judged(World(1, plane=Alike))
     world.faults.loss = loss
     hosts = world.founders(150)
     took = world.run_until_each(hosts, lambda host: bool(host.activated), 30.0)
@@ -119,7 +120,7 @@ def test_a_long_view_is_told_in_pieces(short: int, loss: float) -> None:
 
 
 def test_a_member_knows_of_those_that_it_hears_from() -> None:
-    world = World(1, plane=Alike)
+    world = judged(World(1, plane=Alike))
     hosts = world.cluster(300)
     world.kill(hosts.pop())
     assert world.run_until_each(hosts, lambda host: len(host.activated) == 2, 1.0) <= 0.05
@@ -129,7 +130,7 @@ def test_a_member_knows_of_those_that_it_hears_from() -> None:
 
 @pytest.mark.soak
 def test_ten_thousand() -> None:
-    world = World(1, plane=Alike)
+    world = judged(World(1, plane=Alike))
     hosts = world.founders(10_000)
     assert world.run_until_each(hosts, lambda host: bool(host.activated), 10.0) <= 1.0
     assert {host.activated[-1].epoch for host in hosts} == {1}

@@ -1,55 +1,75 @@
-"""Menus and histories as text, clocks, and the shrinker."""
+"""Profiles and histories as text, clocks, and the shrinker."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from random import Random
 
 import pytest
 
+from consensus.border import Hint
 from consensus.config import Config
-from consensus.simulation import Clock, Event, Menu, Outcome, Result, Scenario, ScriptError, World, draw, perform, play
-from consensus.simulation.clock import allowance
-from consensus.simulation.menu import ALL, NAMES, StoreMenu
-from consensus.simulation.shrink import shrink
+from consensus.protocol.state.inputs import Input
+from consensus.simulation import (
+    Clock,
+    Event,
+    FaultProfile,
+    Outcome,
+    Result,
+    Scenario,
+    ScriptError,
+    World,
+    draw,
+    judged,
+    perform,
+    play,
+)
+from consensus.simulation.script.commands import COMMANDS
+from consensus.simulation.script.fault_profile import ALL, NAMES
+from consensus.simulation.script.faults import FAULTS, Part
+from consensus.simulation.script.shrink import shrink
+from consensus.simulation.world.timeline import allowance
 
-STORE = [item.name for item in fields(StoreMenu)]
+STORE = [fault.name for fault in FAULTS if fault.part is Part.STORE]
 
-# Menus
+# Profiles
 
 
 @pytest.mark.parametrize("text", ["all", "none", "crash", "crash,halves=3", "loss=0.5,skew"])
-def test_a_menu_is_its_text(text: str) -> None:
-    assert str(Menu.parse(text)) == text
-    assert Menu.parse(str(Menu.parse(text))) == Menu.parse(text)
+def test_a_profile_is_its_text(text: str) -> None:
+    assert str(FaultProfile.parse(text)) == text
+    assert FaultProfile.parse(str(FaultProfile.parse(text))) == FaultProfile.parse(text)
 
 
-def test_a_menu_takes_away() -> None:
-    menu = Menu.parse("-pause,-loss")
-    assert menu == ALL.without("pause", "loss") == Menu.parse("all,-pause,loss=0")
-    assert Menu.parse(str(menu)) == menu
+def test_a_profile_takes_away() -> None:
+    profile = FaultProfile.parse("-pause,-loss")
+    assert profile == ALL.without("pause", "loss") == FaultProfile.parse("all,-pause,loss=0")
+    assert FaultProfile.parse(str(profile)) == profile
 
 
 @pytest.mark.parametrize("text", ["crush", "loss=much", "loss=-1", "-crush", "loss=inf"])
-def test_a_wrong_menu_says_what_there_is(text: str) -> None:
+def test_a_wrong_profile_says_what_there_is(text: str) -> None:
     with pytest.raises(ValueError, match=r"no fault is called|weight"):
-        Menu.parse(text)
+        FaultProfile.parse(text)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("skew", "drift", "refuse")])
 def test_every_fault_alone_makes_a_history(name: str) -> None:
     """And the job survives three of a kind."""
-    scenario = draw(3, Menu.parse(name), size=5, faults=3, policy="storage" if name in STORE else "")
+    scenario = draw(3, FaultProfile.parse(name), size=5, faults=3, policy="storage" if name in STORE else "")
     assert scenario.events
     assert play(scenario).good
 
 
 def test_no_faults_no_events() -> None:
-    scenario = draw(1, Menu.parse("none"))
+    scenario = draw(1, FaultProfile.parse("none"))
     assert scenario.events == () and play(scenario).kind == Outcome.AGREED.value
 
 
 # Scripts
+
+
+def test_what_undoes_a_command_is_one() -> None:
+    assert {command.undo for command in COMMANDS.values()} <= {"", *COMMANDS}
 
 
 def test_a_history_is_its_text() -> None:
@@ -66,7 +86,7 @@ def test_a_history_is_its_text() -> None:
         ("seed=1 size=three", "takes a number"),
         ("seed=1 size=3 colour=red", "choose from"),
         ("seed=1 size=3\nsoon kill m1", "time in seconds"),
-        ("seed=1 size=3\n1.0", "no verb"),
+        ("seed=1 size=3\n1.0", "no command"),
     ],
 )
 def test_a_wrong_text_says_what_to_write(text: str, hint: str) -> None:
@@ -87,7 +107,7 @@ def test_a_wrong_text_says_what_to_write(text: str, hint: str) -> None:
     ],
 )
 def test_a_wrong_event_says_what_comes_after_the_verb(line: str) -> None:
-    world = World(1)
+    world = judged(World(1))
     world.cluster(2)
     with pytest.raises(ScriptError, match=r"comes|choose from"):
         perform(world, Event.parse(line))
@@ -120,7 +140,7 @@ def test_a_clock_converts_there_and_back() -> None:
 def test_members_whose_clocks_have_nothing_in_common_agree_as_fast() -> None:
     took = []
     for skew in (0.0, 1e6):
-        world = World(1)
+        world = judged(World(1))
         world.faults.skew = skew
         hosts = world.cluster(4)
         world.run(1.0)
@@ -130,7 +150,7 @@ def test_members_whose_clocks_have_nothing_in_common_agree_as_fast() -> None:
 
 
 def test_a_fast_clock_finds_silence_sooner() -> None:
-    world = World(1)
+    world = judged(World(1))
     world.faults.drift = 1.0
     hosts = world.cluster(3)
     assert len({host.clock.rate for host in hosts}) == 3
@@ -148,13 +168,13 @@ def test_a_failing_history_becomes_short() -> None:
     """``run`` stands for a protocol that cannot bear two of the events together."""
 
     def run(scenario: Scenario) -> Result:
-        verbs = [event.verb for event in scenario.events]
-        bad = "kill" in verbs and "clog" in verbs
-        return Result(scenario, World(1), None, "broken" if bad else "fine")
+        commands = [event.command for event in scenario.events]
+        bad = "kill" in commands and "clog" in commands
+        return Result(scenario, judged(World(1)), None, "broken" if bad else "fine")
 
     seed = next(seed for seed in range(100) if run(draw(seed)).violation == "broken" and len(draw(seed).events) > 8)
     short = shrink(draw(seed), run)
-    assert sorted(event.verb for event in short.events) == ["clog", "kill"]
+    assert sorted(event.command for event in short.events) == ["clog", "kill"]
     assert short.size == 1 and not short.drift
     assert run(short).violation == "broken"
 
@@ -162,12 +182,13 @@ def test_a_failing_history_becomes_short() -> None:
 def test_what_a_machine_raises_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     from consensus.protocol.machine import Machine
 
-    honest = Machine.hint
+    honest = Machine.handle
 
-    def hint(self: Machine, suspects: tuple[str, ...], now: float) -> None:
-        honest(self, suspects, now)
-        raise KeyError("x")
+    def handle(self: Machine, what: Input, now: float) -> None:
+        honest(self, what, now)
+        if isinstance(what, Hint):
+            raise KeyError("x")
 
-    monkeypatch.setattr(Machine, "hint", hint)
+    monkeypatch.setattr(Machine, "handle", handle)
     result = play(Scenario.parse("seed=1 size=2\n0.1 hint m0"))
-    assert not result.good and "KeyError in hint" in result.violation and isinstance(result.error, KeyError)
+    assert not result.good and "KeyError in handle" in result.violation and isinstance(result.error, KeyError)

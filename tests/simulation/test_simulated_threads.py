@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from consensus.simulation import Host, World
-from ftlib.simulation.threads import SimulatedThreads
+from consensus.simulation import Host, World, judged
+from tests.simulation.data_plane.threads import SimulatedThreads
 
 
 def process(violation: str = "") -> tuple[World, Host, SimulatedThreads]:
-    world = World(1)
+    world = judged(World(1))
     host = world.start("m0")
     return world, host, SimulatedThreads(host, Random(1), lambda: violation)
 

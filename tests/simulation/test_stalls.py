@@ -7,13 +7,13 @@ import pytest
 from consensus.config import Config
 from consensus.errors import ExcludedError
 from consensus.progress import Progress
-from consensus.simulation import Host, World
+from consensus.simulation import Host, World, judged
 
 CONFIG = Config(stall_timeout=3.0)
 
 
 def job(size: int, seed: int = 1) -> tuple[World, list[Host]]:
-    world = World(seed, CONFIG)
+    world = judged(World(seed, CONFIG))
     hosts = world.cluster(size)
     for host in hosts:
         host.machine.set_progress(Progress(6, 0))
@@ -78,7 +78,7 @@ def test_a_long_call_is_no_stall() -> None:
 
 
 def test_loading_before_the_first_call_is_no_stall() -> None:
-    world = World(1, CONFIG)
+    world = judged(World(1, CONFIG))
     [loading, *others] = world.cluster(3)
     for host in others:
         host.machine.set_progress(Progress(0, 1, world.now))

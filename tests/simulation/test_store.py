@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from consensus.config import Config, Policy
-from consensus.errands import Away, Done
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError
+from consensus.protocol.state.inputs import Input, Stirred
 from consensus.simulation import Character, Host, SimulatedStore, World
 from consensus.storage.store import Created
+from consensus.store_requests import Away, Done
 
 Job = Callable[[SimulatedStore], Awaitable[Any]]
 CONFIG = Config(policy=Policy.STORAGE, storage="simulated://store", storage_timeout=1.0)
@@ -19,7 +20,7 @@ BOTH = pytest.mark.parametrize("character", list(Character))
 
 
 class Porter:
-    """A clerk whose errands are coroutines of the test; those of machines come to nothing."""
+    """A executor whose store_requests are coroutines of the test; those of machines come to nothing."""
 
     def __init__(self, host: Host, store: SimulatedStore) -> None:
         self.store = store
@@ -35,15 +36,13 @@ class Yard:
     """A world whose processes do nothing but what the test asks of the store."""
 
     def __init__(self, character: Character = Character.ATOMIC, *, size: int = 2, seed: int = 1, notices: bool = False) -> None:
-        self.world = World(seed, CONFIG, store=character, notices=notices, clerk=Porter)
-        self.world.observers.clear()  # what the tests write is no record
-        for hooks in self.world.hooks.values():
-            hooks.clear()
+        # Without checkers: what the tests write is no record.
+        self.world = World(seed, CONFIG, store=character, notices=notices, executor=Porter)
         self.hosts = [self.world.start(f"m{index}", introducers=("m0",)) for index in range(size)]
         self.world.run(0.1)
         self.faults = self.world.faults.store
-        assert self.world.errands is not None
-        self.errands, self.shelf = self.world.errands, self.world.errands.shelf
+        assert self.world.store_requests is not None
+        self.store_requests, self.contents = self.world.store_requests, self.world.store_requests.contents
 
     def ask(self, job: Job, at: int = 0) -> list[Any]:
         """What comes of it, once it is there: the result or the error, and how long it took."""
@@ -57,7 +56,7 @@ class Yard:
                 came.append(type(error))
             came.append(self.world.now - began)
 
-        self.errands.ask(self.hosts[at], carry_out)  # type: ignore[arg-type]
+        self.store_requests.ask(self.hosts[at], carry_out)  # type: ignore[arg-type]
         return came
 
     def do(self, job: Job, at: int = 0) -> Any:
@@ -92,7 +91,7 @@ def test_one_of_many_creators_wins(character: Character, seed: int) -> None:
     came = [yard.ask(make(bytes([at])), at) for at in range(5)]
     yard.world.run(1.0)
     won = [at for at in range(5) if came[at][0] is Created.DONE]
-    assert len(won) == 1 and yard.shelf.read("views/5") == bytes(won)
+    assert len(won) == 1 and yard.contents.read("views/5") == bytes(won)
 
 
 @pytest.mark.parametrize(("sleep", "told"), [(0.5, Created.BELOW), (2.0, AmbiguousWriteError)])
@@ -105,11 +104,11 @@ def test_a_creator_of_files_that_slept_takes_back_what_it_made_below_the_floor(s
         yard.world.pause(yard.hosts[0])
         yard.do(lambda store: store.raise_floor("views", 9), 1)
         yard.world.run(sleep)
-        stood = yard.shelf.read("views/5") is not None
+        stood = yard.contents.read("views/5") is not None
         yard.world.resume(yard.hosts[0])
         yard.world.run(3.0)
         if stood:
-            assert came[0] is told and yard.shelf.read("views/5") is None
+            assert came[0] is told and yard.contents.read("views/5") is None
             return
     pytest.fail("nobody ever slept between the two")
 
@@ -174,9 +173,9 @@ def test_a_lost_answer_leaves_a_doubt_and_what_was_asked_may_come_late(character
         if came[0] is Created.DONE:
             continue  # late, but in time for an answer
         assert came[0] is AmbiguousWriteError
-        at_once = yard.shelf.read("views/5") is not None
+        at_once = yard.contents.read("views/5") is not None
         yard.world.run(4.0)
-        fates.add((at_once, yard.shelf.read("views/5") is not None))
+        fates.add((at_once, yard.contents.read("views/5") is not None))
     assert fates == {(True, True), (False, True)}
 
 
@@ -185,7 +184,7 @@ def test_a_failure_is_clean() -> None:
     yard.faults.fails = 1.0
     assert yard.do(make(b"x")) is StoreAwayError
     yard.world.run(5.0)
-    assert yard.shelf.read("views/5") is None
+    assert yard.contents.read("views/5") is None
 
 
 def test_a_dead_processes_write_may_still_be_done() -> None:
@@ -196,9 +195,9 @@ def test_a_dead_processes_write_may_still_be_done() -> None:
         yard.ask(make(b"x"))
         yard.world.run(0.0005 * seed)
         yard.world.kill(yard.hosts[0])
-        before = yard.shelf.read("views/5")
+        before = yard.contents.read("views/5")
         yard.world.run(2.0)
-        done.add((before is not None, yard.shelf.read("views/5") is not None))
+        done.add((before is not None, yard.contents.read("views/5") is not None))
     assert (False, True) in done
 
 
@@ -218,16 +217,25 @@ def test_what_expires_is_gone() -> None:
     yard = Yard()
     yard.do(lambda store: store.write("leases/x", b"1", expires=3.0))
     yard.world.run(2.0)
-    assert yard.shelf.read("leases/x") == b"1"
+    assert yard.contents.read("leases/x") == b"1"
     yard.world.run(1.1)
-    assert yard.shelf.read("leases/x") is None and yard.shelf.names("leases/") == []
+    assert yard.contents.read("leases/x") is None and yard.contents.names("leases/") == []
 
 
 def test_changes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     yard = Yard(notices=True)
     stirred = []
     for host in yard.hosts:
-        monkeypatch.setattr(host.machine, "stirred", lambda now, host=host: stirred.append(host.name))
+
+        def handle(
+            given: Input, now: float, host: Host = host, before: Callable[[Input, float], None] = host.machine.handle
+        ) -> None:
+            if given == Stirred():
+                stirred.append(host.name)
+            else:
+                before(given, now)
+
+        monkeypatch.setattr(host.machine, "handle", handle)
     yard.do(lambda store: store.write("leases/x", b"1"))
     yard.world.run(0.1)
     assert stirred == []
@@ -247,7 +255,7 @@ def test_changes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 @BOTH
 def test_it_counts_what_was_asked(character: Character) -> None:
     yard = Yard(character)
-    store = yard.errands.operations[yard.hosts[0].id]
+    store = yard.store_requests.operations[yard.hosts[0].id]
     for number in range(3):
         yard.do(make(b"x", key=f"views/{number}"))
     before = store.operations
@@ -264,7 +272,7 @@ def test_what_is_read_cannot_be_opened_by_somebody(character: Character) -> None
     yard.do(lambda store: store.write("leases/x", b"1"))
     yard.faults.blind = 1.0
     assert yard.do(lambda store: store.read("views/5")) == b"?x" and yard.do(lambda store: store.read("views/6")) is None
-    assert yard.do(lambda store: store.list("leases/")) == {"leases/x": b"?1"} and yard.shelf.read("leases/x") == b"1"
+    assert yard.do(lambda store: store.list("leases/")) == {"leases/x": b"?1"} and yard.contents.read("leases/x") == b"1"
     assert yard.do(make(b"y")) is Created.EXISTS
     yard.faults.blind = 0.5
     assert {yard.do(lambda store: store.read("views/5")) for _ in range(20)} == {b"x", b"?x"}
@@ -276,18 +284,18 @@ def test_strangers_write_garbage() -> None:
         yard.do(make(b"x" * 10, key=f"views/{number:012d}"))
     yard.do(lambda store: store.write("leases/x", b"lease"))
     for where in ("next", "beyond", "parent", "lease", "stray"):
-        yard.errands.strange(where)
-    records = yard.shelf.names("views/")
+        yard.store_requests.strange(where)
+    records = yard.contents.names("views/")
     assert [int(key.removeprefix("views/")) for key in records] == [5, 6, 7, 9]
-    assert yard.shelf.read(records[0]) != b"x" * 10 == yard.shelf.read(records[1])
-    assert len(yard.shelf.names("leases/")) == 2
+    assert yard.contents.read(records[0]) != b"x" * 10 == yard.contents.read(records[1])
+    assert len(yard.contents.names("leases/")) == 2
     yard.world.heal()
-    assert len(yard.shelf.names("views/")) == 2, "what is in the way of the next records was removed"
+    assert len(yard.contents.names("views/")) == 2, "what is in the way of the next records was removed"
 
 
 def test_wiped() -> None:
     yard = Yard()
     yard.do(make(b"x"))
     yard.do(lambda store: store.raise_floor("views", 3))
-    yard.errands.wipe()
+    yard.store_requests.wipe()
     assert yard.do(lambda store: store.read("views/5")) is None and yard.do(lambda store: store.floor("views")) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftlib.simulation import play, random_history
+from tests.simulation.data_plane import play, random_history
 
 SEEDS = 150
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.simulation import World, draw, play
+from consensus.simulation import World, draw, judged, play
 from consensus.simulation.transcript import Transcript
 from consensus.simulation.transcript.page import WIDTH, Entry, Page
 from consensus.simulation.transcript.people import People
@@ -69,7 +69,7 @@ def test_fates_are_told_apart() -> None:
 
 @pytest.fixture
 def watched() -> tuple[World, Transcript]:
-    world = World(1)
+    world = judged(World(1))
     hosts = world.cluster(3)
     world.run(1.0)
     page = Transcript()

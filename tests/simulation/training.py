@@ -6,8 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Self
 
-from consensus.simulation import Host, World, living
-from ftlib.simulation import Ambush, Ambushes, Pace, Trainers
+from consensus.simulation import Host, World, judged, living
+from tests.simulation.data_plane import Ambush, Ambushes, Pace, Trainers
 
 
 class Job:
@@ -15,7 +15,7 @@ class Job:
 
     def __init__(self, seed: int, size: int, **settings: object) -> None:
         self.trainers = Trainers(seed, **settings)  # type: ignore[arg-type]
-        self.world = World(seed, plane=self.trainers.plane)
+        self.world = judged(World(seed, plane=self.trainers.plane))
         self.world.observe(self.trainers)
         self.world.observe(self.trainers.promises)
         self.hosts = self.world.cluster(size)

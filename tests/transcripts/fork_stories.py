@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from consensus.errors import ExcludedError, LeftError
-from consensus.protocol.evidence import EvidenceBook
-from consensus.protocol.view_change import ViewChange
+from consensus.protocol.agreement.view_change import ViewChange
+from consensus.protocol.state.evidence import EvidenceBook
 from consensus.simulation.invariants import Activation, Choice, Exclusion, Invariant
 from consensus.simulation.transcript import Transcript
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from consensus.config import Config
-from consensus.simulation import Host, World
-from consensus.simulation.invariants import Invariant, standard
+from consensus.simulation import Host, World, judged
+from consensus.simulation.invariants import Invariant, checkers
 from consensus.simulation.transcript import Transcript
 
 LETTERS = "A B C D E F G H"
@@ -27,7 +27,7 @@ def start_job(
 
     What happens from here on is written down on ``page`` (see ``write_down``).
     """
-    world = World(seed, config, fences=fences)
+    world = judged(World(seed, config, fences=fences))
     world.cluster(size)
     world.run(1.0)
     members = seniority(world)
@@ -59,7 +59,7 @@ def remark(world: World, text: str) -> None:
 
 def unchecked(monkeypatch: pytest.MonkeyPatch, *kinds: type[Invariant]) -> None:
     """Worlds of this test do not check these: what they see coming, or what the script does by force, is not the point."""
-    monkeypatch.setattr(standard, "STANDARD", tuple(kind for kind in standard.STANDARD if kind not in kinds))
+    monkeypatch.setattr(checkers, "STANDARD", tuple(kind for kind in checkers.STANDARD if kind not in kinds))
 
 
 def seniority(world: World) -> list[Host]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from consensus.border import Boundary
 from consensus.config import Config
 from consensus.errors import ExcludedError, QuorumLostError
 from consensus.progress import Progress
 from consensus.simulation import Host, World
-from consensus.simulation.trap import Trap
+from consensus.simulation.world.faults import Failpoint
 
 from .script import agree, epochs, remark, start_job
 from .tale import Tale, end
@@ -80,7 +81,7 @@ def join(tale: Tale) -> None:
     joiner = _knock(world, members)
     remark(world, "Call 7 has ended.")
     for host in members:
-        world.inside(host, lambda host=host: host.machine.boundary(7, (), host.now))  # type: ignore[misc]
+        world.inside(host, lambda host=host: host.machine.handle(Boundary(7, ()), host.now))  # type: ignore[misc]
     _conclude(world, [*members, joiner])
 
     page = tale.page("Another member dies", "C dies. That cannot wait for the end of a call, which will never come.")
@@ -227,7 +228,7 @@ def _somebody_dies(
     who, when, kind = trap
     if late:
         world.faults.slow[named[late].id] = 0.015
-    world.traps.append(Trap(named[who].name, kind, 1, before=when == "before"))
+    world.failpoints.append(Failpoint(named[who].name, kind, 1, before=when == "before"))
     page.mute = not whole
     world.kill(named[first])
     if not whole:
@@ -235,7 +236,7 @@ def _somebody_dies(
         page.mute = False
         coordinator = "B" if first == "A" else "A"
         remark(world, f"{first} was killed at 0 ms, as in crash.txt; {coordinator} knows, and is about to propose.")
-    world.run_until(lambda: not world.traps, 1.0)
+    world.run_until(lambda: not world.failpoints, 1.0)
     world.run(0.002)
     survivors = [host for host in members if host.alive]
     _conclude(world, survivors)

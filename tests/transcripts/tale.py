@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from textwrap import wrap
 
 from consensus.simulation import Host, World
-from consensus.simulation.invariants.violation import Violation
+from consensus.simulation.invariants import Violation
 from consensus.simulation.transcript import Transcript
 
 __all__ = ["Tale"]

@@ -9,8 +9,9 @@ import pytest
 
 from consensus.config import Config
 from consensus.errors import ExcludedError, QuorumLostError
-from consensus.messages import EvidenceKind
-from consensus.protocol.blockage import BLOCKED_EVERY
+from consensus.messages import Accepted, Ack, EvidenceKind, Message, Ping
+from consensus.protocol.agreement.blockage import BLOCKED_EVERY
+from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
 
 from .script import agree, epochs, start_job
@@ -80,8 +81,8 @@ def prove(world: World, witnesses: list[Host], dead: list[Host]) -> None:
     """Somebody who saw it (a supervisor) tells."""
     for victim in dead:
         for host in witnesses:
-            tell = host.machine.evidence
-            world.inside(host, partial(tell, victim.id, EvidenceKind.PROOF, "reaped", world.now))
+            said = Accusation(victim.id, EvidenceKind.PROOF, "reaped")
+            world.inside(host, partial(host.machine.handle, said, world.now))
 
 
 def test_a_blocked_half_goes_on_once_the_other_half_is_proven_dead() -> None:
@@ -121,3 +122,22 @@ def test_a_blocked_half_goes_on_when_the_rest_of_the_other_half_comes_back() -> 
     world.run(1.0)
     world.faults.heal()
     agree(world, members[1:])
+
+
+def test_who_has_voted_for_a_view_that_never_comes_says_for_whom_it_waits() -> None:
+    """It holds nothing against anybody: the one who left asked the coordinator alone, whose words are lost from then on."""
+    world, (first, second, third) = start_job(3)
+    voted = False
+
+    def watch(host: Host, message: Message) -> bool:
+        nonlocal voted
+        voted = voted or (host is second and isinstance(message, Accepted))
+        return not voted or host is not first or isinstance(message, (Ping, Ack))
+
+    world.watch = watch
+    world.inside(third, third.leave)
+    world.run(BLOCKED_EVERY + 2.0)
+    assert not second.machine._core.evidence.removals(second.activated[-1])
+    assert [text for _, text in blocked(second)] == [
+        f"frozen, waiting for {first.machine.member} to complete the next view (5 s so far)"
+    ]

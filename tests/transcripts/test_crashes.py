@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from consensus.border import Hint
 from consensus.errors import ExcludedError
 from consensus.messages import Accept, Accepted, Activate, Chosen, FlushRequest, Install, Message, Prepare, Promise
 from consensus.simulation import Host, World
@@ -34,7 +35,7 @@ def test_ten_crashes_at_once_are_one_change() -> None:
         world.kill(victim)
     survivors = [host for host in members if host.alive]
     for host in survivors:
-        world.inside(host, lambda host=host: host.machine.hint((), world.now))  # type: ignore[misc]
+        world.inside(host, lambda host=host: host.machine.handle(Hint(()), world.now))  # type: ignore[misc]
     agree(world, survivors)
     assert epochs(survivors) == [2] * 11
     world.run(5.0)

@@ -12,17 +12,20 @@ from dataclasses import replace
 
 import pytest
 
+from consensus.border import Boundary, Leave
 from consensus.config import Config
 from consensus.errors import ExcludedError, LeftError
 from consensus.messages import Ack, Chosen, EvidenceKind, Introduction, Message
 from consensus.progress import Progress
-from consensus.protocol import attempt, evidence
-from consensus.protocol.detection import Detection
-from consensus.protocol.proposer import Proposer
+from consensus.protocol.agreement import attempt
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.detection.detection import Detection
+from consensus.protocol.state import evidence
+from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
 from consensus.simulation.invariants import Activation, Exclusion
-from consensus.simulation.observer import Observer
 from consensus.simulation.transcript import Transcript
+from consensus.simulation.world.observer import Observer
 from consensus.view import View
 
 from .script import agree, cut, epochs, remark, start_job, unchecked
@@ -62,7 +65,7 @@ def give_up(world: World, host: Host, others: list[Host], seconds: float = 1.9) 
 
     def insist() -> None:
         for other in others:
-            world.inside(host, lambda o=other: host.machine.evidence(o.id, EvidenceKind.SILENCE, "", world.now))  # type: ignore[misc]
+            world.inside(host, lambda o=other: host.machine.handle(Accusation(o.id, EvidenceKind.SILENCE, ""), world.now))  # type: ignore[misc]
         if host.machine.status()["epoch"] == 1:
             world.after(0.01, insist)
 
@@ -134,7 +137,7 @@ def two_leavers(page: Transcript | None = None) -> tuple[World, list[Host]]:
     world.faults.cut |= {(one.id, other.id) for one in (a, b, c) for other in (p, q)}
     cut(world, (p, q))
     for leaver in (p, q):
-        world.inside(leaver, lambda host=leaver: host.machine.leave(None, world.now))  # type: ignore[misc]
+        world.inside(leaver, lambda host=leaver: host.machine.handle(Leave(None), world.now))  # type: ignore[misc]
     agree(world, [a, b, c])
     j = world.start("J", introducers=(a.name, b.name, c.name))
     world.run_until(lambda: bool(j.activated), 5.0)
@@ -178,7 +181,7 @@ def goodbye_before_the_end(page: Transcript | None = None) -> tuple[World, list[
     cut(world, (a, leaver), (b, leaver))
     for host in (a, b):
         host.machine.set_progress(Progress(call, 0, host.now))
-        world.inside(host, lambda host=host: host.machine.boundary(call, (leaver.id,), host.now))  # type: ignore[misc]
+        world.inside(host, lambda host=host: host.machine.handle(Boundary(call, (leaver.id,)), host.now))  # type: ignore[misc]
     agree(world, [a, b])
     j = world.start("J", introducers=(a.name, b.name))
     cut(world, (j, leaver))

@@ -10,7 +10,8 @@ from consensus.config import Config, Policy
 from consensus.errors import ExcludedError
 from consensus.member import Address
 from consensus.messages import Accept, Activate, Chosen, FlushRequest, Install, Introduction, Message, Pull
-from consensus.simulation import Host, World
+from consensus.protocol.state.inputs import Introduced
+from consensus.simulation import Host, World, judged
 
 from ..simulation.judgement import living
 from .script import agree, epochs, start_job
@@ -84,7 +85,7 @@ def test_of_those_it_knew_nobody_lives(same_places: bool, asleep: bool, policy: 
         world.isolate([away], members[:3])
     others = replaced(world, members, away, same_places=same_places)
     if not same_places:
-        away.machine.add_introducers((others[1].machine.member.address,), world.now)
+        away.machine.handle(Introduced((others[1].machine.member.address,)), world.now)
     if asleep:
         world.resume(away)
     else:
@@ -100,7 +101,7 @@ def test_of_those_it_knew_nobody_lives(same_places: bool, asleep: bool, policy: 
 def test_the_excluded_learn_it_whatever_happened_meanwhile(seed: int) -> None:
     """Some are away (cut off, or asleep); the rest shrinks, grows, and is replaced; messages get lost, before and after."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     size = rng.choice([3, 4, 5, 8])
     members = world.cluster(size)
     world.run(1.0)
@@ -117,7 +118,7 @@ def test_the_excluded_learn_it_whatever_happened_meanwhile(seed: int) -> None:
     rest.append(first)
     agree(world, rest, 10.0)
     for host in away:  # an introducer of theirs that will live
-        host.machine.add_introducers((first.machine.member.address,), world.now)
+        host.machine.handle(Introduced((first.machine.member.address,)), world.now)
     for _ in range(rng.randrange(6)):
         if rng.random() < 0.5 and len(rest) > 2:
             victim = rng.choice([host for host in rest if host is not first])

@@ -20,10 +20,11 @@ from consensus.messages import (
     PingRequest,
     Prepare,
 )
-from consensus.protocol import proposer
-from consensus.protocol.attempt import Phase
-from consensus.protocol.evidence import EvidenceBook
-from consensus.protocol.view_change import ViewChange
+from consensus.protocol.agreement import proposer
+from consensus.protocol.agreement.attempt import Phase
+from consensus.protocol.agreement.view_change import ViewChange
+from consensus.protocol.state.evidence import EvidenceBook
+from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
 from consensus.simulation.invariants import Trust
 from consensus.simulation.transcript import Transcript
@@ -84,7 +85,7 @@ def stale_votes(monkeypatch: pytest.MonkeyPatch, page: Transcript | None = None)
     world.pause(s)
     world.run(2.5)
     for other in (s, a, m):
-        world.inside(n, lambda o=other: n.machine.evidence(o.id, EvidenceKind.SILENCE, "", n.now))  # type: ignore[misc]
+        world.inside(n, lambda o=other: n.machine.handle(Accusation(o.id, EvidenceKind.SILENCE, ""), n.now))  # type: ignore[misc]
     world.run(0.4)
     assert in_phase(a, Phase.PREPARE)
     assert in_phase(n, Phase.PREPARE)

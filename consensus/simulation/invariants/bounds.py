@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...messages import (
     Accept,
@@ -20,19 +20,14 @@ from ...messages import (
     Promised,
     Ready,
 )
-from ...protocol.detection import PIGGYBACK
-from ...protocol.history import LIMIT
-from ...protocol.probe import RELAYS
+from ...protocol.detection.detection import PIGGYBACK
+from ...protocol.detection.probe import RELAYS
+from ...protocol.state.history import LIMIT
 from ...view import View
+from ..world.host import Host
+from ..world.observer import Sees
 from .inside import epoch_of, sizes
-from .invariant import Invariant
-from .witness import Sees
-
-if TYPE_CHECKING:
-    from ..host import Host
-    from .jury import Jury
-
-__all__ = ["TABLES", "Bounds"]
+from .invariant import Facts, Invariant
 
 EVERY = 61
 """Tables are measured after every so many events, and whenever a member follows a new view."""
@@ -83,21 +78,21 @@ class Bounds(Invariant):
     number = 12
     title = "everything is bounded"
 
-    def __init__(self, jury: Jury) -> None:
-        super().__init__(jury)
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
         self._events = 0
         self._changes: dict[int, list[float]] = {}
         self._proposers: dict[int, set[str]] = {}
 
     def sees(self) -> Sees:
-        """See ``Witness``."""
+        """See ``Observer``."""
         small = dict.fromkeys((Ping, Ack, Gossip, PingRequest), self._small)
         changes = (Prepare, Promise, Accept, Accepted, Promised, FlushRequest, FlushReply, Install, Ready, Activate)
         return {**small, **dict.fromkeys(changes, self._count)}
 
     def _small(self, host: Host, target: Host | None, message: Any) -> None:  # noqa: ARG002
         if len(message.updates) > PIGGYBACK or len(getattr(message, "progress", b"")) > PROGRESS:
-            name = self.jury.story.name(host.id)
+            name = self.log.name(host.id)
             self.fail(f"{name} sends a {type(message).__name__} with {len(message.updates)} rumours")
 
     def _count(self, host: Host, target: Host | None, message: Any) -> None:  # noqa: ARG002
@@ -121,11 +116,11 @@ class Bounds(Invariant):
             self.fail(f"{change[1]:.0f} messages for epoch {epoch} in {self.now - change[0]:.3f} s; the bound is {limit:.0f}")
 
     def adopted(self, host: Host, view: View) -> None:  # noqa: ARG002
-        """See ``Witness``."""
+        """See ``Observer``."""
         self._measure(host)
 
     def settled(self, host: Host) -> None:
-        """See ``Witness``."""
+        """See ``Observer``."""
         self._events += 1
         if self._events % EVERY == 0:
             self._measure(host)
@@ -140,4 +135,4 @@ class Bounds(Invariant):
             per_member, per_other, more = TABLES[name]
             limit = per_member * size + per_other * others + more
             if entries > limit:
-                self.fail(f"{self.jury.story.name(host.id)} has {entries} {name} in a view of {size}; the bound is {limit}")
+                self.fail(f"{self.log.name(host.id)} has {entries} {name} in a view of {size}; the bound is {limit}")

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ...config import Policy
 from ...messages import Accepted, FlushReply, Ready
 from ...view import NO_VIEW_ID, Cause, Proposal, Removal, View
+from ..world.host import Host
+from ..world.observer import Sees, Thinks
+from .facts import NEVER, Proposed
 from .inside import leaving
-from .invariant import SLACK, Invariant
-from .record import NEVER, Proposed
-from .witness import Sees, Thinks
-
-if TYPE_CHECKING:
-    from ..host import Host
-    from .jury import Jury
-
-__all__ = ["Exclusion"]
+from .invariant import SLACK, Facts, Invariant
 
 
 class Exclusion(Invariant):
@@ -29,7 +23,7 @@ class Exclusion(Invariant):
     * UNREADY: the parent view had been chosen for ``ready_timeout``.
     * SEVERED: not of a member that has been well, as its proposer has, for ``link_timeout`` and ``patience``.
     * SILENCE and UNREADY: not a *false* exclusion. That is one of a member X by a proposer P who both have been well (see
-      ``Ground``) for ``patience``: within that time X has acked P's pings again, or its word has spread, and whatever was held
+      ``Health``) for ``patience``: within that time X has acked P's pings again, or its word has spread, and whatever was held
       against it before is taken back. (UNREADY: X must also have done its part, that is, have said READY, or have reported
       where nobody installs.) So in a history without faults there are none, and in one with faults no third member's troubles
       cost a healthy one its place.
@@ -38,8 +32,8 @@ class Exclusion(Invariant):
     number = 5
     title = "exclusion on evidence only"
 
-    def __init__(self, jury: Jury) -> None:
-        super().__init__(jury)
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
         self._met: dict[str, float] = {}
         self._done: dict[str, set[str]] = {}
         self._reported: dict[tuple[str, int], float] = {}
@@ -51,7 +45,7 @@ class Exclusion(Invariant):
         return 2 * self.world.config.exclude_after
 
     def sees(self) -> Sees:
-        """See ``Witness``."""
+        """See ``Observer``."""
         return {
             Ready: lambda host, _, message: self._ready(host, message),
             Accepted: lambda host, _, message: self._report(host, message),
@@ -59,7 +53,7 @@ class Exclusion(Invariant):
         }
 
     def thinks(self) -> Thinks:
-        """See ``Witness``."""
+        """See ``Observer``."""
         return {Ready: self._ready, Accepted: self._report, FlushReply: self._report}
 
     def _ready(self, host: Host, message: Ready) -> None:
@@ -69,15 +63,15 @@ class Exclusion(Invariant):
         self._reported.setdefault((host.id, message.epoch), self.now)
 
     def installed(self, host: Host, view: View, reports: Mapping[str, bytes]) -> None:  # noqa: ARG002
-        """See ``Witness``."""
+        """See ``Observer``."""
         self._installed.add(view.view_id)
 
     def adopted(self, host: Host, view: View) -> None:
-        """See ``Witness``."""
+        """See ``Observer``."""
         if view.view_id in self._met:
             return
         self._met[view.view_id] = self.now
-        record = self.jury.record
+        record = self.record
         parent = record.parent(view)
         if parent is None or view.parent_id == NO_VIEW_ID:
             return
@@ -88,9 +82,9 @@ class Exclusion(Invariant):
             self._judge(removal, parent, record.proposed[value])
 
     def _value(self, host: Host, parent: View, view: View) -> Proposal | None:
-        record = self.jury.record
-        if (entry := self.jury.ledger.decided.get(view.view_id)) is not None:
-            return entry.record.proposal if entry.record.proposal in record.proposed else None
+        record = self.record
+        if (decision := self.store_log.decided.get(view.view_id)) is not None:
+            return decision.record.proposal if decision.record.proposal in record.proposed else None
         for ballot in sorted(record.ballots.get(parent.view_id, ()), reverse=True):
             value = record.values[parent.view_id, ballot]
             if ballot[1] == host.id and value.apply(parent).view_id == view.view_id:
@@ -98,10 +92,10 @@ class Exclusion(Invariant):
         return None
 
     def _judge(self, removal: Removal, parent: View, first: Proposed) -> None:  # noqa: C901, PLR0912 - one case a cause
-        record, config, out = self.jury.record, self.world.config, removal.member_id
+        record, config, out = self.record, self.world.config, removal.member_id
         match removal.cause:
             case Cause.PROOF:
-                if record.died.get(out, first.time + 1) > first.time and out not in self.jury.ground.forged:
+                if record.died.get(out, first.time + 1) > first.time and out not in self.health.forged:
                     self._false(removal, parent, first, "it lived")
             case Cause.LEFT:
                 host = self.world.hosts[out]
@@ -136,8 +130,8 @@ class Exclusion(Invariant):
         return self._reported.get((member_id, parent.epoch), time) < time - self.patience
 
     def _false(self, removal: Removal, parent: View, first: Proposed, why: str) -> None:
-        story = self.jury.story
+        log = self.log
         self.fail(
-            f"{story.name(removal.member_id)} is excluded from {story.show(parent)} for {removal.cause.value}, "
-            f"proposed by {story.name(first.by)} at {first.time:.4f} s, but {why}"
+            f"{log.name(removal.member_id)} is excluded from {log.show(parent)} for {removal.cause.value}, "
+            f"proposed by {log.name(first.by)} at {first.time:.4f} s, but {why}"
         )

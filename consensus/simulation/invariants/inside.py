@@ -9,27 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...messages import Status
-from ...protocol.evidence import Proof
-from ...protocol.history import History
+from ...protocol.state.evidence import Proof
+from ...protocol.state.history import History
 
 if TYPE_CHECKING:
     from ...protocol.machine import Machine
     from ...view import View
-
-__all__ = [
-    "Opinion",
-    "awaits",
-    "belief",
-    "cluster_of",
-    "epoch_of",
-    "incarnation",
-    "leaving",
-    "opinion",
-    "shuns",
-    "sizes",
-    "standing",
-    "twin",
-]
 
 
 @dataclass(frozen=True, slots=True)

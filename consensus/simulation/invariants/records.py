@@ -6,20 +6,13 @@ or the first member, that breaks it is a violation at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ...config import Liveness
-from ...errands import Answer, Errand, Wiped
+from ...config import Liveness, Policy
+from ...store_requests import Answer, Errand, Wiped
 from ...view import NO_VIEW_ID, View
-from ..shelf import Act, Deed
-from .invariant import Invariant
-from .ledger import FLOOR, PREFIX, Entry
-
-if TYPE_CHECKING:
-    from ..host import Host
-    from .jury import Jury
-
-__all__ = ["Records"]
+from ..world.host import Host
+from ..world.in_memory_store import Change, ChangeKind
+from .facts import FLOOR, PREFIX, Decision
+from .invariant import Facts, Invariant
 
 
 class Records(Invariant):
@@ -38,120 +31,128 @@ class Records(Invariant):
     number = 4
     title = "the rules of the store"
 
-    def __init__(self, jury: Jury) -> None:
-        super().__init__(jury)
-        self._first: dict[tuple[int, int], Entry] = {}
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._first: dict[tuple[int, int], Decision] = {}
         self._followed: dict[str, str] = {}
         """View id -> who followed it first."""
 
-    def stored(self, host: Host | None, deed: Deed) -> None:
-        """See ``Witness``."""
-        ledger = self.jury.ledger
-        if deed.act is Act.CREATE and deed.key.startswith(PREFIX):
-            entry = ledger.standing.get(deed.key)
-            if entry is None:
-                self.fail(f"{deed.key} is created and is no record")
-            elif not deed.below:
-                self._created(entry)
-        elif deed.act is Act.RAISE and deed.key == FLOOR:
-            newest = 0 if ledger.newest is None else ledger.newest.record.view.epoch
-            if deed.number > newest:
-                self.fail(f"{self._who(host)} raises the floor to {deed.number}, above the newest record {newest}")
-        elif deed.act in (Act.DELETE, Act.TAKE_BACK) and deed.key.startswith(PREFIX):
-            self._removed(host, deed)
+    def stored(self, host: Host | None, change: Change) -> None:
+        """See ``Observer``."""
+        store_log = self.store_log
+        if change.kind is ChangeKind.CREATE and change.key.startswith(PREFIX):
+            decision = store_log.standing.get(change.key)
+            if decision is None:
+                self.fail(f"{change.key} is created and is no record")
+            elif not change.below:
+                self._created(decision)
+        elif change.kind is ChangeKind.RAISE and change.key == FLOOR:
+            newest = 0 if store_log.newest is None else store_log.newest.record.view.epoch
+            if change.number > newest:
+                self.fail(f"{self._who(host)} raises the floor to {change.number}, above the newest record {newest}")
+        elif change.kind in (ChangeKind.DELETE, ChangeKind.TAKE_BACK) and change.key.startswith(PREFIX):
+            self._removed(host, change)
 
-    def _created(self, entry: Entry) -> None:
-        story, view = self.jury.story, entry.record.view
-        first = self._first.setdefault((entry.wipes, view.epoch), entry)
-        if first is not entry:
-            self.fail(f"epoch {view.epoch} is decided twice: {self._shown(first)}, then {self._shown(entry)}")
-        if entry.record.driver != entry.by:
-            self.fail(f"{story.name(entry.by)} creates a record that {story.name(entry.record.driver)} is to drive")
-        if entry.key != f"{PREFIX}{view.epoch:012d}":
-            self.fail(f"{entry.key} holds {story.show(view)}")
+    def _created(self, decision: Decision) -> None:
+        log, view = self.log, decision.record.view
+        first = self._first.setdefault((decision.wipes, view.epoch), decision)
+        if first is not decision:
+            self.fail(f"epoch {view.epoch} is decided twice: {self._shown(first)}, then {self._shown(decision)}")
+        if decision.record.driver != decision.by:
+            self.fail(f"{log.name(decision.by)} creates a record that {log.name(decision.record.driver)} is to drive")
+        if decision.key != f"{PREFIX}{view.epoch:012d}":
+            self.fail(f"{decision.key} holds {log.show(view)}")
         if view.parent_id == NO_VIEW_ID:
-            self._founds(entry)
+            self._founds(decision)
         else:
-            self._follows(entry)
+            self._follows(decision)
 
-    def _follows(self, entry: Entry) -> None:
-        story, view, ledger = self.jury.story, entry.record.view, self.jury.ledger
-        parent = ledger.decided.get(view.parent_id)
+    def _follows(self, decision: Decision) -> None:
+        log, view, store_log = self.log, decision.record.view, self.store_log
+        parent = store_log.decided.get(view.parent_id)
         if parent is None or parent.record.view.epoch != view.epoch - 1:
-            self.fail(f"{self._shown(entry)}, whose parent no record has decided")
-        elif entry.by not in parent.record.view:
-            self.fail(f"{self._shown(entry)} without being a member of {story.show(parent.record.view)}")
-        elif parent.wipes != entry.wipes and parent.key not in ledger.standing:
-            self._doubt(entry)
+            self.fail(f"{self._shown(decision)}, whose parent no record has decided")
+        elif decision.by not in parent.record.view:
+            self.fail(f"{self._shown(decision)} without being a member of {log.show(parent.record.view)}")
+        elif parent.wipes != decision.wipes and parent.key not in store_log.standing:
+            self._doubt(decision)
 
-    def _doubt(self, entry: Entry) -> None:
+    def _doubt(self, decision: Decision) -> None:
         """A wipe came in between: its creator has to see that, and to take the record back."""
         patience = 4 * self.world.config.storage_timeout
 
         def look() -> None:
-            host, ledger = self.world.hosts[entry.by], self.jury.ledger
-            if host.running and ledger.standing.get(entry.key) is entry and self.jury.ground.calm_since < self.now - patience:
-                self.fail(f"{self._shown(entry)} in a store that was wiped, and keeps it")
+            host, store_log = self.world.hosts[decision.by], self.store_log
+            if (
+                host.running
+                and store_log.standing.get(decision.key) is decision
+                and self.health.calm_since < self.now - patience
+            ):
+                self.fail(f"{self._shown(decision)} in a store that was wiped, and keeps it")
 
-        self.jury.at(self.now + patience, look)
+        self.agenda.at(self.now + patience, look)
 
-    def _founds(self, entry: Entry) -> None:
-        story, view, ledger = self.jury.story, entry.record.view, self.jury.ledger
-        before = [other for other in ledger.standing.values() if other.record.view.epoch < view.epoch and other is not entry]
+    def _founds(self, decision: Decision) -> None:
+        log, view, store_log = self.log, decision.record.view, self.store_log
+        before = [
+            other for other in store_log.standing.values() if other.record.view.epoch < view.epoch and other is not decision
+        ]
         newest = max(before, key=lambda other: other.record.view.epoch, default=None)
         epoch = 0 if newest is None else newest.record.view.epoch
         if view.epoch != epoch + 1:
-            self.fail(f"{self._shown(entry)} anew after epoch {epoch}")
-        living = [] if newest is None else [key for key in newest.record.view.ids if self._lives(key, entry.by)]
+            self.fail(f"{self._shown(decision)} anew after epoch {epoch}")
+        living = [] if newest is None else [key for key in newest.record.view.ids if self._lives(key, decision.by)]
         if living and newest is not None:
-            self.fail(f"{self._shown(entry)} anew though {story.names(living)} of {story.show(newest.record.view)} live")
+            self.fail(f"{self._shown(decision)} anew though {log.names(living)} of {log.show(newest.record.view)} live")
 
-    def _removed(self, host: Host | None, deed: Deed) -> None:
-        story, ledger = self.jury.story, self.jury.ledger
-        for entry in [entry for entry in self._first.values() if entry.key == deed.key and entry.wipes == ledger.wipes]:
-            view = entry.record.view
-            if view.epoch < ledger.floor:
+    def _removed(self, host: Host | None, change: Change) -> None:
+        log, store_log = self.log, self.store_log
+        for decision in [
+            decision for decision in self._first.values() if decision.key == change.key and decision.wipes == store_log.wipes
+        ]:
+            view = decision.record.view
+            if view.epoch < store_log.floor:
                 return
-            if host is None or host.id != entry.by:
-                self.fail(f"{self._who(host)} removes the record of {story.show(view)}, with the floor at {ledger.floor}")
+            if host is None or host.id != decision.by:
+                self.fail(f"{self._who(host)} removes the record of {log.show(view)}, with the floor at {store_log.floor}")
             if view.view_id in self._followed:
-                follower = story.name(self._followed[view.view_id])
-                self.fail(f"{self._who(host)} takes back {story.show(view)}, which {follower} follows")
-            del self._first[entry.wipes, view.epoch]
+                follower = log.name(self._followed[view.view_id])
+                self.fail(f"{self._who(host)} takes back {log.show(view)}, which {follower} follows")
+            del self._first[decision.wipes, view.epoch]
 
     def adopted(self, host: Host, view: View) -> None:
-        """See ``Witness``."""
-        if self.world.errands is None:
+        """See ``Observer``."""
+        if self.world.config.policy is not Policy.STORAGE:
             return
-        story, ledger = self.jury.story, self.jury.ledger
+        log, store_log = self.log, self.store_log
         self._followed.setdefault(view.view_id, host.id)
-        if view.view_id not in ledger.decided:
-            stands = [entry for entry in ledger.standing.values() if entry.record.view.view_id == view.view_id]
+        if view.view_id not in store_log.decided:
+            stands = [decision for decision in store_log.standing.values() if decision.record.view.view_id == view.view_id]
             why = "whose record is below the floor" if stands else "which no record has decided"
-            self.fail(f"{story.name(host.id)} follows {story.show(view)}, {why}")
+            self.fail(f"{log.name(host.id)} follows {log.show(view)}, {why}")
 
     def answered(self, host: Host, errand: Errand, answer: Answer) -> None:  # noqa: ARG002
-        """See ``Witness``."""
-        if isinstance(answer, Wiped) and not self.jury.ledger.wipes:
-            self.fail(f"{self.jury.story.name(host.id)} takes the store for wiped, which it was not: {answer.detail}")
+        """See ``Observer``."""
+        if isinstance(answer, Wiped) and not self.store_log.wipes:
+            self.fail(f"{self.log.name(host.id)} takes the store for wiped, which it was not: {answer.detail}")
 
     def froze(self, host: Host, epoch: int) -> None:
-        """See ``Witness``."""
-        if self.world.errands is not None and not self._decided(epoch):
-            self.fail(f"{self.jury.story.name(host.id)} freezes for epoch {epoch}, of which there is no record")
+        """See ``Observer``."""
+        if self.world.config.policy is Policy.STORAGE and not self._decided(epoch):
+            self.fail(f"{self.log.name(host.id)} freezes for epoch {epoch}, of which there is no record")
 
     def _decided(self, epoch: int) -> bool:
-        return any(entry.record.view.epoch == epoch for entry in self.jury.ledger.decided.values())
+        return any(decision.record.view.epoch == epoch for decision in self.store_log.decided.values())
 
     def _lives(self, member_id: str, founder: str) -> bool:
-        host, ground = self.world.hosts.get(member_id), self.jury.ground
-        if host is None or not host.alive or host.stopped is not None or member_id in ground.forged:
+        host, health = self.world.hosts.get(member_id), self.health
+        if host is None or not host.alive or host.stopped is not None or member_id in health.forged:
             return False
         config = self.world.config
-        return config.liveness is Liveness.PINGS or ground.well_for(member_id, founder) > 4 * config.lease
+        return config.liveness is Liveness.PINGS or health.well_for(member_id, founder) > 4 * config.lease
 
     def _who(self, host: Host | None) -> str:
-        return "the script" if host is None else self.jury.story.name(host.id)
+        return "the script" if host is None else self.log.name(host.id)
 
-    def _shown(self, entry: Entry) -> str:
-        return f"{self.jury.story.name(entry.by)} records {self.jury.story.show(entry.record.view)}"
+    def _shown(self, decision: Decision) -> str:
+        return f"{self.log.name(decision.by)} records {self.log.show(decision.record.view)}"

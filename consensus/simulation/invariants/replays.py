@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...messages import (
     MESSAGES,
@@ -25,17 +25,12 @@ from ...messages import (
     Stranger,
     ViewRecord,
 )
-from ...protocol.effects import Activated, Fence, Freeze, Installed, Quit, Stopped, Tether
+from ...protocol.state.effects import Activated, Fence, Freeze, Installed, Quit, Stopped, Tether
 from ...view import View
+from ..world.host import Host
+from ..world.observer import Hears
 from .inside import epoch_of, standing, twin
-from .invariant import Invariant
-from .witness import Hears
-
-if TYPE_CHECKING:
-    from ..host import Host
-    from .jury import Jury
-
-__all__ = ["Replays"]
+from .invariant import Facts, Invariant
 
 TIMELESS = (
     # Detection: who asks knows by a number which answer it waits for. Rumours, on their own or riding along, are as good later
@@ -95,8 +90,8 @@ class Replays(Invariant):
 
     every = 40
 
-    def __init__(self, jury: Jury) -> None:
-        super().__init__(jury)
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
         self._heard = 0
         self._next = 1
         self._letter: tuple[Host, _Letter] | None = None
@@ -104,11 +99,11 @@ class Replays(Invariant):
         self._old: dict[str, list[_Letter]] = {}
 
     def hears(self) -> Hears:
-        """See ``Witness``."""
+        """See ``Observer``."""
         return {**dict.fromkeys(MESSAGES, self._hear), **dict.fromkeys(CHANGES, self._hear_change)}
 
     def adopted(self, host: Host, view: View) -> None:  # noqa: ARG002
-        """See ``Witness``."""
+        """See ``Observer``."""
         kept = self._kept.pop(host.id, None)
         if kept:
             self._old[host.id] = [*self._old.get(host.id, ()), *kept][-2 * KEPT :]
@@ -129,7 +124,7 @@ class Replays(Invariant):
             self._letter = (host, _Letter(sender, message))
 
     def settled(self, host: Host) -> None:
-        """See ``Witness``."""
+        """See ``Observer``."""
         if self._letter is None:
             return
         (receiver, letter), self._letter = self._letter, None
@@ -160,10 +155,10 @@ class Replays(Invariant):
         done = [effect for effect in machine.drain() if isinstance(effect, DEEDS)]
         if before == after and not done:
             return
-        story = self.jury.story
+        log = self.log
         changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
         self.fail(
-            f"{story.name(host.id)} got {letter.message} of {story.name(letter.sender.id)} {when}, and it had an effect: "
+            f"{log.name(host.id)} got {letter.message} of {log.name(letter.sender.id)} {when}, and it had an effect: "
             f"{_told(changed)} {done or ''}"
         )
 

@@ -14,8 +14,6 @@ from textwrap import wrap
 from .people import People
 from .words import ABOUT
 
-__all__ = ["WIDTH", "Entry", "Page"]
-
 WIDTH = 100
 TIME = 6
 WHO = 20

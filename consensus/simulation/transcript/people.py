@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["People"]
-
 RUN = 4
 """So many numbered members in a row or more are written ``m5..m14``."""
 

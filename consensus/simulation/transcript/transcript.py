@@ -11,18 +11,16 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ...messages import JoinReply, JoinRequest, Message
-from ...protocol.effects import Activated, Effect, Freeze, Installed, Note, Send, Stopped, Wish
-from ...protocol.evidence import Proof
+from ...protocol.state.effects import Activated, Effect, Freeze, Installed, Note, Send, Stopped, Wish
+from ...protocol.state.evidence import Proof
 from ..invariants import inside
-from ..observer import Observer
+from ..world.observer import Observer
 from .page import Entry, Page
 from .people import People
 from .words import ABOUT, HIDDEN, about, words
 
 if TYPE_CHECKING:
-    from ..host import Host
-
-__all__ = ["Transcript"]
+    from ..world.host import Host
 
 LOST = "lost"
 HELD = "held up"

@@ -28,8 +28,6 @@ from ...messages import (
 from ...view import Cause, Proposal
 from .people import People
 
-__all__ = ["ABOUT", "HIDDEN", "about", "words"]
-
 HIDDEN = frozenset({"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Digest", "Beliefs", "Introduction"})
 """Detection's own talk, and what is told to addresses where somebody lost may be, by the names of the types."""
 

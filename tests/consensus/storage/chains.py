@@ -1,15 +1,15 @@
-"""Records that follow each other, and what a clerk answers who is asked about them."""
+"""Records that follow each other, and what an executor answers who is asked about them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from consensus.errands import Clean, CreateView, ReadViews, Recorded
 from consensus.member import Member
 from consensus.messages import ViewRecord
-from consensus.storage.vault import Vault
+from consensus.storage.value_cipher import ValueCipher
+from consensus.store_requests import Clean, CreateView, ReadViews, Recorded
 
-from .records import clerk, config, founding, key, successor
+from .records import config, executor, founding, key, successor
 from .scripted_store import ScriptedStore, run
 
 FIRST = founding()
@@ -20,7 +20,7 @@ FOURTH = successor(THIRD)
 
 
 def ask(store: ScriptedStore, errand: CreateView | ReadViews | Clean, index: int = 0) -> object:
-    return run(clerk(store, index).carry_out(errand))
+    return run(executor(store, index).carry_out(errand))
 
 
 def chain(store: ScriptedStore, *records: ViewRecord) -> None:
@@ -38,4 +38,4 @@ def raises(error: Exception) -> Callable[[], None]:
 
 def stored(record: ViewRecord) -> bytes:
     """As whoever makes it writes it."""
-    return Vault(config(), Member(record.driver, "127.0.0.1", 7000)).wrap(key(record.view.epoch), record)
+    return ValueCipher(config(), Member(record.driver, "127.0.0.1", 7000)).wrap(key(record.view.epoch), record)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from consensus.storage import folder
-from consensus.storage.file_store import FileStore
+from consensus.storage.files import folder
+from consensus.storage.files.file_store import FileStore
 from consensus.storage.store import Store
 
 from .place import Place

@@ -8,7 +8,7 @@ import urllib.request
 from contextlib import AbstractContextManager
 from typing import Any
 
-from consensus.storage.etcd_store import EtcdStore
+from consensus.storage.etcd.etcd_store import EtcdStore
 from consensus.storage.store import Store
 from tests.consensus.storage.place import Place
 from tests.relay import Relay

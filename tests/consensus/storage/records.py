@@ -1,16 +1,16 @@
-"""Members, records and clerks for the tests of what stands in a store."""
+"""Members, records and executors for the tests of what stands in a store."""
 
 from __future__ import annotations
 
 from consensus.config import Config, Liveness, Policy
-from consensus.keys import KeyRing
 from consensus.member import Member
 from consensus.messages import Lease, ViewRecord
-from consensus.storage.clerk import Clerk
 from consensus.storage.store import Store
+from consensus.storage.store_executor import StoreExecutor
 from consensus.view import Proposal, View
+from consensus.wire.keys import KeyRing
 
-__all__ = ["clerk", "config", "founding", "key", "lease", "member", "successor"]
+__all__ = ["config", "executor", "founding", "key", "lease", "member", "successor"]
 
 
 def member(index: int) -> Member:
@@ -21,9 +21,9 @@ def config(job: str = "job") -> Config:
     return Config(job=job, policy=Policy.STORAGE, liveness=Liveness.LEASES, storage="file:///unused")
 
 
-def clerk(store: Store, index: int = 0, job: str = "job", *secrets: str) -> Clerk:
+def executor(store: Store, index: int = 0, job: str = "job", *secrets: str) -> StoreExecutor:
     """That of member ``index``."""
-    return Clerk(store, config(job), member(index), KeyRing(secrets) if secrets else None)
+    return StoreExecutor(store, config(job), member(index), KeyRing(secrets) if secrets else None)
 
 
 def founding(size: int = 3, epoch: int = 1, first: int = 0) -> ViewRecord:

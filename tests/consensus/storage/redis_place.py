@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from consensus.storage.redis_store import RedisStore
+from consensus.storage.redis.redis_store import RedisStore
 from consensus.storage.store import Store
 from tests.consensus.storage.place import Place
 from tests.relay import Relay

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
-from consensus.storage.etcd_store import EtcdStore
+from consensus.storage.etcd.etcd_store import EtcdStore
 from consensus.storage.store import MAX_VALUE, Created, Store, Unreadable
 from tests.consensus.storage.conformance import Conformance, on_a_loop
 from tests.consensus.storage.etcd_place import EtcdPlace, ask, coded, opened
@@ -366,7 +366,7 @@ async def test_a_watch_survives_a_restart(own: EtcdServer, caplog: pytest.LogCap
 
 @on_a_loop
 async def test_a_watch_of_a_server_that_falls_silent_notices(own: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consensus.storage.etcd_wire._QUIET", 0.3)
+    monkeypatch.setattr("consensus.storage.etcd.etcd_wire._QUIET", 0.3)
     store = await opened(own.url, timeout=2.0)
     views = Heard(store, "views/")
     await views.once()

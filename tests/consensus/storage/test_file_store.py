@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.storage import floors, folder, nfs
+from consensus.storage.files import floors, folder, probe
 from consensus.storage.store import Created, Unreadable
 
 from .conformance import Conformance, on_a_loop
@@ -268,7 +268,7 @@ MOUNTS = "29 1 254:0 / / rw - ext4 /dev/root rw\n40 29 0:52 / /mnt rw,relatime s
     ],
 )
 def test_mount_options_that_make_news_late_are_named(options: str, text: str | None) -> None:
-    said = nfs.advice(os.makedev(0, 52), MOUNTS.format(options))
+    said = probe.advice(os.makedev(0, 52), MOUNTS.format(options))
     assert said is None if text is None else said is not None and text in said
-    assert nfs.advice(os.makedev(254, 0), MOUNTS.format(options)) is None
-    assert nfs.advice(Path("/").stat().st_dev, Path("/proc/self/mountinfo").read_text()) is None
+    assert probe.advice(os.makedev(254, 0), MOUNTS.format(options)) is None
+    assert probe.advice(Path("/").stat().st_dev, Path("/proc/self/mountinfo").read_text()) is None

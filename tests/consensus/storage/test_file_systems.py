@@ -266,7 +266,7 @@ async def test_a_file_server_that_hangs_holds_up_nobody(served: Served) -> None:
         assert ticks > 5  # the loop went on
         served.daemon.send_signal(signal.SIGCONT)
         async with asyncio.timeout(10):
-            while store._crew.hanging:  # type: ignore[attr-defined]
+            while store._pool.hanging:  # type: ignore[attr-defined]
                 await asyncio.sleep(0.01)
         assert await store.read("views/1") == b"1"
         assert await store.create("views/3", b"3") is Created.DONE

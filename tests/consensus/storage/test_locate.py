@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from consensus.errors import ConfigError
-from consensus.storage.file_store import FileStore
-from consensus.storage.locate import redacted, store_at
+from consensus.storage.files.file_store import FileStore
+from consensus.storage.locate import store_at
+from consensus.storage.store import redacted
 
 
 def test_a_directory() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.errands import Away, Clean, CreateView, ReadViews, Recorded, Wiped
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreRefusedError
+from consensus.store_requests import Away, Clean, CreateView, ReadViews, Recorded, Wiped
 
 from .chains import FIRST, RIVAL, SECOND, THIRD, ask, chain, raises, stored
 from .records import founding, key, successor

@@ -397,7 +397,7 @@ async def test_a_watch_survives_a_restart(own: RedisServer, caplog: pytest.LogCa
 async def test_a_watch_of_a_server_that_falls_silent_notices(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("consensus.storage.redis_wire._QUIET", 0.1)
+    monkeypatch.setattr("consensus.storage.redis.redis_wire._QUIET", 0.1)
     store = await opened(own.url, timeout=0.6)
     views = Heard(store, "views/")
     await views.once()

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from consensus.errors import ConfigError
-from consensus.storage.etcd_store import EtcdStore
-from consensus.storage.redis_store import RedisStore
+from consensus.storage.etcd.etcd_store import EtcdStore
+from consensus.storage.redis.redis_store import RedisStore
 from consensus.storage.server_url import parse_server_url
 from tests.consensus.storage.passwords import QUOTED, SECRET
 
@@ -48,9 +48,9 @@ def test_nobody_sees_the_password_for_redis() -> None:
 
 
 def test_without_the_package_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("redis", "consensus.storage.redis_wire"))]:
+    for name in [name for name in sys.modules if name.startswith(("redis", "consensus.storage.redis.redis_wire"))]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("consensus.storage.redis_wire", raising=False)
+    monkeypatch.delattr("consensus.storage.redis.redis_wire", raising=False)
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"pip install ftlib\[redis\]"):
         RedisStore("redis://host", "job")

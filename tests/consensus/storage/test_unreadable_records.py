@@ -6,28 +6,28 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.errands import Beat, Clean, CreateView, Done, Errand, ReadViews, Recorded, Unread, Wiped
-from consensus.keys import KeyRing
 from consensus.messages import ViewRecord
-from consensus.storage.clerk import Clerk
 from consensus.storage.store import Unreadable
-from consensus.storage.vault import Vault
+from consensus.storage.store_executor import StoreExecutor
+from consensus.storage.value_cipher import ValueCipher
+from consensus.store_requests import Beat, Clean, CreateView, Done, Errand, ReadViews, Recorded, Unread, Wiped
+from consensus.wire.keys import KeyRing
 
 from .chains import FIRST, FOURTH, RIVAL, SECOND, THIRD, ask, chain
-from .records import clerk, config, founding, key, lease, member
+from .records import config, executor, founding, key, lease, member
 from .scripted_store import ScriptedStore, run
 
 OLD, NEW = "the secret of yesterday", "the secret of today"
 
 
 def sealed(record: ViewRecord, *secrets: str) -> bytes:
-    return Vault(config(), member(0), KeyRing(secrets)).wrap(key(record.view.epoch), record)
+    return ValueCipher(config(), member(0), KeyRing(secrets)).wrap(key(record.view.epoch), record)
 
 
 def spoil(store: ScriptedStore, kind: str, number: int) -> None:
     """Put something in a record's place that members without a secret cannot read."""
     if kind == "lease":
-        run(clerk(store).carry_out(Beat(lease(0))))
+        run(executor(store).carry_out(Beat(lease(0))))
         store.values[key(number)] = store.values.pop(f"leases/{member(0).id}")
     elif kind == "anothers":
         store.values[key(number)] = store.values[key(1)]
@@ -143,8 +143,8 @@ def test_a_creator_whose_answer_was_lost_takes_nothing_strange_for_its_own(store
     assert isinstance(ask(store, CreateView(SECOND)), Unread)
 
 
-def member_of(store: ScriptedStore, ring: KeyRing, said: list[str]) -> Clerk:
-    return Clerk(store, config(), member(0), ring, said.append)
+def member_of(store: ScriptedStore, ring: KeyRing, said: list[str]) -> StoreExecutor:
+    return StoreExecutor(store, config(), member(0), ring, said.append)
 
 
 def test_a_secret_that_is_dropped_stops_nobody_who_knew_it() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import newest
-from ftlib.rhythm import WINDOW
+from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.combinations.student import EPOCHS, Student
 from tests.ftlib.combinations.table import CELLS, REFUSED, Cell
 from tests.ftlib.scholars import judge

@@ -1,6 +1,6 @@
 """What goes together: every two features of a program, what becomes of them, and why.
 
-``docs/failure_model.md`` shows this table; ``test_combinations`` drives every cell of it.
+``docs/consensus.md#failure-model`` shows this table; ``test_combinations`` drives every cell of it.
 """
 
 from __future__ import annotations

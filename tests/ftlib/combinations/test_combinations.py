@@ -12,7 +12,7 @@ from tests.documents.pages import ROOT, section
 from tests.ftlib.combinations.drive import drive
 from tests.ftlib.combinations.table import CELLS, FEATURES, rendered
 
-PAGE = ROOT / "docs" / "failure_model.md"
+PAGE = ROOT / "docs" / "consensus.md"
 THREES = 24
 MANY = 1000
 

@@ -35,6 +35,8 @@ class Job:
         """Of the newest view change."""
         self.settled = True
         """Whether a call has finished in the newest view."""
+        self.ending: tuple[int, int, int | None, set[str]] = (-1, -1, None, set())
+        """As of a finished call: its number, the data epoch, how many batches its loops still hand out, whose word that is."""
         self.names = 0
         self.books: dict[int, list[tuple[int, str, bool, tuple[int, ...]]]] = defaultdict(list)
         """Data epoch -> what was committed: step, member, whether the step was granted, samples."""
@@ -146,6 +148,7 @@ class Job:
             person.name = f"m{self.names}-again"
             person.joined = person.founder = False
             person.ends.clear()
+            person.reached = -1  # a loop that is over by now was over before it came again
             if person.waiting:
                 person.sampler.unfinished()
             person.missed = None
@@ -272,6 +275,18 @@ class Job:
         self.settled = True
         self._booked()
         self._agree()
+        self._ends_nearer()
+
+    def _ends_nearer(self) -> None:
+        """The loops of a complete epoch end one call sooner with each call of a batch, unless somebody comes or is late."""
+        inside = {name for name, person in self.people.items() if person.joined}
+        state = next(self.people[name].sampler for name in inside)._drawer.state
+        assert state is not None
+        (call, epoch, left, known), told = self.ending, {name for name in inside if self.shares[name].data_epoch}
+        self.ending = self.calls, state.epoch, state.left, told
+        same = (call, epoch) == (self.calls - 1, state.epoch) and inside <= known
+        if same and left and state.left is not None and not self.late:
+            assert state.left < left or not all(self.hands[name].batches for name in inside), "the loops never end"
 
     def enter(self, person: Person) -> None:
         """Give a joiner the state, as of this call."""

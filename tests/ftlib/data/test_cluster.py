@@ -10,7 +10,7 @@ import pytest
 
 from ftlib import ElasticSampler
 from ftlib.data.deal import Deal
-from ftlib.data.drawer import Drawer
+from ftlib.data.drawer import FILLER, Drawer
 from ftlib.data.replica import Replica
 from ftlib.data.sampling import Share
 
@@ -103,6 +103,25 @@ def _deputies_go_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ElasticSampler, "closing", False)
 
 
+def _followers_hold_the_loops_open(patch: pytest.MonkeyPatch) -> None:
+    """What a joiner's loader has drawn counts while it only follows: it uses up none of that, so the others go on for ever."""
+    patch.setattr(Drawer, "follow", lambda self: Share(ahead=self._queue.waiting, late=True))
+
+
+def _loaders_draw_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
+    """However many fillers a loader asks for when the epoch is complete, it gets them."""
+    following = Drawer._next
+
+    def generous(self: Drawer) -> object:
+        batch = following(self)
+        if batch is None and self._now is not None and self._now.left and self._queue.waiting < 4:
+            self._queue.items.append(0)
+            return FILLER
+        return batch
+
+    patch.setattr(Drawer, "_next", generous)
+
+
 def _halted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A worker that joins again has forgotten that its last call came to nothing."""
     bind = Drawer.bind
@@ -122,6 +141,8 @@ DEFECTS = [
     _late_loops_do_not_count,
     _late_loops_end_with_the_others,
     _deputies_go_on,
+    _followers_hold_the_loops_open,
+    _loaders_draw_beyond_the_end,
     _halted_is_forgotten,
 ]
 

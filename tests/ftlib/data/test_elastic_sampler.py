@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from ftlib import ConfigError, ElasticSampler, RebuildTimeout
 from ftlib.data.sampling import Sampling, Share
-from ftlib.state import decode, snapshot
+from ftlib.state.codec import decode, snapshot
 
 
 class Stream(IterableDataset[int]):

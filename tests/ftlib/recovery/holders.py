@@ -18,18 +18,19 @@ import torch
 from torch import nn
 
 from consensus import Config, Gossip, Home, Member, View
-from ftlib.bucket import Layout, lay_out
-from ftlib.call import Call, Kind
+from ftlib.core.calls.call import Call, Kind
+from ftlib.core.calls.observer import Observers
+from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.session import Session
+from ftlib.core.plane.plane import Plane
+from ftlib.core.tensors.layout import Layout, lay_out
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
-from ftlib.plane import Plane
-from ftlib.recovery.donor import Donor
-from ftlib.recovery.manifest import split
-from ftlib.recovery.stripes import Stripe
-from ftlib.registry import Registered
-from ftlib.salvage import Plan
-from ftlib.session import Session
-from ftlib.transfer import Transfer
+from ftlib.recovery.donor.donor import Donor
+from ftlib.recovery.layout.manifest import split
+from ftlib.recovery.layout.shards import Shard
+from ftlib.recovery.whole_state import Transfer
+from ftlib.state.registry import Registered
 from tests.processes.cluster import ROOT
 
 VERSION = 5
@@ -61,10 +62,10 @@ class Holder:
     def __init__(self, model: Model, home: Home = Home.THREAD, **settings: Any) -> None:
         self.model = model
         self.consensus = Gossip(Config(**{"agent": home, "job": "recovery", "initial_size": 1, **settings}))
-        self.plane = Plane(lambda: self.consensus.member.id)
+        self.plane = Plane(self.consensus.id)
         self.transfer = Transfer(self.plane, TIMEOUT, TIMEOUT)
         self.layouts: dict[bytes, Layout] = {}
-        self.donor = Donor(self.plane, self.transfer, self.layouts.get)
+        self.donor = Donor(self.plane, lambda: self.transfer.registered, self.layouts.get, Observers())
         self.consensus.serve(Donor.PATH, self.donor.source)
         self.consensus.start(None)
         self.optimizer = optimizer_of(model)
@@ -90,11 +91,11 @@ class Holder:
         self.plane.enter(call)
         self.donor.entering(call.number)
 
-    def pin(self, joiner: str, *stripes: Stripe) -> None:
+    def pin(self, joiner: str, *shards: Shard) -> None:
         """Whatever an offer would not have it pin."""
         registered = self.transfer.registered
         assert registered is not None
-        self.donor._pins.arm(joiner, stripes, split(registered, self.plane.step)[1], self.plane.finished + 1)
+        self.donor._snapshots.arm(joiner, shards, split(registered, self.plane.step)[1], self.plane.finished + 1)
 
     def leave(self) -> None:
         """The end of the call."""
@@ -135,9 +136,9 @@ def somebody(port: int = 1) -> Member:
     return Member(secrets.token_hex(8), "127.0.0.1", port)
 
 
-def whole(nbytes: int, donor: str, version: int = VERSION) -> Stripe:
-    """One stripe of everything."""
-    return Stripe(0, 0, nbytes, version, (donor,))
+def whole(nbytes: int, donor: str, version: int = VERSION) -> Shard:
+    """One shard of everything."""
+    return Shard(0, 0, nbytes, version, (donor,))
 
 
 class HolderProcess:

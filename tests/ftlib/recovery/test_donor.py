@@ -1,4 +1,4 @@
-"""What a donor answers, question by question; ``test_fetch`` has what comes over the wire."""
+"""What a donor answers, request by request; ``test_http_transport`` has what comes over the wire."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgpack
 import pytest
 import torch
 
-from ftlib.plane import Order
-from ftlib.recovery import donor as donor_module
-from ftlib.recovery import hold, layouts
-from ftlib.recovery import stripes as stripes_module
-from ftlib.recovery.blocks import BLOCK, digest_of
-from ftlib.recovery.fetch import OVER
-from ftlib.recovery.sending import FIRST_TAG, RUN
-from ftlib.recovery.stripes import Stripe, cut
+from ftlib.core.plane.plane import Order
+from ftlib.recovery.donor import donor as donor_module
+from ftlib.recovery.donor import read_hold as hold
+from ftlib.recovery.donor.group_sender import FIRST_TAG, RUN
+from ftlib.recovery.joiner.http_transport import OVER
+from ftlib.recovery.layout import call_layouts as layouts
+from ftlib.recovery.layout import shards as shards_module
+from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
 from tests.ftlib.real import in_thread
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
@@ -61,7 +61,7 @@ def offer(holder: Holder, **changes: object) -> bytes:
 
 
 def pin(holder: Holder, start: int, stop: int) -> None:
-    holder.pin(JOINER.id, Stripe(0, start, stop, VERSION, (holder.member.id,)))
+    holder.pin(JOINER.id, Shard(0, start, stop, VERSION, (holder.member.id,)))
 
 
 def state_of(holder: Holder) -> memoryview:
@@ -69,7 +69,7 @@ def state_of(holder: Holder) -> memoryview:
 
 
 def data_of(answer: bytes) -> bytes:
-    """A stripe's bytes, without the digest that follows each block."""
+    """A shard's bytes, without the digest that follows each block."""
     return b"".join(answer[start : start + BLOCK + 16][:-16] for start in range(0, len(answer), BLOCK + 16))
 
 
@@ -84,13 +84,13 @@ class TestOffers:
     def test_pin_what_the_cut_says(self, holder: Holder) -> None:
         others = [holder.member.id, "a", "b"]
         found = msgpack.unpackb(offer(holder, holders=",".join(others), turn=1, inline=1))
-        stripes = cut(NBYTES, others, 1, VERSION)
-        assert (found["nbytes"], found["stripes"]) == (NBYTES, len(stripes))
+        shards = cut(NBYTES, others, 1, VERSION)
+        assert (found["nbytes"], found["stripes"]) == (NBYTES, len(shards))
         assert found["packed"]
-        for stripe in stripes:
-            query = {"joiner": JOINER.id, "index": stripe.index, "version": VERSION, "offset": 0}
-            if holder.member.id in stripe.donors:
-                assert data_of(ask(holder, "stripe", **query)) == state_of(holder)[stripe.start : stripe.stop]
+        for shard in shards:
+            query = {"joiner": JOINER.id, "index": shard.index, "version": VERSION, "offset": 0}
+            if holder.member.id in shard.donors:
+                assert data_of(ask(holder, "stripe", **query)) == state_of(holder)[shard.start : shard.stop]
             else:
                 with pytest.raises(LookupError, match="is not pinned"):
                     ask(holder, "stripe", **query)
@@ -101,8 +101,8 @@ class TestOffers:
         holder.leave()
         step(holder)
         assert bytes(state_of(holder)) != before
-        stripes = cut(NBYTES, [holder.member.id], 0, VERSION)
-        found = [ask(holder, "stripe", joiner=JOINER.id, index=s.index, version=VERSION, offset=0) for s in stripes]
+        shards = cut(NBYTES, [holder.member.id], 0, VERSION)
+        found = [ask(holder, "stripe", joiner=JOINER.id, index=s.index, version=VERSION, offset=0) for s in shards]
         assert b"".join(map(data_of, found)) == before
 
     @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ class TestPortions:
     """The whole state is three parameters, and an optimizer that keeps nothing of them yet."""
 
     def test_are_pinned_one_after_the_other(self, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stripes_module, "LARGE", 4 * SIZES[1])
-        monkeypatch.setattr(stripes_module, "WAVES", NBYTES)
+        monkeypatch.setattr(shards_module, "LARGE", 4 * SIZES[1])
+        monkeypatch.setattr(shards_module, "MOST_CHUNKS", NBYTES)
         found = msgpack.unpackb(offer(holder, apart=1))
         ends = [4 * sum(SIZES[:count]) for count in range(4)]
         assert found["portions"] == [list(pair) for pair in itertools.pairwise(ends)]
@@ -204,16 +204,16 @@ class TestOutdatedOffers:
     def test_after_a_release(self, holder: Holder, looked_at: threading.Event) -> None:
         text = self.refused(holder, looked_at, lambda: ask(holder, "release", joiner=JOINER.id))
         assert "or for nothing any more" in text
-        assert holder.donor._pins.nbytes == 0
+        assert holder.donor._snapshots.nbytes == 0
         offer(holder)
-        assert holder.donor._pins.nbytes == NBYTES
+        assert holder.donor._snapshots.nbytes == NBYTES
 
-    def test_after_another_question(self, holder: Holder, looked_at: threading.Event) -> None:
+    def test_after_another_request(self, holder: Holder, looked_at: threading.Event) -> None:
         others = f"{holder.member.id},a,b"
         text = self.refused(holder, looked_at, lambda: offer(holder, holders=others))
         assert "has asked for something else since" in text
-        mine = [stripe for stripe in cut(NBYTES, others.split(","), 0, VERSION) if holder.member.id in stripe.donors]
-        assert holder.donor._pins.nbytes == sum(stripe.stop - stripe.start for stripe in mine) < NBYTES
+        mine = [shard for shard in cut(NBYTES, others.split(","), 0, VERSION) if holder.member.id in shard.donors]
+        assert holder.donor._snapshots.nbytes == sum(shard.stop - shard.start for shard in mine) < NBYTES
         assert not holder.donor._offers
 
 
@@ -228,9 +228,9 @@ class TestPins:
         gone()
         data = torch.zeros(100)
         done, not_done = Work(True), Work(False)
-        holder.donor._sending._kept = [(done, data), (not_done, data)]
+        holder.donor._group_sender._kept = [(done, data), (not_done, data)]
         assert ask(holder, "release", joiner=JOINER.id) == b"released"
-        assert holder.donor._sending._kept == [(not_done, data)], "what is under way is kept until it has ended"
+        assert holder.donor._group_sender._kept == [(not_done, data)], "what is under way is kept until it has ended"
         pin(holder, 0, 100)
         holder.plane.freeze(Order(9, None))
         holder.meet([], epoch=10)
@@ -323,7 +323,7 @@ def test_sends_that_make_no_sense(holder: Holder, changes: dict[str, object], te
 
 
 @pytest.mark.parametrize("kind", ["", "state", "source"])
-def test_other_questions(holder: Holder, kind: str) -> None:
+def test_other_requests(holder: Holder, kind: str) -> None:
     with pytest.raises(LookupError, match="expected ask= one of averages, begin, digest, inline"):
         ask(holder, kind)
 
@@ -334,7 +334,7 @@ def test_whoever_has_left_says_so(holder: Holder) -> None:
         offer(holder)
 
 
-def test_a_question_waits_for_its_call(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_waits_for_its_call(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(donor_module, "POLL", TIMEOUT)
     answers: list[bytes] = []
     thread = in_thread(lambda: answers.append(offer(holder, version=VERSION + 1)))

@@ -9,16 +9,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from ftlib.recovery import hold, stripes
 from ftlib.recovery.catchup import Catchup
-from ftlib.recovery.round import Round
+from ftlib.recovery.donor import read_hold as hold
+from ftlib.recovery.joiner.round import Round
+from ftlib.recovery.layout import shards
 from tests.ftlib.real import eventually
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 from tests.ftlib.recovery.test_following import School, followed, school, steps
 
 
 class Punctual(Pupil):
-    """It enters no call that a joiner asks about before the question is there: then all of them are donors."""
+    """It enters no call that a joiner asks about before the request is there: then all of them are donors."""
 
     school: School | None = None
 
@@ -31,25 +32,25 @@ class Punctual(Pupil):
         joiner = None if made is None or made.over.is_set() else made.crew.members[-1]
         if joiner is None or joiner is self.ft:
             return True
-        recovery = joiner._lives.life.caller.recovery
-        question = recovery._question if isinstance(recovery, Catchup) else None
-        if question is None or question.version != number or question._answer.done():
+        recovery = joiner._lives.life.engine._arrival._recovery
+        prefetch = recovery._prefetch if isinstance(recovery, Catchup) else None
+        if prefetch is None or prefetch.version != number or prefetch._answer.done():
             return True
-        return self.ft._lives.life.donor._hold._open[number] > 0
+        return self.ft._lives.life.donor._read_hold._open[number] > 0
 
 
 @contextmanager
 def halfway(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[School, Pupil, Round]]:
-    """Three donors, and a joiner that has some of its many stripes and goes on slowly."""
-    monkeypatch.setattr(stripes, "SMALLEST", 128 << 10)
+    """Three donors, and a joiner that has some of its many shards and goes on slowly."""
+    monkeypatch.setattr(shards, "SMALLEST", 128 << 10)
     for name in ("PATIENCE", "GRACE"):
         monkeypatch.setattr(hold, name, 3.0)  # in which a busy machine asks again
     with school(3, functools.partial(Punctual, width=400), "memory") as made:
         monkeypatch.setattr(Punctual, "school", made)
         joiner = made.enrol(recovery_bandwidth=250_000)  # for 1.9 MB
         eventually(lambda: joiner.ft.metrics()["state_bytes"] > 0, "a stripe has arrived")
-        round_ = joiner.ft._lives.life.caller.recovery._round
-        assert {len(stripe.donors) for stripe in round_.stripes} == {2}
+        round_ = joiner.ft._lives.life.engine._arrival._recovery._round
+        assert {len(shard.donors) for shard in round_.shards} == {2}
         yield made, joiner, round_
 
 
@@ -69,7 +70,7 @@ def restarts(caplog: pytest.LogCaptureFixture) -> int:
 def test_one_donor_dies_and_nothing_comes_twice(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with halfway(monkeypatch) as (made, joiner, round_):
-        lose(made, round_.stripes[-1].donors[0])
+        lose(made, round_.shards[-1].donors[0])
         assert round_.progress().got < round_.progress().total, "it happens on the way"
         steps(joiner, 5)
         made.end()
@@ -78,13 +79,13 @@ def test_one_donor_dies_and_nothing_comes_twice(monkeypatch: pytest.MonkeyPatch,
     assert assert_equal(*made.pupils) >= 4
 
 
-def test_both_donors_of_a_stripe_die_and_all_begins_anew(
+def test_both_donors_of_a_shard_die_and_all_begins_anew(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is there already is of an older version than what the donor that is left can give."""
     caplog.set_level(logging.INFO)
     with halfway(monkeypatch) as (made, joiner, round_):
-        first, second = round_.stripes[-1].donors
+        first, second = round_.shards[-1].donors
         lose(made, first)
         assert not restarts(caplog)
         assert round_.progress().got < round_.progress().total, "the last stripe has not arrived"

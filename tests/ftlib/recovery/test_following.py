@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, FTLib
+from ftlib.core.calls.follow import FollowedAttempt
+from ftlib.core.calls.follower import NoFollowing
 from ftlib.errors import GroupError
-from ftlib.follower import NoFollowing
-from ftlib.following import FollowedAttempt
-from ftlib.recovery import donor, stripes
-from ftlib.recovery.allowed import Allowed
 from ftlib.recovery.catchup import Catchup
-from ftlib.recovery.round import Round
+from ftlib.recovery.donor import donor
+from ftlib.recovery.joiner.limits import RecoveryLimits
+from ftlib.recovery.joiner.round import Round
+from ftlib.recovery.layout import shards
 from tests.ftlib.real import Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import WIDTH, Pupil, assert_equal
 
@@ -101,7 +102,7 @@ def followed(caplog: pytest.LogCaptureFixture) -> bool:
 )
 def test_a_joiner_ends_up_with_what_the_others_have(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    wide = 1500 if "recovery_bandwidth" in settings else WIDTH  # a state of 27 MB, in four stripes
+    wide = 1500 if "recovery_bandwidth" in settings else WIDTH  # a state of 27 MB, in four shards
     with school(3, functools.partial(Pupil, width=wide), **settings) as made:
         joiner = join(made)
     assert followed(caplog)
@@ -112,12 +113,12 @@ def test_a_joiner_ends_up_with_what_the_others_have(settings: dict[str, Any], ca
 
 
 @pytest.mark.parametrize("settings", [{}, SLOW, {"recovery_transport": "group"}], ids=["http", "slow", "group"])
-def test_a_large_state_comes_in_portions(
+def test_a_large_state_comes_in_chunks(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each of a later version than the one before: the donors copy one at a time."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(stripes, "LARGE", 1)
+    monkeypatch.setattr(shards, "LARGE", 1)
     rounds: list[Round] = []
     begin = Round.begin
     monkeypatch.setattr(Round, "begin", lambda self: (rounds.append(self), begin(self))[1])
@@ -129,7 +130,7 @@ def test_a_large_state_comes_in_portions(
     assert followed(caplog)
     assert assert_equal(*founders, joiner) >= 4
     [round_] = rounds
-    versions = [stripe.version for stripe in round_.stripes]
+    versions = [shard.version for shard in round_.shards]
     assert len(versions) > 3 and versions == sorted(set(versions))
     assert joiner.ft.metrics()["state_bytes"] == round_.progress().total
     assert round_.progress().replayed >= versions[-1] - versions[0], "between them"
@@ -209,13 +210,13 @@ def test_whoever_cannot_follow_loads_in_the_same_call(monkeypatch: pytest.Monkey
     assert assert_equal(*made.pupils) >= 4
 
 
-def test_patience_with_a_question_begins_when_its_call_has_ended() -> None:
+def test_patience_with_a_request_begins_when_its_call_has_ended() -> None:
     """Until then nobody waits, however long the others' steps take."""
     now = 0.0
     threads = SimpleNamespace(now=lambda: now)
     plane: Any = SimpleNamespace(threads=threads, finished=4, acting_in=lambda _: True, leaving=lambda: False)
     nothing: Any = None
-    catchup = Catchup(plane, nothing, nothing, Allowed(patience=10.0, pending=0))
+    catchup = Catchup(plane, nothing, nothing, RecoveryLimits(patience=10.0, pending=0))
     go_on = catchup._while_acting(nothing, 5)
     now = 100.0
     assert go_on()
@@ -289,7 +290,7 @@ def test_the_others_wait_where_they_are_asked_to(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO)
     with school(2, recovery="wait") as made:
         joiner = join(made)
-        assert joiner.ft._lives.life.caller._limits.held == 0, "buffers for nothing"
+        assert joiner.ft._lives.life.engine._limits.held == 0, "buffers for nothing"
     assert assert_equal(*made.pupils) >= 4
     assert joiner.ft.metrics()["state_bytes"] > 0
 
@@ -299,7 +300,7 @@ def test_pins_are_given_back() -> None:
         donors = [pupil.ft._lives.life.donor for pupil in made.pupils]
         joiner = made.enrol()
         steps(joiner, 3)
-        eventually(lambda: all(donor._pins.nbytes == 0 for donor in donors), "nothing is kept for it")
+        eventually(lambda: all(donor._snapshots.nbytes == 0 for donor in donors), "nothing is kept for it")
 
 
 def test_donors_that_compute_for_long_are_waited_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError
-from ftlib.recovery.flat import Ground
-from ftlib.recovery.live import stepping
-from ftlib.recovery.manifest import Manifest, prepare, refresh, split
-from ftlib.registry import Registered
+from ftlib.recovery.layout.flat_state import FlatState
+from ftlib.recovery.layout.manifest import Manifest, prepare, refresh, split
+from ftlib.state.live import stepping
+from ftlib.state.registry import Registered
 
 Roles = dict[str, Any]
 
@@ -33,9 +33,9 @@ def train(roles: Roles, steps: int = 1, seed: int = 5) -> None:
         roles["scheduler"].step()
 
 
-def contents(ground: Ground) -> torch.Tensor:
-    data = torch.zeros(ground.nbytes, dtype=torch.uint8)
-    ground.copy_out(0, ground.nbytes, data)
+def contents(flat: FlatState) -> torch.Tensor:
+    data = torch.zeros(flat.nbytes, dtype=torch.uint8)
+    flat.copy_out(0, flat.nbytes, data)
     return data
 
 
@@ -53,7 +53,7 @@ def alike(one: Any, two: Any) -> bool:
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
-def give(donor: Registered, joiner: Registered) -> Ground:
+def give(donor: Registered, joiner: Registered) -> FlatState:
     manifest, source = split(donor, 0)
     target = prepare(joiner, manifest.packed)
     assert target.nbytes == source.nbytes == manifest.nbytes
@@ -79,7 +79,7 @@ def test_the_joiner_goes_on_where_the_donor_was(optimizer: type[torch.optim.Opti
 def test_what_is_streamed() -> None:
     roles = parts()
     train(roles)
-    manifest, ground = split(Registered(roles), 3)
+    manifest, flat = split(Registered(roles), 3)
     names = [name for name, _ in roles["model"].named_parameters()]
     assert sorted(spec.path for spec in manifest.streamed) == sorted(
         [f"model[0]['{name}']" for name in names]
@@ -90,29 +90,29 @@ def test_what_is_streamed() -> None:
             if p.numel() > 1
         ]
     )
-    assert ground.paths == tuple(spec.path for spec in manifest.streamed)
+    assert flat.paths == tuple(spec.path for spec in manifest.streamed)
     live = {id(p) for p in roles["model"].parameters()} | {
         id(value) for values in roles["optimizer"].state.values() for value in values.values()
     }
-    assert all(id(tensor) in live for tensor in ground.tensors)
-    assert manifest.nbytes == ground.nbytes
+    assert all(id(tensor) in live for tensor in flat.tensors)
+    assert manifest.nbytes == flat.nbytes
     assert len(manifest.packed) < 6000
 
 
 def test_a_parameter_is_followed_by_what_belongs_to_it() -> None:
     roles = parts()
     train(roles)
-    manifest, ground = split(Registered(roles), 0)
+    manifest, flat = split(Registered(roles), 0)
     state, parameters = roles["optimizer"].state, list(roles["model"].parameters())
     owners = {id(value): id(p) for p in parameters for value in state[p].values()} | {id(p): id(p) for p in parameters}
-    whose = [owners[id(tensor)] for tensor in ground.tensors]
+    whose = [owners[id(tensor)] for tensor in flat.tensors]
     assert len(list(itertools.groupby(whose))) == len(set(whose)) == len(parameters)
-    assert all(len({whose[piece.tensor] for piece in ground.pieces(*span)}) == 1 for span in spans(manifest, ground))
+    assert all(len({whose[piece.tensor] for piece in flat.pieces(*span)}) == 1 for span in spans(manifest, flat))
     assert len(manifest.borders) == len(parameters) - 1
 
 
-def spans(manifest: Manifest, ground: Ground) -> Iterable[tuple[int, int]]:
-    return itertools.pairwise([0, *manifest.borders, ground.nbytes])
+def spans(manifest: Manifest, flat: FlatState) -> Iterable[tuple[int, int]]:
+    return itertools.pairwise([0, *manifest.borders, flat.nbytes])
 
 
 class Own(torch.optim.SGD):
@@ -150,8 +150,8 @@ def test_tied_weights_are_streamed_once() -> None:
         return {"model": model, "optimizer": torch.optim.SGD([model[0].weight], lr=0.1)}
 
     donor, joiner = tied(), tied()
-    manifest, ground = split(Registered(donor), 0)
-    assert ground.nbytes == sum(4 * p.numel() for p in donor["model"].parameters())
+    manifest, flat = split(Registered(donor), 0)
+    assert flat.nbytes == sum(4 * p.numel() for p in donor["model"].parameters())
     assert "model[0]['4.weight']" not in {spec.path for spec in manifest.streamed}
     with torch.no_grad():
         donor["model"][3].weight.fill_(3)
@@ -208,8 +208,8 @@ def test_what_others_step_is_inline(other: Callable[[nn.Module], object]) -> Non
 def test_callables_are_inline() -> None:
     taken: list[Any] = []
     registered = Registered({}, state_dict=lambda: {"w": torch.ones(1000)}, load_state_dict=taken.append)
-    manifest, ground = split(registered, 0)
-    assert (ground.nbytes, manifest.nbytes, manifest.streamed) == (0, 0, ())
+    manifest, flat = split(registered, 0)
+    assert (flat.nbytes, manifest.nbytes, manifest.streamed) == (0, 0, ())
     assert len(manifest.packed) > 4000
     assert prepare(registered, manifest.packed).nbytes == 0
     refresh(registered, split(registered, 0)[0].packed)
@@ -224,20 +224,20 @@ def streamed(roles: Roles) -> list[torch.Tensor]:
 def test_a_refresh_leaves_what_is_streamed_as_it_is() -> None:
     donor, joiner = parts(), parts(seed=1)
     train(donor, 2)
-    ground = give(Registered(donor), Registered(joiner))
+    flat = give(Registered(donor), Registered(joiner))
     train(donor, 3)
     donor["optimizer"].param_groups[0]["lr"] = 0.3
-    before = contents(ground)
+    before = contents(flat)
     tensors = streamed(joiner)
     refresh(Registered(joiner), split(Registered(donor), 0)[0].packed)
-    assert torch.equal(contents(ground), before)
+    assert torch.equal(contents(flat), before)
     assert [id(tensor) for tensor in streamed(joiner)] == [id(tensor) for tensor in tensors], "the very same"
-    assert {id(tensor) for tensor in ground.tensors} == {id(tensor) for tensor in tensors}
+    assert {id(tensor) for tensor in flat.tensors} == {id(tensor) for tensor in tensors}
     assert joiner["optimizer"].param_groups[0]["lr"] == 0.3
     assert joiner["optimizer"].state[tensors[0]]["step"] == 5
     assert torch.equal(joiner["model"][1].running_mean, donor["model"][1].running_mean)
     assert joiner["scheduler"].last_epoch == 5
-    ground.copy_in(0, contents(split(Registered(donor), 0)[1]))
+    flat.copy_in(0, contents(split(Registered(donor), 0)[1]))
     train(donor)
     train(joiner)
     assert alike(Registered(donor).tree(0), Registered(joiner).tree(0))
@@ -270,10 +270,10 @@ def test_big_state_is_created_in_place() -> None:
         pairs.append({"model": model, "optimizer": torch.optim.Adam(model.parameters(), lr=0.1)})
     pairs[0]["model"](torch.ones(1, 600)).sum().backward()
     pairs[0]["optimizer"].step()
-    ground = give(Registered(pairs[0]), Registered(pairs[1]))
+    flat = give(Registered(pairs[0]), Registered(pairs[1]))
     assert alike(Registered(pairs[0]).tree(0), Registered(pairs[1]).tree(0))
     live = pairs[1]["optimizer"].state[pairs[1]["model"].weight]["exp_avg"]
-    assert any(tensor is live for tensor in ground.tensors)
+    assert any(tensor is live for tensor in flat.tensors)
 
 
 def half(roles: Roles) -> Roles:

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from consensus import Member, View
-from ftlib.facts import facts
-from ftlib.plane import Plane
-from ftlib.recovery.bulletin import EVERY, Arrival, Bulletin
-from ftlib.recovery.meter import Meter
-from ftlib.recovery.progress import Progress, told
-from ftlib.salvage import Plan
-from ftlib.session import Session
-from ftlib.threads import Threads
-from ftlib.trailer import Flag, Slot, Trailer
+from ftlib.common.threads import Threads
+from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.session import Session
+from ftlib.core.plane.facts import facts
+from ftlib.core.plane.plane import Plane
+from ftlib.core.plane.progress import Progress, told
+from ftlib.core.tensors.trailer import Flag, Slot, Trailer
+from ftlib.recovery.joiner.progress_log import EVERY, Arrival, Meter, ProgressLog
 
 HALF = Progress(total=1_200_000_000, got=600_000_000, rate=300e6, left=2.0, pending=0, braking=False)
 
@@ -40,7 +39,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def plane(clock: Clock) -> Plane:
-    return Plane(lambda: "a" * 16, threads=clock)
+    return Plane("a" * 16, threads=clock)
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -83,9 +82,9 @@ def test_a_meter_knows_the_pace_and_what_is_left(clock: Clock) -> None:
 
 def test_a_line_now_and_then(clock: Clock, plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ftlib")
-    bulletin = Bulletin(plane, lambda: HALF)
+    progress_log = ProgressLog(plane, lambda: HALF)
     for _ in range(int(20 / 0.25)):  # as often as blocks come
-        bulletin.tell()
+        progress_log.update()
         clock.at += 0.25
     assert [record.getMessage() for record in caplog.records] == [
         "getting the state: 600 MB of 1.2 GB (50%) at 300 MB/s, 2.0 s left"
@@ -105,10 +104,10 @@ def test_a_line_now_and_then(clock: Clock, plane: Plane, caplog: pytest.LogCaptu
 
 def test_a_short_one_is_told_at_its_end_alone(clock: Clock, plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ftlib")
-    bulletin = Bulletin(plane, lambda: replace(HALF, got=HALF.total, replayed=5, seconds=3.4))
+    progress_log = ProgressLog(plane, lambda: replace(HALF, got=HALF.total, replayed=5, seconds=3.4))
     clock.at += 3.4
-    bulletin.tell()
-    bulletin.caught_up(41)
+    progress_log.update()
+    progress_log.caught_up(41)
     [record] = caplog.records
     assert record.getMessage() == "caught up: 1.2 GB of state in 3.4 s (353 MB/s), 5 averages replayed, counts from call 42 on"
     assert fields(record).items() >= {"ftlib_event": "caught_up", "call": 42, "replayed": 5, "seconds": 3.4}.items()

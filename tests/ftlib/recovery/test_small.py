@@ -8,7 +8,7 @@ import pytest
 
 from ftlib import FTLib
 from ftlib.recovery.catchup import Catchup
-from ftlib.recovery.round import Round
+from ftlib.recovery.joiner.round import Round
 from tests.ftlib.real import eventually
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 from tests.ftlib.recovery.test_following import School, followed, join, school
@@ -30,16 +30,21 @@ class Polite(Pupil):
             )
 
     def _goes_on(self, made: School, joiner: FTLib, number: int) -> bool:
-        session, recovery = self.ft._plane.session, joiner._lives.life.caller.recovery
+        session, recovery = self.ft._plane.session, joiner._lives.life.engine._arrival._recovery
         assert isinstance(recovery, Catchup)
         if joiner._plane.origin or session is None or joiner._plane.member_id not in session.view or number in self.passed:
             return True
-        call, question, proof, round_ = joiner._plane.current, recovery._question, recovery._proof, recovery._round
+        call, prefetch, verification, round_ = (
+            joiner._plane.current,
+            recovery._prefetch,
+            recovery._verification,
+            recovery._round,
+        )
         if call is None or call.number != number:
             return False
-        asked = [ft._lives.life.donor._hold._open[number] for ft in made.crew.members[:3]]
-        expected = 3 if question is not None and question.version == number else 0
-        expected += 2 if proof is not None and proof.number == number else 0
+        asked = [ft._lives.life.donor._read_hold._open[number] for ft in made.crew.members[:3]]
+        expected = 3 if prefetch is not None and prefetch.version == number else 0
+        expected += 2 if verification is not None and verification.number == number else 0
         ready = expected if round_ is None or round_.level_with(number) else -1
         if sum(asked) == ready and (expected or number == session.plan.call + 1):
             self.passed.add(number)

@@ -14,9 +14,10 @@ import torch
 
 from consensus import LeftError
 from ftlib import ConfigError, FTLib
-from ftlib.phase import Phase
-from ftlib.recovery import stripes, tutor
-from ftlib.recovery.donor import Donor
+from ftlib.core.plane.phase import Phase
+from ftlib.recovery.donor import replication_sender as sender
+from ftlib.recovery.donor.donor import Donor
+from ftlib.recovery.layout import shards
 from tests.ftlib.real import Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 
@@ -38,7 +39,7 @@ class Spare(Pupil):
 
     def level_since(self, member: Pupil) -> list[int]:
         """The steps after which it had what ``member`` had."""
-        return [step for step, found in list(self.trail.items()) if member.hashes.get(step) == found]
+        return [step for step, found in self.trail.copy().items() if member.hashes.get(step) == found]
 
 
 class School:
@@ -100,7 +101,7 @@ def school(founders: int, backend: str = "memory", *, max_size: int | None = Non
             at_once(*[ft.close for ft in crew.members])
             for thread in made.threads:
                 thread.join(15)
-    ours = ("ftlib-warmth", "ftlib-recovery", "ftlib-fetch", "ftlib-release", "ftlib-serve", "ftlib-begin", "ftlib-pins")
+    ours = ("ftlib-standby", "ftlib-recovery", "ftlib-fetch", "ftlib-release", "ftlib-serve", "ftlib-begin", "ftlib-snapshots")
     eventually(
         lambda: not [t for t in set(threading.enumerate()) - before if t.name.startswith(ours)], "nobody is left at work"
     )
@@ -115,7 +116,7 @@ def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str) -> Non
     with school(3, backend) as made:
         spare = made.spare()
         made.level(spare)
-        eventually(lambda: not any(donor_of(pupil)._pins.nbytes for pupil in made.members), "the pins are given back")
+        eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.members), "the pins are given back")
         leaver = made.members.pop(1)
         leaver.ft.leave()
         made.counts(spare, 3)
@@ -126,7 +127,7 @@ def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str) -> Non
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_whoever_dies_the_spare_takes_its_place(victim: int) -> None:
-    """Its tutor among them."""
+    """Its sender among them."""
     with school(3) as made:
         spare = made.spare()
         made.level(spare)
@@ -135,9 +136,9 @@ def test_whoever_dies_the_spare_takes_its_place(victim: int) -> None:
         assert assert_equal(*made.members, spare) > 2
 
 
-def test_a_state_in_many_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_in_many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several donors, and yet of one version."""
-    monkeypatch.setattr(stripes, "SMALLEST", 1 << 12)
+    monkeypatch.setattr(shards, "SMALLEST", 1 << 12)
     with school(3) as made:
         spare = made.spare()
         made.level(spare)
@@ -162,7 +163,7 @@ def test_several_spares_and_one_place() -> None:
 
 
 def test_members_that_change_while_a_spare_stays_one() -> None:
-    """A second spare, which came first, takes the place: the tutor may be the one that left."""
+    """A second spare, which came first, takes the place: the sender may be the one that left."""
     with school(3) as made:
         first = made.spare(98)
         made.level(first)
@@ -191,7 +192,7 @@ def test_a_spare_with_another_shape_is_told_so() -> None:
             stranger.step()
         assert made.members[0].ft.size == 2
         stranger.ft.close()
-        eventually(lambda: not any(donor_of(pupil).tutor._feed.heard for pupil in made.members), "nobody listens any more")
+        eventually(lambda: not any(donor_of(pupil).sender._stream.heard for pupil in made.members), "nobody listens any more")
 
 
 def test_without_registered_state_spares_wait_as_ever() -> None:
@@ -216,14 +217,14 @@ def test_without_registered_state_spares_wait_as_ever() -> None:
 
 
 def test_a_spare_that_leaves_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tutor, "GUEST", 3.0)  # should its goodbye not arrive
+    monkeypatch.setattr(sender, "STANDBY_SILENCE", 3.0)  # should its goodbye not arrive
     with school(2) as made:
         spare = made.spare()
         made.level(spare)
-        assert any(donor_of(pupil).tutor._feed.heard for pupil in made.members)
+        assert any(donor_of(pupil).sender._stream.heard for pupil in made.members)
         spare.ft.close()
-        eventually(lambda: not any(donor_of(pupil).tutor._feed.heard for pupil in made.members), "nobody listens any more")
-        eventually(lambda: not any(donor_of(pupil)._pins.nbytes for pupil in made.members), "nothing is pinned")
+        eventually(lambda: not any(donor_of(pupil).sender._stream.heard for pupil in made.members), "nobody listens any more")
+        eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.members), "nothing is pinned")
         assert not spare.hashes
 
 

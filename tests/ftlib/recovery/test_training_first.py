@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ftlib.recovery import donor as donor_module
-from ftlib.recovery.stripes import SMALLEST
+from ftlib.recovery.donor import donor as donor_module
+from ftlib.recovery.layout.shards import SMALLEST
 from tests.ftlib.real import eventually
 
 from .holders import ORIGIN, VERSION, Holder, Model, somebody
@@ -40,8 +40,8 @@ def offer(holder: Holder, others: str = "", apart: int = 0) -> None:
 
 
 def test_memory_is_there_before_the_call(holder: Holder) -> None:
-    """As much as is surely needed, where the state comes in portions."""
-    rooms = holder.donor._pins._rooms
+    """As much as is surely needed, where the state comes in chunks."""
+    rooms = holder.donor._snapshots._pool
     for apart, others, enough in ((0, "", 0), (1, ",a,b,c", NBYTES // 2), (1, "", NBYTES)):
         with pytest.raises(LookupError, match="not inside call"):
             offer(holder, others, apart)
@@ -61,6 +61,6 @@ def test_a_large_state_is_sent_when_nothing_else_is_to_be_done(
     holder.enter()
     offer(holder)
     assert not niced, "the training may wait for what is asked about a call"
-    eventually(lambda: holder.donor._pins.data(JOINER.id, 0, VERSION) is not None, "it is copied")
+    eventually(lambda: holder.donor._snapshots.data(JOINER.id, 0, VERSION) is not None, "it is copied")
     ask(holder, "stripe", index=0, offset=0)
     assert niced == [True] * large

@@ -18,9 +18,9 @@ from torch import nn
 
 from consensus import format_address
 from ftlib import FTLib
-from ftlib.launch.cli import main
-from ftlib.recovery import bulletin
-from ftlib.recovery.pace import Pace
+from ftlib.cli.main import main
+from ftlib.recovery.joiner import progress_log
+from ftlib.recovery.joiner.limits import RateLimit
 from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 
@@ -77,7 +77,7 @@ def test_a_joiner_is_watched(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "ftlib")
-    monkeypatch.setattr(bulletin, "EVERY", 0.2)
+    monkeypatch.setattr(progress_log, "EVERY", 0.2)
     with joining(recovery_bandwidth=BANDWIDTH) as (pupils, joiner):
         own, other = (format_address(ft._consensus.member.address) for ft in (joiner.ft, pupils[0].ft))
 
@@ -86,13 +86,13 @@ def test_a_joiner_is_watched(
             return recovery is not None and 0 < recovery["got"] < recovery["total"]
 
         looked = threading.Event()
-        take = Pace.take
+        take = RateLimit.take
 
-        def until_looked(pace: Pace, count: int, go_on: Callable[[], bool]) -> bool:
+        def until_looked(pace: RateLimit, count: int, go_on: Callable[[], bool]) -> bool:
             """The rest of the state does not arrive while somebody looks, which may take a busy machine seconds."""
             return take(pace, count, go_on) and (not some() or looked.wait(TIMEOUT))
 
-        monkeypatch.setattr(Pace, "take", until_looked)
+        monkeypatch.setattr(RateLimit, "take", until_looked)
         eventually(some, "some of the state arrives")
         page = scraped(own)
         answer = json.loads(told(capsys, own, "--json"))
@@ -108,8 +108,8 @@ def test_a_joiner_is_watched(
         assert recovery["total"] == nbytes
         assert 0 < recovery["got"] < nbytes
         assert recovery["pending"] > 0
-        words = r"in call \d+.*, gets the state: [\d.]+ MB of 12.7 MB \(\d+%\) at [\d.]+ [kM]B/s, .+ left; \d+ average"
-        assert re.search(words, seen)
+        words = r", gets the state: [\d.]+ MB of 12.7 MB \(\d+%\) at [\d.]+ [kM]B/s, .+ left; \d+ average"
+        assert re.search(rf"in call \d+.*{words}", seen)
         assert re.search(words, seen_by_another), "each tells of the others, too"
 
         eventually(lambda: len(joiner.hashes) > 3, "it has caught up")
@@ -132,7 +132,7 @@ def test_a_joiner_is_watched(
 def test_one_that_the_others_wait_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """As what is registered may be part of a step, and nobody has told how to repeat one."""
     caplog.set_level(logging.INFO, "ftlib")
-    monkeypatch.setattr(bulletin, "EVERY", 0.0)
+    monkeypatch.setattr(progress_log, "EVERY", 0.0)
     with joining(extra=True) as (pupils, joiner):
         eventually(lambda: len(joiner.hashes) > 3, "it has the state")
         found = joiner.ft.metrics()

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from ftlib.recovery.manifest import split
-from ftlib.recovery.pins import Pins
-from ftlib.recovery.reading import Reading
-from ftlib.recovery.stripes import Stripe
-from ftlib.registry import Registered
+from ftlib.recovery.donor.reading import Reading
+from ftlib.recovery.donor.snapshots import Snapshots
+from ftlib.recovery.layout.manifest import split
+from ftlib.recovery.layout.shards import Shard
+from ftlib.state.registry import Registered
 
 LONG = 20.0
 """Seconds that anything may take."""
@@ -29,9 +29,9 @@ class Trainer:
         self.optimizer = optimizer(self.model.parameters(), lr=0.1)
         self.width = width
         self.step()
-        self.pins = Pins()
-        self.pins.watch([self.optimizer])
-        self.ground = split(Registered({"model": self.model, "optimizer": self.optimizer}), 0)[1]
+        self.snapshots = Snapshots()
+        self.snapshots.watch([self.optimizer])
+        self.flat = split(Registered({"model": self.model, "optimizer": self.optimizer}), 0)[1]
 
     def step(self) -> None:
         self.model(torch.randn(4, self.width)).pow(2).sum().backward()
@@ -39,23 +39,23 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def bytes(self, start: int = 0, stop: int | None = None) -> bytes:
-        stop = self.ground.nbytes if stop is None else stop
+        stop = self.flat.nbytes if stop is None else stop
         data = torch.zeros(stop - start, dtype=torch.uint8)
-        self.ground.copy_out(start, stop, data)
+        self.flat.copy_out(start, stop, data)
         return bytes(data.numpy())
 
-    def stripes(self, count: int = 1, version: int = 1) -> list[Stripe]:
-        cuts = [self.ground.nbytes * index // count for index in range(count + 1)]
-        return [Stripe(index, cuts[index], cuts[index + 1], version, ("a",)) for index in range(count)]
+    def shards(self, count: int = 1, version: int = 1) -> list[Shard]:
+        cuts = [self.flat.nbytes * index // count for index in range(count + 1)]
+        return [Shard(index, cuts[index], cuts[index + 1], version, ("a",)) for index in range(count)]
 
-    def arm(self, count: int = 1, version: int = 1, joiner: str = "j") -> list[Stripe]:
-        """So many stripes of everything, inside that call."""
-        stripes = self.stripes(count, version)
-        self.pins.arm(joiner, stripes, self.ground, version)
-        return stripes
+    def arm(self, count: int = 1, version: int = 1, joiner: str = "j") -> list[Shard]:
+        """So many shards of everything, inside that call."""
+        shards = self.shards(count, version)
+        self.snapshots.arm(joiner, shards, self.flat, version)
+        return shards
 
-    def pinned(self, stripe: Stripe, joiner: str = "j") -> bytes:
-        data = self.pins.data(joiner, stripe.index, stripe.version, LONG)
+    def pinned(self, shard: Shard, joiner: str = "j") -> bytes:
+        data = self.snapshots.data(joiner, shard.index, shard.version, LONG)
         assert data is not None, "it never became complete"
         return bytes(data.numpy())
 
@@ -67,7 +67,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
     usual = Reading.work
 
     def work(self: Reading, unit: tuple[int, int]) -> str:
-        if threading.current_thread().name == "ftlib-pins":
+        if threading.current_thread().name == "ftlib-snapshots":
             there.set()
             assert go_on.wait(LONG)
         return usual(self, unit)
@@ -82,6 +82,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
 def ended() -> None:
     """The pins' threads have come to their end."""
     for thread in threading.enumerate():
-        if thread.name == "ftlib-pins":
+        if thread.name == "ftlib-snapshots":
             thread.join(LONG)
             assert not thread.is_alive()

@@ -39,7 +39,7 @@ def test_the_dead_are_discounted_only_after_contact() -> None:
     a, *others = stage.hosts
     stage.world.run(1.0)
     for other in others:
-        stage.jury.killed(other)
+        stage.observers.show("killed", other)
     stage.choose(a, stage.value(stage.view, *others, cause=Cause.PROOF), [a])
     stage = Stage(Activation, 4)
     a, *others = stage.hosts
@@ -47,7 +47,7 @@ def test_the_dead_are_discounted_only_after_contact() -> None:
         stage.world.faults.cut_both(a.id, other.id)
     stage.world.run(1.95)
     for other in others:
-        stage.jury.killed(other)
+        stage.observers.show("killed", other)
     with pytest.raises(Violation, match="without quorum"):
         stage.choose(a, stage.value(stage.view, *others, cause=Cause.PROOF), [a])
 
@@ -55,7 +55,7 @@ def test_the_dead_are_discounted_only_after_contact() -> None:
 def test_following_what_nobody_proposed() -> None:
     stage = Stage(Activation)
     with pytest.raises(Violation, match="its ballots: none"):
-        stage.jury.follows(stage.hosts[0], stage.after(stage.view, stage.hosts[2]))
+        stage.follows(stage.hosts[0], stage.after(stage.view, stage.hosts[2]))
 
 
 def test_active_before_all_have_installed_it_or_are_ready() -> None:

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.codec import Codec
 from consensus.messages import Accept, Envelope, Gossip, Ping, Status, Update
-from consensus.protocol.detection import PIGGYBACK
-from consensus.protocol.dissemination import Dissemination
-from consensus.protocol.probe import Probe, Prober
-from consensus.protocol.proposer import Proposer
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.detection.detection import PIGGYBACK
+from consensus.protocol.detection.probe import Probe, Prober
+from consensus.protocol.state.dissemination import Dissemination
 from consensus.simulation.invariants import Bounds, Violation
 from consensus.simulation.invariants.bounds import PER_CHANGE, PROGRESS, TABLES
 from consensus.simulation.invariants.inside import sizes
 from consensus.view import Proposal
+from consensus.wire.codec import Codec
 
 from .stage import Stage, alone
 
@@ -43,16 +43,16 @@ def test_rumours_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for index in range(20):
         a.machine._core.rumours.add(Update(a.id, Status.SUSPECT, 0, f"{index:016x}"))
     with pytest.raises(Violation, match="rumours in a view of 3"):
-        stage.jury.of(Bounds).adopted(a, stage.view)
+        stage.checkers.of(Bounds).adopted(a, stage.view)
 
 
 def test_a_ping_with_too_many_rumours(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(Bounds)
     a, b, _ = stage.hosts
     update = Update(a.id, Status.ALIVE, 0, a.id)
-    stage.jury.sent(a, b, Gossip((update,) * PIGGYBACK))
+    stage.observers.sent(a, b, Gossip((update,) * PIGGYBACK))
     with pytest.raises(Violation, match="sends a Gossip with 7 rumours"):
-        stage.jury.sent(a, b, Gossip((update,) * 7))
+        stage.observers.sent(a, b, Gossip((update,) * 7))
     monkeypatch.setattr(Dissemination, "take", lambda self, *_: (update,) * 9)
     with pytest.raises(Violation, match="with 9 rumours"):
         stage.world.run(1.0)
@@ -70,9 +70,9 @@ def test_messages_without_end_for_one_change() -> None:
     a, b, _ = stage.hosts
     message = Accept(2, stage.view.view_id, (0, a.id), Proposal(stage.view.view_id, 2))
     for _ in range(PER_CHANGE * 2 * 3):
-        stage.jury.sent(a, b, message)
+        stage.observers.sent(a, b, message)
     with pytest.raises(Violation, match=r"55 messages for epoch 2 in 0\.000 s; the bound is 54"):
-        stage.jury.sent(a, b, message)
+        stage.observers.sent(a, b, message)
 
 
 def test_every_table_has_a_bound() -> None:

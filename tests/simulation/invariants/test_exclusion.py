@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.protocol.evidence import EvidenceBook
-from consensus.protocol.installer import Installer
-from consensus.protocol.links import Links
-from consensus.protocol.verdict import Verdicts
+from consensus.protocol.agreement.installer import Installer
+from consensus.protocol.detection.verdict import Verdicts
+from consensus.protocol.state.evidence import EvidenceBook
+from consensus.protocol.state.links import Links
 from consensus.simulation.invariants import Exclusion, Violation
 from consensus.view import Cause
 

@@ -10,15 +10,15 @@ from .stage import Stage, report
 
 def given(stage: Stage) -> None:
     for host in stage.hosts:
-        stage.jury.sent(host, None, FlushReply(2, "", report(host, 2)))
+        stage.observers.sent(host, None, FlushReply(2, "", report(host, 2)))
 
 
 def test_two_reports_for_one_epoch() -> None:
     stage = Stage(Flush)
     a = stage.hosts[0]
-    stage.jury.sent(a, None, Accepted(2, stage.view.view_id, (0, a.id), b"one"))
+    stage.observers.sent(a, None, Accepted(2, stage.view.view_id, (0, a.id), b"one"))
     with pytest.raises(Violation, match="reports b'other' for epoch 2 after b'one'"):
-        stage.jury.sent(a, None, FlushReply(2, "", b"other"))
+        stage.observers.sent(a, None, FlushReply(2, "", b"other"))
 
 
 def test_others_than_the_continuing_members_report() -> None:

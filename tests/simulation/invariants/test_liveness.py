@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.protocol.proposer import Proposer
+from consensus.protocol.agreement.proposer import Proposer
 from consensus.simulation.invariants import Liveness, Violation
 
 from .stage import Stage, alone

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from consensus.messages import Promise
-from consensus.protocol.acceptor import Acceptor
-from consensus.protocol.installer import Installer
-from consensus.protocol.member_table import MemberTable
-from consensus.protocol.view_change import ViewChange
-from consensus.simulation import World, draw, play
+from consensus.protocol.agreement.acceptor import Acceptor
+from consensus.protocol.agreement.installer import Installer
+from consensus.protocol.agreement.view_change import ViewChange
+from consensus.protocol.state.member_table import MemberTable
+from consensus.simulation import World, draw, judged, play
 from consensus.simulation.invariants import Replays, Violation
 from consensus.simulation.invariants.inside import standing, twin
 from consensus.simulation.invariants.replays import CHANGES
@@ -22,7 +22,7 @@ def every_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def crashes(seed: int = 1) -> World:
-    world = World(seed)
+    world = judged(World(seed))
     world.cluster(4)
     for name in ("m3", "m0"):
         world.run(1.0)
@@ -82,7 +82,7 @@ def test_a_rumour_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
         return honest(self, update)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MemberTable, "apply", apply)
-    world = World(1)
+    world = judged(World(1))
     world.cluster(4)
     world.pause(world.named("m3"))
     with pytest.raises(Violation, match="again, and it had an effect: peers was"):

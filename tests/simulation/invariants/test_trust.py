@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from consensus.protocol.detection import Detection
-from consensus.protocol.probe import Prober
-from consensus.protocol.proposer import Proposer
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.detection.detection import Detection
+from consensus.protocol.detection.probe import Prober
 from consensus.simulation.invariants import Trust, Violation
 
 from .stage import Stage, alone
@@ -49,7 +49,7 @@ def test_suspects_that_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_bound_grows_with_the_logarithm() -> None:
-    trust = Stage(Trust).jury.of(Trust)
+    trust = Stage(Trust).checkers.of(Trust)
     assert trust.bound(3) == trust.bound(32) < trust.bound(100) < trust.bound(1000) < 2 * trust.bound(100)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from consensus.simulation import World
-from consensus.simulation.invariants import Invariant, Liveness, Violation, standard
+from consensus.simulation.invariants import Invariant, Liveness, Violation, checkers
 
 Patch = pytest.MonkeyPatch
 Tell = Callable[[int], World]
@@ -48,7 +48,7 @@ class Bug:
         """Break the rule."""
         self.plant(patch)
         if self.alone:
-            patch.setattr(standard, "STANDARD", (self.by,))
+            patch.setattr(checkers, "STANDARD", (self.by,))
 
     def shows(self, seed: int) -> bool:
         """Whether the one who must notice does, in the history of that seed.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from random import Random
 
+from consensus.border import Flushed, Freeze, Installed, Order
 from consensus.messages import Ack, Gossip
-from consensus.simulation import Host, World
-from consensus.simulation.faults import Faults, Spread
-from consensus.simulation.plane import MakePlane, StubPlane
-from consensus.view import View
+from consensus.simulation import Host, World, judged
+from consensus.simulation.world.faults import Faults, Spread
+from consensus.simulation.world.host import MakePlane, StubPlane
 
 from ..judgement import living
 
@@ -18,7 +17,7 @@ from ..judgement import living
 def duels(seed: int, plane: MakePlane = StubPlane) -> World:
     """What ballots are for: messages late by seconds, and coordinators that die or sleep in the middle of a change."""
     rng = Random(seed)
-    world = World(seed, plane=plane)
+    world = judged(World(seed, plane=plane))
     world.cluster(rng.choice([4, 5, 6]))
     world.run(0.6)
     world.faults.reordering, world.faults.late, world.faults.loss = 0.4, 1.5, 0.1
@@ -44,13 +43,17 @@ class Counting(StubPlane):
         super().__init__(host)
         self._asked = 0
 
-    def freeze(self, epoch: int, after_call: int | None) -> None:
-        self._asked += 1
-        host = self._host
-        host.machine.flushed(epoch, f"{host.id}:{epoch} asked {self._asked}".encode(), host.now)
-
-    def install(self, view: View, reports: Mapping[str, bytes]) -> None:
-        super().install(view, {writer: report.split()[0] for writer, report in reports.items() if report})
+    def handle(self, order: Order) -> None:
+        match order:
+            case Freeze(epoch, _):
+                self._asked += 1
+                host = self._host
+                host.machine.handle(Flushed(epoch, f"{host.id}:{epoch} asked {self._asked}".encode()), host.now)
+            case Installed(view, reports):
+                told = {writer: report.split()[0] for writer, report in reports.items() if report}
+                super().handle(Installed(view, told))
+            case _:
+                super().handle(order)
 
 
 def counts(seed: int) -> World:
@@ -61,7 +64,7 @@ def counts(seed: int) -> World:
 def echoes(seed: int) -> World:
     """Everything arrives again, at once and seconds later, while members come, go and die: one change after the other."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     world.cluster(rng.choice([3, 4, 5]))
     world.faults.duplication, world.faults.replay, world.faults.replay_late = 0.3, 0.3, 3.0
     for turn in range(4):
@@ -82,7 +85,7 @@ def echoes(seed: int) -> World:
 def rivals(seed: int) -> World:
     """One coordinator after the other falls asleep in the middle of a change; then all wake up, and bid against each other."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     world.cluster(rng.choice([4, 5, 6, 7]))
     world.run(0.6)
     world.faults.reordering, world.faults.late = 0.4, rng.choice([0.3, 1.0, 2.0])
@@ -105,7 +108,7 @@ def rivals(seed: int) -> World:
 def quarrels(seed: int, sizes: tuple[int, ...] = (3, 3, 4, 5), quickest: float = 0.005, again: float = 0.8) -> World:
     """Nobody hears the coordinator's acks, and it does not give way to the next one. Messages are slow, and come again."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice(sizes))
     world.run(0.6)
     view = hosts[0].activated[-1]
@@ -117,7 +120,7 @@ def quarrels(seed: int, sizes: tuple[int, ...] = (3, 3, 4, 5), quickest: float =
     world.faults.replay, world.faults.replay_late = again, 0.2
     for _ in range(4):
         for host in (senior, second):
-            world.inside(host, partial(host.machine.frozen, host.now))
+            world.inside(host, partial(host.machine._change.frozen, host.now))
             world.run(rng.uniform(0.0, 0.05))
         world.run(rng.uniform(0.2, 0.4))
     return world
@@ -131,7 +134,7 @@ def repeats(seed: int) -> World:
 def hurries(seed: int) -> World:
     """One change after the other, slow messages, and answers to the last change that come again in the next one."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(7)
     world.run(0.6)
     world.delay(Faults(spread=Spread.UNIFORM, latency=(0.01, 0.06)))
@@ -147,7 +150,7 @@ def hurries(seed: int) -> World:
 def halves(seed: int) -> World:
     """Two sides of which at most one may go on, and every message arrives twice."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([3, 4, 5, 6]))
     world.faults.duplication = 0.5
     world.run(0.6)

@@ -8,8 +8,8 @@ import pytest
 
 from consensus.config import Config
 from consensus.messages import Ack, Chosen, Gossip, Introduction, JoinReply
-from consensus.simulation import Scenario, World
-from consensus.simulation.play import prepare, safety
+from consensus.simulation import Scenario, World, judged
+from consensus.simulation.script.play import prepare, safety
 
 from ...transcripts import test_stale_votes
 from .. import test_found
@@ -22,7 +22,7 @@ NEWS = (Chosen, Introduction, JoinReply)
 def partitions(seed: int) -> World:
     """What the lease and the quorum are for: few members, links cut for about T_excl, then deaths."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     world.cluster(rng.choice([3, 4, 5]))
     world.run(0.6)
     for _ in range(2):
@@ -43,7 +43,7 @@ def partitions(seed: int) -> World:
 def bridges(seed: int) -> World:
     """Some members hear of each other only through others, or late; then those others die."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([3, 4, 5]))
     world.run(0.6)
     one, other = rng.sample(hosts, 2)
@@ -60,7 +60,7 @@ def bridges(seed: int) -> World:
 def delays(seed: int) -> World:
     """Some member's messages take long; then it is alone, and those it knew are dead."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([2, 3, 4]))
     world.run(0.6)
     slow = rng.choice(hosts)
@@ -79,7 +79,7 @@ def delays(seed: int) -> World:
 def alarms(seed: int, replay: float = 0.0) -> World:
     """Members pause and go on, data planes fail and blame each other: many are suspected, nobody is dead."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     world.cluster(rng.choice([3, 4, 5]))
     world.run(0.6)
     world.faults.replay, world.faults.replay_late = replay, 2.0
@@ -100,7 +100,7 @@ def alarms(seed: int, replay: float = 0.0) -> World:
 def naps(seed: int) -> World:
     """A member is cut off for just about as long as it takes to be voted out; then, mostly, all others die."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([3, 4, 5]))
     world.run(0.6)
     view = hosts[0].activated[-1]
@@ -120,7 +120,7 @@ def naps(seed: int) -> World:
 def mutes(seed: int) -> World:
     """Nobody hears one member, and it hears all, but no news: they vote it out while it is in touch with them, and die."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([3, 4, 5]))
     world.run(0.6)
     view = hosts[0].activated[-1]
@@ -145,7 +145,7 @@ def mutes(seed: int) -> World:
 def deaf(seed: int) -> World:
     """The others went on without one member, are heard by it again, and die before they have told it."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([2, 3, 4]))
     world.run(0.6)
     view = hosts[0].activated[-1]
@@ -165,7 +165,7 @@ def deaf(seed: int) -> World:
 def farewells(seed: int) -> World:
     """Two leave, and hear nothing any more of the others, who let them go, let somebody in, and die."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([4, 5]))
     world.run(1.0)
     view = hosts[0].activated[-1]
@@ -188,7 +188,7 @@ def farewells(seed: int) -> World:
 def ghosts(seed: int) -> World:
     """A member starts anew and is not heard any more; pings of its last lifetime still are, and the acks reach it."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(2)
     senior, junior = (world.hosts[key] for key in hosts[0].activated[-1].ids)
     world.run(rng.uniform(0.6, 2.0))
@@ -215,7 +215,7 @@ def ghosts(seed: int) -> World:
 def absences(seed: int) -> World:
     """A member is stopped, and the others go on without it; what they tell it is lost. Then all is well, for long enough."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([3, 4]))
     world.run(0.6)
     view = hosts[0].activated[-1]
@@ -235,7 +235,7 @@ def crowds(seed: int) -> World:
     """More ask to join than there are members, and all who come hang as soon as they are in: those who were there go on."""
     rng = Random(seed)
     size = rng.choice([1, 2, 3])
-    world = World(seed, Config(max_size=2 * size))
+    world = judged(World(seed, Config(max_size=2 * size)))
     founders = world.cluster(size)
     world.run(0.6)
     names = tuple(host.name for host in founders)
@@ -250,7 +250,7 @@ def crowds(seed: int) -> World:
 def visits(seed: int) -> World:
     """Members come and die soon, and what they asked for arrives again and again."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([2, 3]))
     world.faults.replay, world.faults.replay_late = 0.5, 5.0
     names = tuple(host.name for host in hosts)
@@ -271,7 +271,7 @@ def gossips(seed: int) -> World:
 def crumbling(seed: int) -> World:
     """Most of a group are suspected by everybody, and die."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(9)
     world.run(0.6)
     victims = rng.sample(hosts, 6)
@@ -312,7 +312,7 @@ def strays(seed: int) -> World:
 def upstarts(seed: int) -> World:
     """Two let in four, who outvote them: they go on without the two that they lost touch with, and die."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     founders = world.cluster(2)
     world.run(0.6)
     joiners = [world.start(f"j{index}", introducers=tuple(host.name for host in founders)) for index in range(4)]
@@ -329,7 +329,7 @@ def upstarts(seed: int) -> World:
 def widows(seed: int) -> World:
     """All but two die, and one of the two sleeps for longer than T_excl: nobody is lost for good."""
     rng = Random(seed)
-    world = World(seed)
+    world = judged(World(seed))
     hosts = world.cluster(rng.choice([4, 5, 6]))
     world.run(0.6)
     view = hosts[0].activated[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from consensus.config import Config, Liveness, Policy
-from consensus.simulation import Character, Host, World
+from consensus.simulation import Character, Host, World, judged
 
 from ..judgement import living
 
@@ -29,7 +29,7 @@ def job(
         storage_poll=1.0,
         trust_refused=trusting,
     )
-    world = World(seed, config, store=Character.FILES if files else Character.ATOMIC)
+    world = judged(World(seed, config, store=Character.FILES if files else Character.ATOMIC))
     world.faults.skew = skew
     world.cluster(size)
     world.run(0.6)
@@ -144,11 +144,11 @@ def wipes(seed: int) -> World:
     """Somebody removes everything from the store, while a view is on its way or not."""
     rng = Random(seed)
     world = job(seed, rng.choice([3, 4, 5]), files=rng.random() < 0.5)
-    assert world.errands is not None
+    assert world.store_requests is not None
     if rng.random() < 0.5:
         world.kill(seniors(world)[-1])
         world.run(rng.uniform(0.0, 0.02))
-    world.errands.wipe()
+    world.store_requests.wipe()
     world.run(rng.uniform(0.0, 0.5))
     for host in living(world)[1:2]:
         world.kill(host)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from consensus.messages import Accept, Accepted, Prepare, Promise, Promised
-from consensus.protocol import attempt
-from consensus.protocol.acceptor import NO_BALLOT, Acceptor
-from consensus.protocol.attempt import Attempt, Outcome
-from consensus.protocol.proposer import Proposer
-from consensus.protocol.voter import Voter
+from consensus.protocol.agreement import attempt
+from consensus.protocol.agreement.acceptor import NO_BALLOT, Acceptor
+from consensus.protocol.agreement.attempt import Attempt, Outcome
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.agreement.voter import Voter
 from consensus.simulation.invariants import Activation, Ballots, Choice, Uniqueness
 from consensus.view import Proposal, View
 

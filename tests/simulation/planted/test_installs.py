@@ -6,11 +6,11 @@ import pytest
 
 from consensus.member import Address
 from consensus.messages import Ballot, Chosen, Install, Message
-from consensus.protocol.contact import Contact
-from consensus.protocol.core import Core
-from consensus.protocol.flush import Answer, FlushReports
-from consensus.protocol.installation import Installation
-from consensus.protocol.view_change import ViewChange
+from consensus.protocol.agreement.contact import Contact
+from consensus.protocol.agreement.flush import Answer, FlushReports
+from consensus.protocol.agreement.installation import Installation
+from consensus.protocol.agreement.view_change import ViewChange
+from consensus.protocol.state.core import Core
 from consensus.simulation.invariants import Activation, Flush, Laggards, Liveness, Replays, Succession
 from consensus.view import View
 

@@ -8,14 +8,14 @@ from math import inf
 import pytest
 
 from consensus.messages import Accept, Ack, Evidence, EvidenceKind
-from consensus.protocol.acceptor import Acceptor
-from consensus.protocol.accusations import Accusations
-from consensus.protocol.detection import Detection
-from consensus.protocol.evidence import EvidenceBook
-from consensus.protocol.member_table import Peer
-from consensus.protocol.probe import Prober
-from consensus.protocol.proposer import Proposer
-from consensus.protocol.verdict import Verdicts
+from consensus.protocol.agreement.acceptor import Acceptor
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.detection.accusations import Accusations
+from consensus.protocol.detection.detection import Detection
+from consensus.protocol.detection.probe import Prober
+from consensus.protocol.detection.verdict import Verdicts
+from consensus.protocol.state.evidence import EvidenceBook
+from consensus.protocol.state.member_table import Peer
 from consensus.simulation.invariants import Activation, Ballots, Choice, Exclusion, Replays, Succession
 from consensus.view import Cause, View
 

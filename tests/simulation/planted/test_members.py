@@ -8,12 +8,12 @@ import pytest
 
 from consensus.member import Member
 from consensus.messages import Status, Update
-from consensus.protocol.detection import Detection
-from consensus.protocol.dissemination import Dissemination
-from consensus.protocol.evidence import EvidenceBook
-from consensus.protocol.join import Applicants
-from consensus.protocol.member_table import MemberTable
-from consensus.protocol.proposer import Proposer
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.detection.detection import Detection
+from consensus.protocol.state.dissemination import Dissemination
+from consensus.protocol.state.evidence import EvidenceBook
+from consensus.protocol.state.join import Applicants
+from consensus.protocol.state.member_table import MemberTable
 from consensus.simulation.invariants import Bounds, Lifetimes, Trust
 from consensus.view import Proposal, View
 

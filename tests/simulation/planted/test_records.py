@@ -7,23 +7,23 @@ from math import inf
 
 import pytest
 
-from consensus.errands import Answer, Away, CreateView, Errand, Recorded, Wiped
 from consensus.errors import UnreadableError
 from consensus.messages import EvidenceKind, Lease, ViewRecord
-from consensus.protocol import proposer
-from consensus.protocol.admission import Admission
-from consensus.protocol.detection import Detection
-from consensus.protocol.effects import Freeze
-from consensus.protocol.leases import Leases
-from consensus.protocol.proposer import Proposer
-from consensus.protocol.register import Register
-from consensus.protocol.view_change import ViewChange
+from consensus.protocol.admission.admission import Admission
+from consensus.protocol.agreement import proposer
+from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.agreement.register import Register
+from consensus.protocol.agreement.view_change import ViewChange
+from consensus.protocol.detection.detection import Detection
+from consensus.protocol.detection.leases import Leases
+from consensus.protocol.state.effects import Freeze
 from consensus.simulation import SimulatedStore
 from consensus.simulation.invariants import Exclusion, Liveness, Records
-from consensus.simulation.shelf import Shelf
-from consensus.storage import view_register
+from consensus.simulation.world.in_memory_store import InMemoryStore
+from consensus.storage import view_log
 from consensus.storage.store import Created
-from consensus.storage.view_register import ViewRegister
+from consensus.storage.view_log import ViewLog
+from consensus.store_requests import Answer, Away, CreateView, Errand, Recorded, Wiped
 from consensus.view import Proposal, View
 
 from .bug import Bug, Patch
@@ -42,13 +42,13 @@ def creates_without_floor(patch: Patch) -> None:
 
 def last_writer_wins(patch: Patch) -> None:
     """A record replaces the one that stands there: creation is not exclusive."""
-    honest = Shelf.create
+    honest = InMemoryStore.create
 
-    def create(self: Shelf, key: str, value: bytes, number: int = 0, floor: str = "") -> bool:
+    def create(self: InMemoryStore, key: str, value: bytes, number: int = 0, floor: str = "") -> bool:
         self._values.pop(key, None)
         return honest(self, key, value, number, floor)
 
-    patch.setattr(Shelf, "create", create)
+    patch.setattr(InMemoryStore, "create", create)
 
 
 def freezes_before_the_record(patch: Patch) -> None:
@@ -114,54 +114,54 @@ def founds_beside_the_living(patch: Patch) -> None:
 def parent_is_not_read(patch: Patch) -> None:
     """A record is created without a look at its parent's, before or after: a store that was wiped is not noticed."""
 
-    async def parent_of(self: ViewRegister, record: ViewRecord) -> str:
+    async def parent_of(self: ViewLog, record: ViewRecord) -> str:
         return record.view.parent_id
 
-    async def confirmed(self: ViewRegister, record: ViewRecord, parent: str) -> Recorded:
+    async def confirmed(self: ViewLog, record: ViewRecord, parent: str) -> Recorded:
         return Recorded(record)
 
-    patch.setattr(ViewRegister, "_parent_of", parent_of)
-    patch.setattr(ViewRegister, "_confirmed", confirmed)
+    patch.setattr(ViewLog, "_parent_of", parent_of)
+    patch.setattr(ViewLog, "_confirmed", confirmed)
 
 
 def cleans_before_the_floor(patch: Patch) -> None:
     """Old records are removed before the floor is raised above them."""
 
-    async def clean(self: ViewRegister, floor: int) -> None:
-        listed = await self._store.list(view_register.PREFIX)
-        old = [view_register.key_of(number) for number in view_register._numbers(listed) if number < floor]
+    async def clean(self: ViewLog, floor: int) -> None:
+        listed = await self._store.list(view_log.PREFIX)
+        old = [view_log.key_of(number) for number in view_log._numbers(listed) if number < floor]
         if old:
             await self._store.delete(*old)
-        await self._store.raise_floor(view_register.FLOOR, floor)
+        await self._store.raise_floor(view_log.FLOOR, floor)
 
-    patch.setattr(ViewRegister, "clean", clean)
+    patch.setattr(ViewLog, "clean", clean)
 
 
 def floor_before_the_records(patch: Patch) -> None:
     """The floor is read before the records: what was removed meanwhile is taken for lost."""
 
-    async def newest(self: ViewRegister, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
-        floor = await self._store.floor(view_register.FLOOR)
-        listed = await self._store.list(view_register.PREFIX)
-        record = self._newest_readable(listed, view_register._numbers(listed))
+    async def newest(self: ViewLog, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
+        floor = await self._store.floor(view_log.FLOOR)
+        listed = await self._store.list(view_log.PREFIX)
+        record = self._newest_readable(listed, view_log._numbers(listed))
         return self._judge(record, listed, floor, epoch, view_id)
 
-    patch.setattr(ViewRegister, "newest", newest)
+    patch.setattr(ViewLog, "newest", newest)
 
 
 def replaces_what_it_cannot_read(patch: Patch) -> None:
     """What a member cannot read in the place of a record is taken for garbage, and replaced by the member's own."""
-    honest = ViewRegister.create
+    honest = ViewLog.create
 
-    async def create(self: ViewRegister, record: ViewRecord) -> Recorded | Wiped:
+    async def create(self: ViewLog, record: ViewRecord) -> Recorded | Wiped:
         try:
             return await honest(self, record)
         except UnreadableError:
-            key = view_register.key_of(record.view.epoch)
-            await self._store.write(key, self._vault.wrap(key, record))
+            key = view_log.key_of(record.view.epoch)
+            await self._store.write(key, self._cipher.wrap(key, record))
             return Recorded(record)
 
-    patch.setattr(ViewRegister, "create", create)
+    patch.setattr(ViewLog, "create", create)
 
 
 def leases_by_wall_clock(patch: Patch) -> None:

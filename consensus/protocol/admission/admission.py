@@ -1,0 +1,413 @@
+"""Coming and going: the joiner's search, the members' answer to applicants, founding, and graceful leaving."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from ...config import Policy
+from ...errors import JobEndedError, JoinError, LeftError
+from ...member import Address, Member, format_address
+from ...messages import JoinReply, JoinRequest, LeaveRequest, Refused
+from ...store_requests import Answer, Errand
+from ...view import NO_VIEW_ID, Delta, View
+from ..agreement.contact import Contact
+from ..agreement.view_change import ViewChange
+from ..detection.detection import Detection
+from ..state.change import Kind
+from ..state.core import Core
+from ..state.effects import Check
+from ..state.join import Applicant, Search
+from ..state.life import Turn
+from .ending import Askers, Ending
+from .founding import Founding
+from .survey import Survey
+
+__all__ = ["Admission"]
+
+BEACON_EVERY = 0.25
+"""How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
+
+FOUND_AGAIN = 0.25
+"""Seconds between two tries to have a founding view recorded."""
+
+HURRIED = 0.05
+"""Seconds, at least, from one hurry of a joiner to the next: what it is told may come and go with each answer."""
+
+LEFT = 16
+"""At the addresses of so many dead members the coordinator looks for new lifetimes."""
+
+STAND_BY = 0.4
+"""How often those who may have to coordinate next ping applicants."""
+
+
+class Admission:
+    """One member's part in joins and leaves, its own and others'."""
+
+    def __init__(
+        self,
+        core: Core,
+        detection: Detection,
+        change: ViewChange,
+        contact: Contact,
+        search: Search,
+        now: float,
+        founding: Founding | None = None,
+    ) -> None:
+        """``founding``: where members vote who founds."""
+        self._core = core
+        self._detection = detection
+        self._change = change
+        self._contact = contact
+        self.search = search
+        self._founding = founding
+        self.survey = Survey(core, search, now) if core.config.policy is Policy.STORAGE else None
+        self._ending = Ending(search)
+        self._askers = Askers(core.config.max_members)
+        self._next_try = -inf
+        """When this member may try again to found, where it has to ask a store."""
+        self._next_beacon = now + BEACON_EVERY
+        self._hurried = -inf
+        self._answers: dict[tuple[bool, bool], JoinReply] = {}
+        """The latest to applicants, by whether they tell the view whole, or what is new."""
+        self._leave_call: int | None = None
+        self._ended = False
+        """Whether this member leaves since its program has come to its end."""
+        self._next_leave = inf
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Search, found, answer applicants, repeat a leave."""
+        core = self._core
+        core.applicants.expire(now)
+        if core.view is None:
+            self._search(now)
+            return
+        if now >= self._next_beacon:
+            self._next_beacon = now + BEACON_EVERY
+            self._beacon()
+            if core.applicants and core.stands_by():
+                for applicant in core.applicants.fresh(now, wanting=True):
+                    self._ping(applicant, now)
+        if core.leaving and now >= self._next_leave:
+            self._ask_to_leave(now)
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        core = self._core
+        if core.view is None:
+            return self.search.next_send if self.survey is None else min(self.search.next_send, self.survey.deadline())
+        beacon = self._next_beacon if self._beaconing() or core.applicants else inf
+        return min(beacon, self._next_leave if core.leaving else inf)
+
+    # Joining
+
+    def _search(self, now: float) -> None:
+        core = self._core
+        if self._ending.over:
+            text = "the job has ended: the programs of those who were met there have come to their ends, and nobody is left"
+            core.stop(JobEndedError(text))
+            return
+        if self._founding is not None:
+            self._vote(self._founding, now)
+        if self.survey is not None:
+            self._look(self.survey, now)
+        # Less of them are no use, and asked often.
+        if self.search.may_found(len(core.applicants), now) and self._entitled() and self._vacant(now):
+            supporters = self._supporters(now)
+            if self.search.may_found(len(supporters), now):
+                epoch = 1 if self.survey is None else self.survey.next_epoch
+                self._found(View(epoch, NO_VIEW_ID, (core.member, *supporters)[: core.config.room]), now)
+                if core.view is not None:
+                    return
+        failure = self.search.failure(now)
+        if failure is not None:
+            if self.survey is not None and not self.search.found:
+                failure = self.survey.failure(core.config.join_timeout, now) or failure
+            core.stop(JoinError(failure))
+            return
+        if now >= self.search.next_send:
+            self._ask(now)
+
+    def _ask(self, now: float) -> None:
+        """Ask to be let in, wherever somebody may know the cluster."""
+        core, search = self._core, self.search
+        search.next_send = now + search.interval(core.rng.random())
+        for member in self._ending.doubtful:
+            core.outbox.emit(Check(member))
+        vote, met = None, []
+        if self._founding is not None:  # its list may be shorter than ours: it is asked wherever we heard it
+            vote, met = self._founding.vote, [a.member.address for a in core.applicants.fresh(now, wanting=False)]
+        known = "" if search.cluster is None else search.cluster.view_id
+        waited = int(1000 * (now - search.ready)) if search.wants else 0
+        request = JoinRequest(core.member, search.wants, core.config.terms, vote, known, waited)
+        for address in search.targets(met):
+            core.outbox.send_to(address, request)
+
+    def _look(self, survey: Survey, now: float) -> None:
+        """What the store says comes first: members that told of a cluster may all have died since."""
+        survey.tick(now)
+        newest, search = survey.newest, self.search
+        if not search.found or newest is None or not survey.answered:
+            return
+        newer = search.cluster is not None and search.cluster.epoch > newest.view.epoch
+        others = search.beacon is not None and search.beacon.id not in newest.view
+        if not newer and not others and survey.orphaned(now):
+            search.lost(now)
+
+    def _vacant(self, now: float) -> bool:
+        """Whether the job has no cluster that anybody is left of, as far as the store knows, if there is one."""
+        return self.survey is None or (self.survey.answered and self.survey.orphaned(now) and now >= self._next_try)
+
+    def _found(self, view: View, now: float) -> None:
+        self._next_try = now + FOUND_AGAIN
+        self._change.found(view, now)
+
+    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
+        """What came of a question to the store."""
+        if self.survey is not None and self._core.view is None and self._core.stopped is None:
+            self.survey.told(errand, answer, now)
+            self._search(now)
+
+    def stirred(self, now: float) -> None:
+        """Something in the store may have changed."""
+        if self.survey is not None:
+            self.survey.stirred(now)
+
+    def heard(self, sender: str, now: float) -> None:
+        """Whoever that is answers us: it lives."""
+        if self.survey is not None and self._core.view is None:
+            self.survey.heard(sender, now)
+
+    def _vote(self, founding: Founding, now: float) -> None:
+        core, search = self._core, self.search
+        if search.cluster is None and founding.consider(search.first, search.founder, core.applicants, now):
+            search.next_send = now
+        silent = founding.to_check(core.applicants, now)
+        if silent is not None:
+            core.outbox.emit(Check(silent))
+
+    def _entitled(self) -> bool:
+        """Whether this member's vote, where members vote, is its own."""
+        candidate = self._core.member if self._founding is None else self._founding.candidate
+        return candidate is not None and candidate.id == self._core.member.id
+
+    def _supporters(self, now: float) -> list[Member]:
+        """Who would be in the first view with this member."""
+        if self._founding is not None:
+            return self._founding.supporters(self._core.applicants, now)
+        return [applicant.member for applicant in self._core.applicants.fresh(now, wanting=False)]
+
+    def checked(self, member_id: str, alive: bool | None, now: float, *, listens: bool = False) -> None:
+        """The result of a check. ``listens``: a connection was accepted there."""
+        if alive is False and self._core.view is None:
+            self._ending.died(member_id)
+        if self.survey is not None and self._core.view is None:
+            self.survey.checked(member_id, alive, now, listens=listens)
+        if alive is False and self._founding is not None and self._core.view is None:
+            self._founding.died(member_id, now)
+
+    def on_join_reply(self, sender: str, address: Address, reply: JoinReply, now: float) -> None:
+        """Somebody that we asked answered, or a coordinator's beacon reached us."""
+        if self._core.view is None:
+            search = self.search
+            if reply.view is not None and search.rivals(reply.view):
+                self._contact.bring_together(JoinReply(search.cluster, search.coordinator), reply, now)
+            if self._of_the_dead(reply, now):
+                reply = JoinReply(None, None)  # whoever tells of that cluster has not found out yet
+            known, asked = search.found, (search.coordinator, search.beacon)
+            search.replied(address, reply, now)
+            self._ending.told(sender, ended=reply.ended)
+            if search.found and not known and now >= self._hurried + HURRIED:
+                self._hurried = now
+                search.hurry(now)
+            elif (search.coordinator, search.beacon) != asked:
+                search.impatient()  # not at once: two that differ about the coordinator would keep us asking
+            self._search(now)
+        elif reply.view is not None:
+            self._contact.pointed(reply.view, reply.coordinator, now)
+        elif reply.coordinator is not None:
+            self._contact.compare(reply.coordinator.id, address, reply.epoch, reply.view_id, now)
+
+    def _of_the_dead(self, reply: JoinReply, now: float) -> bool:
+        """Whether a reply tells of the newest cluster in the store, of which nobody is left."""
+        survey = self.survey
+        if survey is None or survey.newest is None or not survey.orphaned(now):
+            return False
+        told = reply.view_id if reply.view is None else reply.view.view_id
+        return told == survey.newest.view.view_id
+
+    def on_refused(self, message: Refused) -> None:
+        """The cluster will never take us, or has ended."""
+        if self._core.view is None:
+            text = message.reason[:500]
+            self._core.stop(JobEndedError(text) if message.ended else JoinError(f"the cluster refused this member: {text}"))
+
+    def seek_admission(self, now: float) -> None:
+        """From now on this joiner wants to be admitted."""
+        self.search.ready = self.search.ready if self.search.wants else now
+        self.search.wants = True
+        self.search.hurry(now)
+
+    def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
+        """More places to ask."""
+        self.search.add(addresses)
+        self.search.next_send = now
+
+    def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
+        """The introducers' names stand for other addresses than before."""
+        self.search.heed(addresses, founder, barred)
+        if self._core.view is None:
+            self.search.next_send = now
+
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody listens at an introducer's address."""
+        self.search.attend(address, listening)
+
+    # Letting in
+
+    def on_join_request(self, sender: str, address: Address, request: JoinRequest, now: float) -> None:
+        """Somebody asks to join; the coordinator takes note, everybody says what it knows."""
+        core = self._core
+        if request.member.id != sender or sender == core.member.id:
+            return
+        if request.terms != core.config.terms:
+            text = f"its settings are {request.terms[:200]!r}, the job's are {core.config.terms!r}: make them equal"
+            core.outbox.send_to(address, Refused(text))
+            return
+        if core.view is None:
+            if self.survey is not None:
+                self.survey.met(request.member, now)
+            if self.search.founder or self._founding is not None:
+                core.applicants.heard(request.member, request.wants, now, request.vote)
+            known = self.search.cluster
+            core.outbox.send_to(address, _reply(known, self.search.coordinator if known else None, request.known))
+            self._search(now)
+            return
+        self._askers.heard(address, now)
+        core.outbox.send_to(address, self._answer(core.view, request.known))
+        for member_id in core.view.at(request.member.address):
+            if member_id not in (sender, core.member.id):
+                core.outbox.emit(Check(core.view.member(member_id)))  # its address was taken over: it must be gone
+        if core.stands_by() and sender not in core.view:
+            applicant = core.applicants.heard(request.member, request.wants, now, waited=request.waited / 1000)
+            if applicant is None:
+                if core.coordinates():
+                    core.outbox.send_to(
+                        address, Refused(f"{core.config.max_members} joiners are waiting already: try again later")
+                    )
+            elif applicant.wants:
+                self._ping(applicant, now)
+                self._change.proposer.consider(now)
+
+    def _answer(self, view: View, known: str) -> JoinReply:
+        """What to tell an applicant: one object for all who are told the same, so that a long view is encoded once for them."""
+        reply = _reply(view, self._core.coordinator(), known, self._core.delta, ended=self._ended)
+        news = reply.view is not None, reply.delta is not None
+        if self._answers.get(news) != reply:
+            self._answers[news] = reply
+        return self._answers[news]
+
+    def spares(self) -> list[dict[str, Any]]:
+        """Who waits to be admitted, the longest waiting first, as plain values; the coordinator and the next two know."""
+        wanting = sorted((each for each in self._core.applicants if each.wants), key=lambda each: each.ready)
+        return [
+            {"id": each.member.id, "address": format_address(each.member.address), "meta": each.member.shown()}
+            for each in wanting
+        ]
+
+    def _ping(self, applicant: Applicant, now: float) -> None:
+        """Only who acked a moment ago may be admitted; the next two in seniority keep in touch, in case they have to."""
+        core = self._core
+        if now - applicant.pinged >= min(0.1 if core.coordinates() else STAND_BY, core.config.contact_interval):
+            applicant.pinged = now
+            self._detection.ping_applicant(applicant.member, now)
+
+    def _beaconing(self) -> bool:
+        core = self._core
+        if core.view is None or not core.coordinates():
+            return False
+        return bool(self._outside())
+
+    def _outside(self) -> list[Address]:
+        """Where somebody may live who does not know this cluster: at the introducers, and where members of the view have died.
+
+        These are in it for long only where it has no quorum: perhaps because the others went on without this member.
+        """
+        view, proofs = self._core.view, self._core.evidence.proofs
+        if view is None:
+            return []
+        left = [view.member(member_id).address for member_id in list(proofs)[:LEFT] if member_id in view]
+        places = dict.fromkeys((*self.search.introducers, *left))
+        return [address for address in places if all(member_id in proofs for member_id in view.at(address))]
+
+    def _beacon(self) -> None:
+        core = self._core
+        if self._beaconing():  # short: whoever is new there asks for the view
+            beacon = JoinReply(None, core.member, None, core.view_id, core.epoch, self._ended)
+            for address in self._outside():
+                core.outbox.send_to(address, beacon)
+
+    # Leaving
+
+    def leave(self, after_call: int | None, now: float, *, ended: bool = False) -> None:
+        """Ask the others to go on without us; alone, just go. ``ended``: the program has come to its end."""
+        core = self._core
+        self._ended = self._ended or ended
+        if core.view is None:
+            core.stop(LeftError("left the job on its own wish"))
+            return
+        if self._ended:
+            for address in self._askers.fresh(now):
+                core.outbox.send_to(address, self._answer(core.view, core.view_id))
+        if len(core.view) == 1 and core.member.id in core.view:
+            core.evidence.leave(core.member.id, after_call, now, ended=self._ended)
+            core.close()
+            return
+        if core.stopped is None:
+            core.turn(Turn.WISHED)
+        self._leave_call = after_call
+        self._ask_to_leave(now)
+
+    def _ask_to_leave(self, now: float) -> None:
+        core = self._core
+        self._next_leave = now + core.config.resend
+        coordinator = core.coordinator()
+        if core.view is None or coordinator is None:
+            return
+        core.evidence.leave(core.member.id, self._leave_call, now, ended=self._ended)
+        core.history.found(Kind.LEAVE, core.member.id, _asked(self._ended), core.member.id, now)
+        request = LeaveRequest(core.view.view_id, core.member.id, self._leave_call, self._ended)
+        if self._ended:  # of that those have to know, too, who coordinate if this member is gone before it is agreed
+            for senior in core.seniors(without=core.member.id):
+                core.outbox.send(senior, request)
+        elif coordinator.id != core.member.id:
+            core.outbox.send(coordinator, request)
+        if coordinator.id == core.member.id:
+            self._change.proposer.consider(now)
+
+    def on_leave_request(self, sender: str, message: LeaveRequest, now: float) -> None:
+        """A member leaves."""
+        core = self._core
+        if core.view is not None and sender == message.member_id and sender in core.view:
+            core.evidence.leave(sender, message.after_call, now, ended=message.ended)
+            core.history.found(Kind.LEAVE, sender, _asked(message.ended), sender, now)
+            self._change.proposer.consider(now)
+
+
+def _asked(ended: bool) -> str:
+    return "its program has ended" if ended else "asked to leave"
+
+
+def _reply(
+    view: View | None, coordinator: Member | None, known: str, delta: Delta | None = None, *, ended: bool = False
+) -> JoinReply:
+    """What to tell an applicant whose newest view is ``known``: no more than is new, as a thousand may ask again and again."""
+    if view is None:
+        return JoinReply(None, None)
+    if known == view.view_id:
+        return JoinReply(None, coordinator, None, known, view.epoch, ended)
+    if delta is not None and known == delta.parent_id:
+        return JoinReply(None, coordinator, delta, view.view_id, view.epoch, ended)
+    return JoinReply(view, coordinator, None, view.view_id, view.epoch, ended)

@@ -1,0 +1,124 @@
+"""Who may make the first view, where the list of introducers does not say so by itself.
+
+A list of numeric addresses is the same for everybody, so its first address founds. A name that stands for several members is
+not: each lookup shows those that are up by then, and two members may both find themselves first. So there every member has
+one *vote*. A member that is first in what it sees is a candidate and votes for itself; the others vote for the candidate that
+is first in *their* list, or after ``_PREFERENCE`` for the lowest address of those they met (a host may be known by another
+address elsewhere). A candidate founds with those that voted for it, at least ``initial_size`` with itself.
+
+A vote, once given, is taken back only (1) after its candidate has given up its candidacy, which it says by a vote for another
+or for nobody: votes for an old candidacy count no more; or (2) after the candidate is proven dead, and ``GRACE`` later,
+because its first view may still be on its way to us. So at any time the voters of two founders are different members: with
+``initial_size`` above half of the members there is one cluster or none. With less nothing can rule out two, and the member
+that would found does not (``barred``, see ``runtime/names.py``).
+
+Silence takes no vote back: the silent candidate may have founded. Then ``join_timeout`` ends this lifetime.
+"""
+
+from __future__ import annotations
+
+from ...member import Address, Member
+from ...messages import Vote
+from ..state.join import Applicant, Applicants
+from ..state.member_table import NEVER
+
+__all__ = ["GRACE", "Founding"]
+
+GRACE = 0.6
+"""Seconds from the proof that a candidate died to the next vote: many times what its last messages take."""
+
+_PREFERENCE = 1.0
+"""How long a member holds out for the first of its list. For whom it votes matters for success alone, not for safety."""
+
+_CHECK_EVERY = 1.0
+"""A candidate that has been silent for so long is looked after."""
+
+
+class Founding:
+    """This member's vote, and the count of the others'."""
+
+    def __init__(self, member: Member, now: float = 0.0) -> None:
+        self._member = member
+        self._started = now
+        self._candidate: Member | None = None
+        self._candidacy = 0
+        self._turn = 0
+        self._free_at = NEVER
+        self._checked = NEVER
+
+    @property
+    def vote(self) -> Vote:
+        """What to tell the others."""
+        return Vote("" if self._candidate is None else self._candidate.id, self._candidacy, self._turn)
+
+    @property
+    def candidate(self) -> Member | None:
+        """Whom this member lets found."""
+        return self._candidate
+
+    def consider(self, first: Address | None, founder: bool, applicants: Applicants, now: float) -> bool:
+        """Vote, or take the vote back, if that is allowed; whether anything changed.
+
+        ``first``: the first introducer in this member's list; ``founder``: whether that is this member.
+        """
+        before = self._turn
+        candidate = self._candidate
+        if candidate is not None and self._given_up(candidate, founder, applicants):
+            self._choose(None, 0)
+        if self._candidate is None and now >= self._free_at:
+            if founder:
+                self._choose(self._member, self._turn + 1)
+            elif (found := self._favourite(first, applicants, now)) is not None and found.vote is not None:
+                self._choose(found.member, found.vote.candidacy)
+        return self._turn != before
+
+    def to_check(self, applicants: Applicants, now: float) -> Member | None:
+        """The candidate, if it is time to see whether it still lives."""
+        candidate = self._candidate
+        if candidate is None or candidate.id == self._member.id:
+            return None
+        known = applicants.get(candidate.id)
+        if now - max(self._checked, NEVER if known is None else known.heard) < _CHECK_EVERY:
+            return None
+        self._checked = now
+        return candidate
+
+    def died(self, member_id: str, now: float) -> None:
+        """That process is gone for certain."""
+        if self._candidate is not None and self._candidate.id == member_id != self._member.id:
+            self._choose(None, 0)
+            self._free_at = now + GRACE
+
+    def supporters(self, applicants: Applicants, now: float) -> list[Member]:
+        """Who lets this member found now, itself aside."""
+        if self._candidate is None or self._candidate.id != self._member.id:
+            return []
+        return [
+            applicant.member
+            for applicant in applicants.fresh(now, wanting=False)
+            if applicant.vote is None
+            or (applicant.vote.founder, applicant.vote.candidacy) == (self._member.id, self._candidacy)
+        ]
+
+    def _given_up(self, candidate: Member, founder: bool, applicants: Applicants) -> bool:
+        if candidate.id == self._member.id:
+            return not founder
+        known = applicants.get(candidate.id)
+        return known is not None and known.vote is not None and known.vote.turn > self._candidacy
+
+    def _favourite(self, first: Address | None, applicants: Applicants, now: float) -> Applicant | None:
+        """Whom to vote for, if it is there."""
+        candidates = [
+            applicant
+            for applicant in applicants.fresh(now, wanting=False)
+            if applicant.vote is not None and applicant.vote.founder == applicant.member.id
+        ]
+        best = [applicant for applicant in candidates if applicant.member.address == first]
+        if not best and now - self._started >= _PREFERENCE:
+            best = candidates
+        return min(best, key=lambda applicant: applicant.member.address, default=None)
+
+    def _choose(self, candidate: Member | None, candidacy: int) -> None:
+        self._turn += 1
+        self._candidate = candidate
+        self._candidacy = candidacy

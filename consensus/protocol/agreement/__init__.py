@@ -1,0 +1,1 @@
+"""Which list all act on: proposing, voting, installing."""

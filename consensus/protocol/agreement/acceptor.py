@@ -1,0 +1,79 @@
+"""A voter in the Paxos instance of one epoch, with one rule that goes beyond Paxos: the other side of the lease.
+
+A value that excludes X without proof or X's own wish is accepted only if this member acked nothing from X for T_excl. From
+the first such request on it never acks X again in this epoch. So whoever was acked within T_excl knows that it has not
+been voted out, which is what discounting relies on (see ``evidence``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...config import Config
+from ...member import Address
+from ...messages import Accept, Ballot, Prepare, Promise, Promised
+from ...view import Cause, Proposal, Removal, View
+from ..state.evidence import Proof
+from ..state.member_table import NEVER
+
+__all__ = ["NO_BALLOT", "Acceptor", "Pending"]
+
+NO_BALLOT: Ballot = (-1, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An Accept that waits for the lease of somebody it excludes to run out (at ``until``)."""
+
+    sender: str
+    address: Address
+    request: Accept
+    until: float
+
+
+class Acceptor:
+    """Votes for the successor of ``view``. Replaced by a new one at each chosen view."""
+
+    def __init__(self, config: Config, own_id: str, view: View) -> None:
+        self._config = config
+        self._own_id = own_id
+        self.view = view
+        self.epoch = view.epoch + 1
+        self.promised: Ballot = NO_BALLOT
+        self.accepted_ballot: Ballot | None = None
+        self.accepted: Proposal | None = None
+        self.shunned: set[str] = set()
+        """Whom this member does not ack any more in this epoch."""
+        self.deferred: Pending | None = None
+
+    def prepare(self, request: Prepare) -> Promise | Promised:
+        """Phase 1b."""
+        if request.ballot < self.promised:
+            return Promised(self.epoch, self.view.view_id, request.ballot, self.promised)
+        self.promised = request.ballot
+        return Promise(self.epoch, self.view.view_id, request.ballot, self.accepted_ballot, self.accepted)
+
+    def legitimate(self, sender: str, ballot: Ballot) -> bool:
+        """Whether a ballot is its sender's own, and round 0 the most senior member's."""
+        return sender in self.view and ballot[1] == sender and (ballot[0] > 0 or sender == self.view.members[0].id)
+
+    def wait_for(self, proposal: Proposal, proofs: Mapping[str, Proof], acked: Mapping[str, float], now: float) -> float:
+        """Until when the lease forbids accepting ``proposal`` (``now`` or earlier: not at all). Shuns the excluded."""
+        until = now
+        for removal in proposal.removed:
+            if self._needs_lease(removal, proofs):
+                self.shunned.add(removal.member_id)
+                until = max(until, acked.get(removal.member_id, NEVER) + self._config.exclude_after)
+        return until
+
+    def _needs_lease(self, removal: Removal, proofs: Mapping[str, Proof]) -> bool:
+        if removal.cause in (Cause.PROOF, Cause.LEFT) or removal.member_id == self._own_id:
+            return False
+        return removal.member_id not in proofs
+
+    def accept(self, request: Accept) -> None:
+        """Phase 2b: take the value (the caller has checked ballot and lease)."""
+        self.promised = request.ballot
+        self.accepted_ballot = request.ballot
+        self.accepted = request.proposal

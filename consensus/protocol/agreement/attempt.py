@@ -1,0 +1,136 @@
+"""One proposer's try to decide the next epoch: single-decree Paxos (Lamport, Paxos Made Simple).
+
+Round 0 skips PREPARE and belongs to the parent view's most senior member alone. Everybody else first learns what may
+already be chosen, and proposes that again. Reports come with the votes; a quorum of votes decides, but only the reports of
+*all* continuing members complete a change (see ``installation``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from enum import Enum
+
+from ...config import Policy
+from ...messages import Accept, Ballot, Prepare, Promise
+from ...transitions import Table
+from ...view import Proposal, View
+from ..state.quorum import is_everybody, is_quorum, missing
+
+__all__ = ["ATTEMPT", "Attempt", "Outcome", "Phase", "promising"]
+
+
+class Phase(Enum):
+    """How far an attempt has come; the last three end it (outbid, the proposer starts over, higher).
+
+    Under ``storage`` ACCEPT is the creation of its record, and it is outbid where that may have failed.
+    """
+
+    PREPARE = "prepare"
+    ACCEPT = "accept"
+    CHOSEN = "chosen"
+    OUTBID = "outbid"
+    OVERTAKEN = "overtaken"
+
+
+class Outcome(Enum):
+    """What moves an attempt."""
+
+    PROMISED = "a quorum promised, or round 0"
+    ACCEPTED = "a quorum accepted"
+    REFUSED = "somebody promised a higher ballot"
+    STALE = "a newcomer died since the votes"
+    NEWER = "a newer view is chosen"
+
+
+ATTEMPT: Table[Phase, Outcome] = Table(
+    "attempt",
+    Phase.PREPARE,
+    {
+        Phase.PREPARE: {
+            Outcome.PROMISED: Phase.ACCEPT,
+            Outcome.REFUSED: Phase.OUTBID,
+            Outcome.NEWER: Phase.OVERTAKEN,
+        },
+        Phase.ACCEPT: {
+            Outcome.ACCEPTED: Phase.CHOSEN,
+            Outcome.REFUSED: Phase.OUTBID,
+            Outcome.STALE: Phase.OUTBID,
+            Outcome.NEWER: Phase.OVERTAKEN,
+        },
+    },
+)
+
+
+def promising(view: View, policy: Policy, present: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
+    """Whether the answers of ``present`` would be a quorum. To try without is safe, but leaves votes for a value of that time
+    behind: members that came back later would be voted out by it.
+    """
+    return policy is Policy.ANY or is_quorum(view, present, discounted)
+
+
+class Attempt:
+    """A ballot for the successor of ``parent``, decided as ``policy`` says."""
+
+    def __init__(
+        self, parent: View, ballot: Ballot, after_call: int | None, now: float, policy: Policy = Policy.MAJORITY
+    ) -> None:
+        self.parent = parent
+        self._policy = policy
+        self.epoch = parent.epoch + 1
+        self.ballot = ballot
+        self.after_call = after_call
+        self.started = now
+        self.voting_since = now
+        """When the acceptors were first asked to accept."""
+        self.next_send = now
+        self.phase = ATTEMPT.start
+        self.proposal: Proposal | None = None
+        self.promises: dict[str, Promise] = {}
+        self.reports: dict[str, bytes] = {}
+
+    def propose(self, proposal: Proposal) -> None:
+        """Enter ACCEPT with ``proposal``, unless a promise names a value that may be chosen already."""
+        best: Ballot | None = None
+        for promise in self.promises.values():
+            if promise.accepted is None or promise.accepted_ballot is None:
+                continue
+            if best is None or promise.accepted_ballot > best:
+                best, proposal = promise.accepted_ballot, promise.accepted
+        self.proposal = proposal
+        self.advance(Outcome.PROMISED)
+
+    def advance(self, outcome: Outcome) -> None:
+        """Enter the next phase, or end."""
+        self.phase = ATTEMPT.after(self.phase, outcome)
+
+    def request(self) -> Prepare | Accept:
+        """What to ask the acceptors in this phase."""
+        if self.proposal is None:
+            return Prepare(self.epoch, self.parent.view_id, self.ballot)
+        return Accept(self.epoch, self.parent.view_id, self.ballot, self.proposal, self.after_call)
+
+    @property
+    def responders(self) -> AbstractSet[str]:
+        """Who has answered in this phase, by now."""
+        return self.promises.keys() if self.phase is Phase.PREPARE else self.reports.keys()
+
+    def decided(self, discounted: frozenset[str]) -> bool:
+        """Whether the answers so far are a quorum. Under ``any`` those that the value removes are not asked either; under
+        ``storage`` nobody is.
+        """
+        if self._policy is Policy.STORAGE:
+            return False
+        if self._policy is Policy.ANY:
+            removed = () if self.proposal is None else self.proposal.removed
+            return is_everybody(self.parent, self.responders, discounted.union(item.member_id for item in removed))
+        return is_quorum(self.parent, self.responders, discounted)
+
+    def without(self, discounted: frozenset[str]) -> tuple[str, ...]:
+        """Who was discounted and has not answered."""
+        return tuple(key for key in self.parent.ids if key in discounted and key not in self.responders)
+
+    def waiting_for(self, discounted: frozenset[str]) -> tuple[str, ...]:
+        """Whose answers are missing."""
+        if self._policy is Policy.STORAGE:
+            return ()
+        return missing(self.parent, self.responders, discounted)

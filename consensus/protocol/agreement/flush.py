@@ -1,0 +1,51 @@
+"""Flush reports: what this member's data plane had finished, one stored answer an epoch for every ballot alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...member import Address
+from ...messages import Message
+from ..state.effects import Freeze, Outbox
+
+__all__ = ["FlushReports"]
+
+Answer = Callable[[bytes], Message]
+"""Makes the answer to one request from the report."""
+
+
+class FlushReports:
+    """Asks the data plane to freeze, once an epoch, and answers who asked when it has."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._reports: dict[int, bytes] = {}
+        self._asked: dict[int, int | None] = {}
+        self._waiting: dict[int, dict[str, tuple[Address, Answer]]] = {}
+
+    def get(self, epoch: int) -> bytes | None:
+        """The report for ``epoch``, None while there is none."""
+        return self._reports.get(epoch)
+
+    def request(self, epoch: int, after_call: int | None, sender: str, address: Address, answer: Answer) -> Message | None:
+        """The answer; None while the data plane still has to freeze (``store`` returns it later)."""
+        if epoch in self._reports:
+            return answer(self._reports[epoch])
+        self._waiting.setdefault(epoch, {})[sender] = (address, answer)
+        # Asked again only where the first one waits for a call and this one does not.
+        if epoch not in self._asked or (self._asked[epoch] is not None and after_call is None):
+            self._asked[epoch] = after_call
+            self._outbox.emit(Freeze(epoch, after_call))
+        return None
+
+    def store(self, epoch: int, report: bytes) -> list[tuple[str, Address, Message]]:
+        """The data plane froze: keep its report (the first one counts), and answer who waited."""
+        kept = self._reports.setdefault(epoch, report)
+        waiting = self._waiting.pop(epoch, {})
+        return [(sender, address, answer(kept)) for sender, (address, answer) in waiting.items()]
+
+    def forget(self, epoch: int) -> None:
+        """Drop what is older than ``epoch`` (that epoch's own report may still be asked for until it is installed)."""
+        for table in (self._reports, self._asked, self._waiting):
+            for key in [key for key in table if key < epoch]:
+                del table[key]

@@ -1,0 +1,130 @@
+"""Bringing a chosen view to life: collect every continuing member's report, INSTALL, collect READY, ACTIVATE.
+
+A quorum's reports are not enough: a silent member may have finished and applied the very call that the others would redo.
+Who stays silent here is removed by the next epoch, whose acceptors are the members of this chosen view.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ...member import Member
+from ...messages import Ballot, FlushRequest, Install
+from ...messages.reports import Reports
+from ...transitions import Table
+from ...view import Cause, Delta, Reason, View
+
+__all__ = ["INSTALLATION", "Gain", "Installation", "Stage"]
+
+
+class Stage(Enum):
+    """What the driver of a view waits for. ACTIVE: nothing; it answers a READY whose ACTIVATE got lost, until a newer view."""
+
+    REPORTS = "reports"
+    READIES = "readies"
+    ACTIVE = "active"
+    GIVEN_UP = "given up"
+
+
+class Gain(Enum):
+    """What moves an installation on."""
+
+    REPORTED = "every continuing member has reported"
+    ALL_READY = "every member is ready"
+    NEWER = "a newer view is chosen"
+
+
+INSTALLATION: Table[Stage, Gain] = Table(
+    "installation",
+    Stage.REPORTS,
+    {
+        Stage.REPORTS: {Gain.REPORTED: Stage.READIES, Gain.NEWER: Stage.GIVEN_UP},
+        Stage.READIES: {Gain.ALL_READY: Stage.ACTIVE, Gain.NEWER: Stage.GIVEN_UP},
+        Stage.ACTIVE: {Gain.NEWER: Stage.GIVEN_UP},
+    },
+)
+
+
+class Installation:
+    """The coordinator's side of one chosen view. ``parent`` is None when the view is a founding one."""
+
+    def __init__(self, view: View, parent: View | None, ballot: Ballot, reports: dict[str, bytes], now: float) -> None:
+        self.view = view
+        self.parent = parent
+        self.delta = Delta.between(parent, view)
+        self.ballot = ballot
+        self.reports = reports
+        self.continuing = () if parent is None else tuple(key for key in view.ids if key in parent)
+        """Members of the view that were in its parent: the first of it."""
+        self._unreported = dict.fromkeys(key for key in self.continuing if key not in reports)
+        self._unready = dict.fromkeys(view.ids)
+        self.started = now
+        self.next_send = now
+        self.stage = INSTALLATION.start
+        self.pause = 0.1
+        self.after_call: int | None = None
+        self.leavers: tuple[Member, ...] = ()
+        """Whom to tell that they are out, once INSTALL is sent."""
+        self.removed: tuple[Reason, ...] = ()
+        """Who of the parent is not in it, and why."""
+        self.trail: tuple[str, ...] = ()
+        """The ids of the views before it, newest first, for who joins."""
+
+    def reported(self, member_id: str, report: bytes) -> None:
+        """A report came; the first one counts."""
+        self.reports.setdefault(member_id, report)
+        self._unreported.pop(member_id, None)
+
+    def readied(self, member_id: str) -> None:
+        """A member built its group."""
+        self._unready.pop(member_id, None)
+
+    def advance(self, gain: Gain) -> None:
+        """Enter the next stage, or end."""
+        self.stage = INSTALLATION.after(self.stage, gain)
+
+    @property
+    def sent(self) -> bool:
+        """Whether INSTALL has gone out, with reports that never change."""
+        return self.stage is not Stage.REPORTS
+
+    @property
+    def active(self) -> bool:
+        """Whether ACTIVATE has gone out."""
+        return self.stage is Stage.ACTIVE
+
+    def missing_reports(self) -> tuple[str, ...]:
+        """Who has not reported yet, by seniority."""
+        return tuple(self._unreported)
+
+    def busy_leavers(self) -> tuple[str, ...]:
+        """Who leaves after a call that has not ended there yet: without the old group it could not."""
+        leaving = [reason.member_id for reason in self.removed if reason.cause is Cause.LEFT]
+        return tuple(member_id for member_id in leaving if member_id not in self.reports)
+
+    def missing_ready(self) -> tuple[str, ...]:
+        """Who has not built its group yet, by seniority."""
+        return tuple(self._unready)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody has reported (asked after every report)."""
+        return not self._unreported
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether everybody has built its group (asked after every READY)."""
+        return not self._unready
+
+    def flush_request(self) -> FlushRequest:
+        """What to ask of members whose report is missing; there are none where there is no parent."""
+        assert self.delta is not None
+        return FlushRequest(self.delta, self.after_call)
+
+    def message(self, *, whole: bool) -> Install:
+        """INSTALL, with exactly the reports of the continuing members. ``whole``: for who does not hold the parent."""
+        reports = Reports.of([self.reports[member_id] for member_id in self.continuing])
+        delta = None if whole else self.delta
+        if delta is not None:
+            return Install(None, delta, self.ballot, reports, self.removed)
+        return Install(self.view, None, self.ballot, reports, self.removed, self.trail)

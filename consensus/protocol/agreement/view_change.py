@@ -1,0 +1,412 @@
+"""Which list we all act on: evidence in, one Paxos instance an epoch, freeze, install, activate.
+
+Put together from ``accusations`` (evidence), ``proposer``, ``voter`` and ``installer``; here a member follows what was
+decided: it adopts chosen views and installs them; ``blockage`` and ``abandonment`` notice when nothing moves any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+from ...config import Policy
+from ...member import Address
+from ...messages import (
+    Accepted,
+    Activate,
+    Ballot,
+    Chosen,
+    EvidenceKind,
+    FlushRequest,
+    Forecast,
+    Install,
+    Ready,
+    ViewRecord,
+)
+from ...view import Cause, Delta, View
+from ..detection.accusations import Accusations
+from ..detection.detection import Detection
+from ..state.change import Kind, Moment
+from ..state.core import Core
+from ..state.effects import Activated, Expected, Installed, Tether
+from ..state.life import Turn
+from ..state.standing import STANDING, News
+from .abandonment import Abandonment
+from .attempt import Attempt
+from .blockage import Blockage
+from .contact import Contact
+from .installation import Installation
+from .installer import Installer
+from .proposer import Proposer
+from .register import Register
+from .voter import Voter
+
+__all__ = ["ViewChange"]
+
+
+class ViewChange:
+    """One member's way from view to view."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.detection: Detection  # set by the machine: they know each other
+        self.contact: Contact
+        self.voter = Voter(core)
+        self.register = Register(core, self._recorded, self._not_recorded, lambda: self._needs_view)
+        self.proposer = Proposer(core, self.voter, self._chosen, self.register.create)
+        self.accusations = Accusations(core, self.proposer.consider, self._believes)
+        self.installer = Installer(core, self.accusations.accuse)
+        self._frozen_at: float | None = None
+        self._blockage = Blockage(core, self.proposer, self.installer, lambda: self._stands_still, self._look_after)
+        self._ready_to: tuple[str, Address] | None = None
+        self._ready_again = inf
+        self._is_ready = False
+        self._abandonment = Abandonment(core, self.proposer)
+
+    @property
+    def _stands_still(self) -> bool:
+        return self._frozen_at is not None or self.voter.voted
+
+    def _look_after(self, member_id: str, now: float) -> None:
+        self.accusations.accuse(member_id, EvidenceKind.HINT, "", now)
+        self.detection.probe(member_id, now)
+
+    def _believes(self, accused: str, source: str, now: float) -> bool:
+        return self.detection.believes(accused, source, now)
+
+    @property
+    def changing(self) -> bool:
+        """Whether a newer view than the active one is on its way, as far as this member knows."""
+        core = self._core
+        proposing = self.proposer.attempt is not None or bool(self.proposer.missing)
+        return core.active is not core.view or self.voter.voted or proposing or self._frozen_at is not None
+
+    # The data plane's side
+
+    def frozen(self, now: float) -> None:
+        """The data plane stopped by itself after a failure: it is owed a new epoch."""
+        if self._frozen_at is None and not self._stale_word:
+            self._frozen_at = now
+            self._core.history.mark(Moment.HALTED, self._core.epoch + 1, now)
+
+    def boundary(self, call: int, leavers: tuple[str, ...], now: float) -> None:
+        """The data plane stopped by itself after ``call``, as its trailer asked."""
+        core = self._core
+        self.frozen(now)
+        if not self._stale_word:
+            self.proposer.boundary(call)
+        for member_id in leavers:
+            if core.view is not None and member_id in core.view:
+                core.evidence.leaving.setdefault(member_id, now)
+                core.history.found(Kind.LEAVE, member_id, f"leaves after call {call}", member_id, now)
+        self.proposer.consider(now)
+
+    @property
+    def _stale_word(self) -> bool:
+        """Whether what the data plane says of itself can only be about an older view.
+
+        It speaks of a stop before it gives its report, and no view is installed without that: so until then its words are late.
+        """
+        return self._core.installed is not self._core.view
+
+    def ready(self, view_id: str, now: float) -> None:
+        """The data plane built the group of ``view_id``."""
+        if self._core.installed is not None and self._core.installed.view_id == view_id:
+            self._is_ready = True
+            if self._core.installed is self._core.view:
+                self._core.advance(News.BUILT)
+            self._core.history.mark(Moment.READY, self._core.installed.epoch, now)
+            self._send_ready(now)
+
+    def _send_ready(self, now: float) -> None:
+        core = self._core
+        if core.installed is not None and self._ready_to is not None:
+            self._ready_again = now + core.config.resend
+            sender, address = self._ready_to
+            core.reply(sender, address, Ready(core.installed.epoch, core.installed.view_id))
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Ask again, take up what had to wait, notice what does not move."""
+        self.accusations.tick(now)
+        self.voter.tick(now)
+        core = self._core
+        if self._waits_frozen and self._frozen_at is not None and now >= self._frozen_at + core.config.frozen_wait:
+            self.accusations.accuse(core.member.id, EvidenceKind.FROZEN, "frozen without a view change", now)
+        if self._is_ready and core.active is not core.installed and now >= self._ready_again:
+            self._send_ready(now)
+        if self._abandonment.due(now):
+            self.accusations.accuse(core.member.id, EvidenceKind.FROZEN, "the driver of its view is not in it", now)
+        self.proposer.tick(now)
+        self.installer.tick(now)
+        self.proposer.consider(now)
+        self._blockage.tick(now)
+        self.register.tick(now)
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        core = self._core
+        first = min(
+            self.accusations.deadline(),
+            self.voter.deadline(),
+            self.proposer.deadline(),
+            self.installer.deadline(),
+            self._blockage.deadline(),
+            self._abandonment.deadline(),
+            self.register.deadline(),
+        )
+        if self._is_ready and core.active is not core.installed:
+            first = min(first, self._ready_again)
+        if self._frozen_at is not None and self._waits_frozen:
+            first = min(first, self._frozen_at + core.config.frozen_wait)
+        return first
+
+    @property
+    def _waits_frozen(self) -> bool:
+        """Frozen, and nobody is known to do anything about it."""
+        idle = self.proposer.attempt is None and not self.voter.voted
+        return self._frozen_at is not None and idle and self._core.evidence.frozen_since is None
+
+    # Drivers
+
+    def found(self, view: View, now: float) -> None:
+        """Make the first view: nobody else could, so nobody is asked; where there is a store it takes the first founder."""
+        if self.register.used:
+            self.register.create(ViewRecord(view, self._core.member.id))
+        else:
+            self._found(view, now)
+
+    def _found(self, view: View, now: float) -> None:
+        own_id = self._core.member.id
+        self.adopt(view, own_id, now)
+        self.installer.begin(Installation(view, None, (0, own_id), {}, now), now)
+
+    def _chosen(self, attempt: Attempt, now: float) -> None:
+        assert attempt.proposal is not None
+        core, parent = self._core, attempt.parent
+        view = attempt.proposal.apply(parent)
+        if core.config.policy is Policy.ANY and core.member.id not in view and core.member.id not in core.evidence.leaving:
+            core.out(view)  # what it had to propose again leaves it out; the rest is for those who are in it
+            return
+        removed = attempt.proposal.removed
+        told = tuple(parent.member(item.member_id) for item in removed if item.cause is not Cause.PROOF)
+        self.adopt(view, self._core.member.id, now)
+        self.installer.begin(self.installer.after(attempt, view, told, now), now)
+
+    # The store
+
+    @property
+    def _needs_view(self) -> bool:
+        """Whether this member waits for a newer view than it has, or for this one to come to life."""
+        core = self._core
+        idle = self._frozen_at is None and self.proposer.attempt is None and core.evidence.due() is None
+        return core.active is not core.view or not idle
+
+    def _recorded(self, record: ViewRecord, now: float) -> None:
+        """A newer record stands: ours, which we install, or somebody else's."""
+        core, view = self._core, record.view
+        own = record.driver == core.member.id
+        if core.view is None:
+            if own and record.proposal is None:
+                self._found(view, now)
+            elif core.member.id in view:  # whoever founded with us, or let us in, may be gone
+                self.adopt(view, record.driver, now, record.trail)
+        elif own and record.proposal is not None and view.parent_id == core.view.view_id:
+            self.proposer.recorded(record, now)
+        elif not self._follows(view, record.trail):
+            core.out(view)
+        else:
+            self.adopt(view, record.driver, now, record.trail)
+
+    def _not_recorded(self, now: float, until: float) -> None:
+        if self._core.view is not None:
+            self.proposer.refused(now, until)
+
+    def on_accepted(self, sender: str, message: Accepted, now: float) -> None:
+        """A vote: for the attempt under way, or late for the one that was chosen."""
+        if self.proposer.attempt is not None:
+            self.proposer.on_accepted(sender, message, now)
+        else:
+            self.installer.on_late_vote(sender, message, now)
+
+    # Learner
+
+    def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
+        """The driver of a chosen view, which we may not know yet, needs our report."""
+        core = self._core
+        self._chosen_is(Chosen(None, sender, request.delta), sender, address, now)
+        if core.view_id == request.delta.view_id and core.installed is not core.view:
+            core.history.mark(Moment.ASKED, core.epoch, now)
+            self.voter.on_flush_request(sender, address, request)
+
+    def on_chosen(self, sender: str, address: Address, message: Chosen, now: float) -> None:
+        """A view was chosen, which this member may not have known."""
+        self._chosen_is(message, sender, address, now)
+
+    def _chosen_is(self, message: Chosen, sender: str, address: Address, now: float) -> None:
+        core = self._core
+        view = core.resolve(message.view, message.delta)
+        if view is None:
+            self._pull_for(message.delta, sender, address)
+        elif view.epoch <= core.epoch:
+            return
+        elif self.register.used and message.driver == core.member.id:
+            self.register.told(view, now)  # our own record stands, as others have read first: we are to install what it says
+        elif not self._follows(view, message.trail):
+            self._left_out(view, sender, address, now)
+        elif not self._voted_out(view):
+            self.adopt(view, message.driver, now, message.trail)
+
+    def _pull_for(self, delta: Delta | None, sender: str, address: Address) -> None:
+        """Somebody means a view whose parent is not held here: ask him for the whole of it."""
+        core = self._core
+        if delta is not None and delta.epoch > core.epoch and delta.parent_id != core.view_id:
+            core.reply(sender, address, core.pull())
+
+    def _follows(self, view: View, trail: tuple[str, ...]) -> bool:
+        """Whether a newer ``view`` is of this member's chain, and it is in it. Under ``any`` only the next one certainly is."""
+        core = self._core
+        if core.member.id not in view:
+            return False
+        if core.view is None:
+            return True
+        if core.config.policy is Policy.ANY:
+            return view.parent_id == core.view.view_id
+        return view.cluster == core.view.cluster and core.descends(view, trail)
+
+    def _left_out(self, view: View, sender: str, address: Address, now: float) -> None:
+        core = self._core
+        related = core.view is not None and core.view.cluster == view.cluster
+        if self.register.used and not related:
+            self.register.look()  # which of two clusters goes on the store says
+        elif related and core.member.id in view and core.config.policy is not Policy.ANY:
+            if sender not in core.gone:
+                self.contact.introduce(address, now)  # what the sender follows can never be active
+        elif core.leaving or core.member.id in core.evidence.leaving:
+            if related:
+                core.out(view)
+        else:
+            self.contact.left_out(view, now)
+
+    def on_forecast(self, message: Forecast) -> None:
+        """What the coordinator is about to propose: the data plane may prepare for it, and nothing else follows."""
+        core, view = self._core, self._core.resolve(message.view, message.delta)
+        next_one = core.view is None or (core.active is core.view and view is not None and view.parent_id == core.view_id)
+        if view is not None and core.member.id in view and next_one:
+            core.outbox.emit(Expected(view))
+
+    def on_install(self, sender: str, address: Address, message: Install, now: float) -> None:
+        """A chosen view with everybody's report: build its group."""
+        core = self._core
+        view = core.resolve(message.view, message.delta)
+        if view is None:
+            self._pull_for(message.delta, sender, address)
+            return
+        reports = message.reports.by_id(view)
+        if reports is None or view.epoch < core.epoch:
+            return
+        if core.member.id not in view or (view.epoch > core.epoch and not self._follows(view, message.trail)):
+            self._left_out(view, sender, address, now)
+            return
+        if core.installed is not None and core.installed.view_id == view.view_id:
+            self._ready_to = (sender, address)
+            if self._is_ready:
+                self._send_ready(now)
+            return
+        if not self._installable(view, message.ballot, reports):
+            return
+        if view.epoch > core.epoch:
+            self.adopt(view, sender, now, message.trail)
+        elif view.view_id != core.view_id:
+            related = core.view is not None and core.view.cluster == view.cluster
+            if related and core.config.policy is not Policy.ANY and sender not in core.gone:
+                self.contact.introduce(address, now)  # only one of the two can ever be active: who acts in it says so
+            return
+        core.advance(News.INSTALL)
+        before = {} if core.installed is core.active else core.reasons  # nobody has acted on these yet
+        core.installed = core.view
+        core.reasons = before | {reason.member_id: reason for reason in message.removed}
+        core.history.installed(view, sender, message.ballot, message.removed, now)
+        self._ready_to = (sender, address)
+        self._is_ready = False
+        core.outbox.emit(Installed(view, reports))
+
+    def _voted_out(self, view: View) -> bool:
+        """Whether this member has voted for a list without itself, and ``view`` is another of that epoch.
+
+        Both may be chosen where whoever voted for one is dead (see ``evidence``). Then the one without us may be active, and is
+        relied upon to be the only one: with us the other might have a quorum for its successor.
+        """
+        accepted = self.voter.accepted
+        without_us = accepted is not None and any(item.member_id == self._core.member.id for item in accepted.removed)
+        return without_us and view.epoch == self._core.epoch + 1
+
+    def _installable(self, view: View, ballot: Ballot, reports: Mapping[str, bytes]) -> bool:
+        """Not below a promised ballot, and not without exactly the report that we gave."""
+        core = self._core
+        if core.view is None:
+            return True
+        if self._voted_out(view):
+            return False
+        if view.epoch == core.epoch + 1 and (ballot < self.voter.promised or view.parent_id != core.view_id):
+            return False
+        if core.member.id in reports:
+            return reports[core.member.id] == self.voter.report(view.epoch)
+        # Without our report it must be the view that admitted (or founded with) us.
+        return core.installed is None
+
+    def on_activate(self, message: Activate, now: float) -> None:
+        """Everybody is ready."""
+        core = self._core
+        if core.installed is None or core.installed.view_id != message.view_id or not self._is_ready:
+            return
+        if core.active is not core.installed and core.installed is core.view:
+            core.advance(News.ACTIVATE)
+            core.active = core.installed
+            core.table.all_in(core.installed.epoch)
+            core.history.activated(now)
+            core.outbox.emit(Activated(core.installed))
+            if core.driver == core.member.id:
+                self.register.clean(core.installed)
+            self.proposer.consider(now)
+
+    def adopt(self, view: View, driver: str, now: float, trail: tuple[str, ...] = ()) -> None:
+        """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
+        core = self._core
+        parent = core.view
+        self.contact.adopt(view, parent, now)
+        core.follow(view, trail)
+        core.delta = Delta.between(parent, view)
+        if parent is None:
+            core.turn(Turn.FOUNDED if driver == core.member.id and not view.parent_id else Turn.ADMITTED)
+        else:
+            core.advance(News.NEWER)
+        core.standing = STANDING.start
+        core.driver = driver
+        core.history.adopt(view, driver, now)
+        self._abandonment.adopt(now)
+        core.table.adopt(view, core.applicants.contacts, now)
+        core.crowded = len(core.table) >= core.config.mesh_limit
+        core.gone = frozenset(key for key in core.evidence.proofs if key not in view)
+        core.evidence.adopt(view, parent)
+        stale = now - 2 * core.config.exclude_after
+        core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}
+        core.applicants.admitted(view)
+        self._frozen_at = None
+        self._blockage.adopt()
+        self.voter.adopt(view)
+        self.proposer.adopt()
+        self.installer.adopt(view)
+        self.detection.adopt(view, now)
+        core.outbox.emit(Tether(core.successors()))
+        self.register.adopt(now)
+        self.accusations.adopt(view, now)
+
+    def under_way(self) -> dict[str, Any] | None:
+        """The change that is not active yet, as plain values: its record so far, and what it waits for."""
+        sketch = self._core.history.under_way()
+        if sketch is None or self._core.view is None or self._core.stopped is not None:
+            return None
+        return {**sketch, "waits_for": list(self._blockage.waits_for()), "text": self._blockage.text()}

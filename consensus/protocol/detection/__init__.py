@@ -1,0 +1,1 @@
+"""Who is alive: probes, leases, suspicion, accusations."""

@@ -1,0 +1,199 @@
+"""Evidence on its way: recorded here, checked where it is only a hint, and reported to those who can act on it.
+
+Reports go to the coordinator and the next two in seniority, again and again until the view changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import islice
+
+from ...member import Member
+from ...messages import Evidence, EvidenceKind, Status
+from ...view import View
+from ..state.change import Kind
+from ..state.core import SENIORS, Core
+from ..state.effects import Check, Tether
+from ..state.links import cut_off
+from ..state.member_table import Sign
+
+__all__ = ["Accusations"]
+
+_WITNESSES = 8
+"""So many are told of a broken link: whoever leads has to hear of it, perhaps not from both of its ends."""
+
+
+class Accusations:
+    """What this member holds against others of its view. ``changed(now)`` is called when there may be reason to act."""
+
+    def __init__(self, core: Core, changed: Callable[[float], None], believes: Callable[[str, str, float], bool]) -> None:
+        """``believes(accused, source, now)``: whether another member's word that somebody is silent counts here."""
+        self._core = core
+        self._believes = believes
+        self._changed = changed
+        self._due: dict[tuple[str, EvidenceKind], tuple[Evidence, float, float]] = {}
+
+    def tick(self, now: float) -> None:
+        """Repeat reports that nobody has acted on yet, as long as they hold."""
+        self._judge_links(now)
+        for key, (evidence, due, delay) in list(self._due.items()):
+            if not self._holds(evidence):
+                del self._due[key]
+            elif now >= due:
+                self._due[key] = (evidence, now + delay, min(2 * delay, 1.0))
+                many = _WITNESSES if evidence.kind is EvidenceKind.SEVERED else SENIORS
+                for member in self._seniors(evidence.accused, many):
+                    self._core.outbox.send(member, evidence)
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        links = self._core.links.deadline()
+        return min(links, *(due for _, due, _ in self._due.values())) if self._due else links
+
+    def adopt(self, view: View, now: float) -> None:
+        """Follow a new view; those who died while the change was under way are reported again."""
+        self._due.clear()
+        for member_id, proof in self._core.evidence.proofs.items():
+            self._owe(Evidence(view.view_id, member_id, EvidenceKind.PROOF, proof.detail[:200]), now)
+        self.tick(now)
+
+    # Own evidence
+
+    def accuse(self, accused: str, kind: EvidenceKind, detail: str, now: float) -> None:
+        """This member itself has something against another (or, FROZEN, needs a new epoch)."""
+        core = self._core
+        if core.view is None or core.stopped is not None:
+            return
+        if kind is EvidenceKind.HINT:
+            self._check(accused, now)
+        elif self._record(accused, kind, detail, core.member.id, now):
+            self._report(Evidence(core.view.view_id, accused, kind, detail[:200]), now)
+        self._changed(now)
+
+    def hint(self, suspects: tuple[str, ...], now: float) -> None:
+        """The data plane failed here, and blames ``suspects`` (empty: unknown): check them at once."""
+        core = self._core
+        known = [member_id for member_id in suspects if core.table.get(member_id) is not None]
+        for member_id in known or [peer.member.id for peer in islice(core.table, core.config.mesh_limit)]:
+            self._check(member_id, now)
+
+    def checked(self, member_id: str, alive: bool | None, detail: str, now: float) -> None:
+        """The result of a check: False proves death, None is undecided."""
+        self._core.evidence.checking.pop(member_id, None)
+        if alive is False:
+            self.accuse(member_id, EvidenceKind.PROOF, detail, now)
+        self._changed(now)
+
+    def _check(self, member_id: str, now: float) -> None:
+        peer = self._core.table.get(member_id)
+        if peer is not None and peer.status is not Status.DEAD and member_id not in self._core.evidence.checking:
+            self._core.evidence.checking[member_id] = now
+            self._core.outbox.emit(Check(peer.member))
+
+    def _record(self, accused: str, kind: EvidenceKind, detail: str, source: str, now: float) -> bool:
+        """Whether it is news. ``source``: the member whose finding it is."""
+        core = self._core
+        book = core.evidence
+        if kind is EvidenceKind.FROZEN:
+            core.history.found(Kind.FROZEN, accused, detail, source, now)
+            fresh = book.frozen_since is None
+            book.frozen_since = now if book.frozen_since is None else book.frozen_since
+            return fresh
+        if kind is EvidenceKind.SEVERED:
+            return self._sever(accused, detail, source, now)
+        peer = core.table.get(accused)
+        if peer is None:
+            return False
+        told = detail if source == core.member.id else f"{detail} (says {source[:6]})"
+        if kind is EvidenceKind.PROOF:
+            if not book.prove(accused, told, peer.contact, now):
+                return False
+            peer.learn(Sign.PROVEN)
+            core.applicants.drop(accused)
+            core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}", accused)
+        else:
+            target = book.unready if kind is EvidenceKind.UNREADY else book.silent
+            if accused in target:
+                return False
+            target[accused] = now
+            core.outbox.note(logging.WARNING, kind.value, f"{peer.member}: {told}", accused)
+        core.history.found(Kind(kind.value), accused, detail, source, now)
+        return True
+
+    def _sever(self, accused: str, detail: str, source: str, now: float) -> bool:
+        """``source`` and ``accused`` cannot reach each other: whether that is news."""
+        core = self._core
+        if core.view is None or accused not in core.view or source == accused:
+            return False
+        fresh = core.links.told(source, accused, now)
+        if fresh:
+            core.outbox.note(logging.WARNING, "severed", f"{core.view.member(accused)}: {detail}", accused)
+            if source != core.member.id:  # either end may have to go
+                core.outbox.note(logging.DEBUG, "severed", f"{core.view.member(source)}: does not reach {accused[:6]}", source)
+            core.history.found(Kind.SEVERED, accused, detail, source, now)
+            core.history.found(Kind.SEVERED, source, f"it does not reach {accused[:6]}, though others do", source, now)
+        self._judge_links(now)
+        return fresh
+
+    def _judge_links(self, now: float) -> None:
+        """Who has to go because of broken links, as far as they are known here by now."""
+        core = self._core
+        known = core.links.known(now)
+        if core.view is None or (not known and not core.evidence.cut_off):
+            return
+        dead = core.evidence.proofs.keys()
+        out = cut_off(core.view, known, dead, core.evidence.discounted)
+        core.evidence.cut_off = dict.fromkeys(out, min(known.values(), default=now))
+        if not known:
+            core.history.mended()
+
+    def _proven(self, sender: str, message: Evidence, now: float) -> None:
+        """Somebody knows that a member has ended, that member's own agent perhaps: nobody need look again.
+
+        Whoever holds a connection to it lets go, and would have said so; it still does where the word seems to have been lost.
+        """
+        core = self._core
+        held = core.successors()
+        fresh = self._record(message.accused, message.kind, message.detail[:200], sender, now)
+        if fresh and any(member.id == message.accused for member in held):
+            core.outbox.emit(Tether(tuple(member for member in held if member.id not in core.evidence.proofs)))
+            self._owe(message, now + core.config.resend)
+
+    def _owe(self, evidence: Evidence, due: float) -> None:
+        self._due[evidence.accused, evidence.kind] = (evidence, due, self._core.config.resend)
+
+    def _report(self, evidence: Evidence, now: float) -> None:
+        self._owe(evidence, now)
+        self.tick(now)
+
+    def _holds(self, evidence: Evidence) -> bool:
+        """Whether it is still so: the silent may have answered after all, a link may have been mended."""
+        match evidence.kind:
+            case EvidenceKind.SILENCE:
+                return evidence.accused in self._core.evidence.silent
+            case EvidenceKind.SEVERED:
+                return self._core.links.broken(evidence.accused)
+            case _:
+                return True
+
+    def _seniors(self, accused: str, many: int) -> list[Member]:
+        """The coordinator and the next in seniority, ``many`` in all, without the accused and ourselves."""
+        return [member for member in self._core.seniors(accused, many) if member.id != self._core.member.id]
+
+    # Others' evidence
+
+    def on_evidence(self, sender: str, message: Evidence, now: float) -> None:
+        """Somebody else's evidence. Of another view: judged there, or found again in this one."""
+        core = self._core
+        if core.view is None or sender not in core.view or message.view_id != core.view.view_id:
+            return
+        if message.accused == core.member.id and message.kind not in (EvidenceKind.FROZEN, EvidenceKind.SEVERED):
+            return
+        if message.kind is EvidenceKind.HINT:
+            self._check(message.accused, now)
+        elif message.kind is EvidenceKind.PROOF:
+            self._proven(sender, message, now)
+        elif message.kind is not EvidenceKind.SILENCE or self._believes(message.accused, sender, now):
+            self._record(message.accused, message.kind, message.detail[:200], sender, now)
+        self._changed(now)

@@ -1,0 +1,397 @@
+"""Who is alive: probes, suspicions and rumours put together. It accuses; it never excludes."""
+
+from __future__ import annotations
+
+import logging
+from math import inf
+
+from ...config import Liveness
+from ...member import Address, Member
+from ...messages import Ack, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
+from ...progress import Progress
+from ...store_requests import Answer, Errand
+from ...view import View
+from ..state.change import Kind
+from ..state.core import Core
+from ..state.effects import Check, PeerProgress
+from ..state.lifeguard import Suspicion
+from ..state.member_table import Peer, Sign
+from .leases import Leases
+from .probe import Probe, Prober
+from .stall import Stall
+from .verdict import Accuse, Verdicts
+from .watch import Watch
+
+__all__ = ["Detection"]
+
+PIGGYBACK = 6
+"""Rumours a message."""
+
+
+class Detection:
+    """SWIM with Lifeguard for the members of the current view. ``accuse`` receives what comes out of it."""
+
+    def __init__(self, core: Core, accuse: Accuse, now: float) -> None:
+        self._core = core
+        self._accuse = accuse
+        self._prober = Prober(core.config, core.rng, core.awareness, next_round=now)
+        self._next_gossip = now
+        self._watch = Watch(core.member.id)
+        self.stall = Stall(core)
+        self.leases = Leases(core, self.stall, now) if core.config.liveness is Liveness.LEASES else None
+        self._verdicts = Verdicts(core, self.leases, accuse)
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Send what is due, and draw the conclusions from what has not been answered."""
+        indirect, failed = self._prober.overdue(now)
+        for probe in indirect:
+            self._ask_others(probe)
+        for probe in failed:
+            self._failed(probe, now)
+        for relay in self._prober.due_nacks(now):
+            self._core.outbox.send_to(relay.asker, Nack(relay.asker_seq))
+        if now >= self._prober.next_round:
+            self._begin_round(now)
+        late = self._watch.missed(self._interval, now) if self.leases is None else self.leases.overdue(now)
+        for member_id in late:
+            self.probe(member_id, now)
+        suspected = self._core.table.suspected()
+        for peer in suspected:
+            self._verdicts.expire(peer, len(suspected), now)
+        if now >= self._next_gossip:
+            self._next_gossip = now + self._core.config.gossip_interval
+            self._gossip()
+
+    def renew(self, now: float) -> None:
+        """Renew the own lease, and look at others'; without a view, too."""
+        if self.leases is not None and self._core.stopped is None:
+            self.leases.tick(now)
+
+    @property
+    def renewal(self) -> float:
+        """When ``renew`` is needed next."""
+        return inf if self.leases is None else self.leases.deadline()
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        first = min(self._prober.deadline(), self._watch.deadline(), self.stall.deadline())
+        if len(self._core.rumours):
+            first = min(first, self._next_gossip)
+        suspected = self._core.table.suspected()
+        for peer in suspected:
+            first = min(first, self._verdicts.time(peer), self._verdicts.fence_time(peer, len(suspected)))
+        return first
+
+    def overslept(self, late: float, now: float) -> None:
+        """This member itself did nothing for ``late`` seconds (a busy host, a stop, a laptop that slept).
+
+        What it did not hear meanwhile says nothing about the others, and what they did not get from it much about itself.
+        """
+        core = self._core
+        core.awareness.worse()
+        core.links.overslept(late)
+        self.stall.awake = now
+        self._prober.postpone(late)
+        self._watch.postpone(late)
+        if self.leases is not None:
+            self.leases.overslept(late)
+        core.table.postpone(late)
+
+    def adopt(self, view: View, now: float) -> None:
+        """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""
+        core = self._core
+        core.rumours.forget(view)
+        core.links.adopt(view, crowded=core.crowded)
+        self._prober.forget(view)
+        self._verdicts.adopt(view)
+        watched = bool(self._watch.slots)
+        self._watch.adopt(view if core.crowded and self.leases is None else None, self._interval, now)
+        if self.leases is not None:
+            self.leases.adopt(view, now)
+        if not self._watch.slots:
+            self._prober.next_round = now
+        elif not watched:  # a thousand members should not ping in step
+            self._prober.next_round = now + self._interval * core.rng.random()
+        self.stall.forget()
+
+    def hinted(self, now: float) -> None:
+        """The data plane failed here: perhaps because of a broken link."""
+        if self.leases is not None:
+            self.leases.hinted(now)
+            self._prober.next_round = now
+
+    def ping_applicant(self, member: Member, now: float) -> None:
+        """Ping somebody outside the view; the ack becomes its contact."""
+        seq = self._prober.next_seq()
+        probe = Probe(seq, member, now, inf, now + 1.0)
+        self._prober.probes[seq] = probe
+        self._send_ping(probe, now)
+
+    # Probing
+
+    def _begin_round(self, now: float) -> None:
+        core, interval, all_round = self._core, self._interval, False
+        if self._watch.slots:
+            peer = core.table.get(self._watch.turn())
+            targets = [] if peer is None or peer.status is Status.DEAD else [peer.member]
+            if self._verdicts.alone(now):
+                targets += [member for member in core.some(3) if member not in targets]
+            interval = core.awareness.stretch(interval)
+        else:
+            all_round = self.leases is None or self.leases.all_round(now)
+            pinged = core.table if all_round else core.table.suspected()
+            targets = [peer.member for peer in pinged if peer.status is not Status.DEAD]
+            if self.leases is not None and all_round:
+                core.links.asked([member.id for member in targets], now)
+        for probe in self._prober.begin_round(targets, interval, now):
+            self._send_ping(probe, now)
+        for peer in core.table if all_round and not core.crowded else ():
+            waited = core.links.silent_for(peer.member.id, now)
+            # With leases a suspicion comes and goes with the looks into the store: whoever is silent there goes before this.
+            if waited and (self.leases is not None or (peer.suspicion is None and peer.status is Status.ALIVE)):
+                detail = f"no direct answer to {core.member.id[:6]} for {waited:.2f} s, though others reach it"
+                self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
+
+    @property
+    def _interval(self) -> float:
+        config = self._core.config
+        return config.watch_interval if self._core.crowded else config.contact_interval
+
+    def probe(self, member_id: str, now: float) -> None:
+        """Ping somebody out of turn, unless that is being done or was not answered already."""
+        peer = self._core.table.get(member_id)
+        if peer is None or peer.status is Status.DEAD or self._prober.probing(member_id):
+            return
+        if peer.suspicion is None or peer.suspicion.unanswered is None:
+            self._send_ping(self._prober.start(peer.member, self._interval, now), now)
+
+    def _send_ping(self, probe: Probe, now: float) -> None:
+        core = self._core
+        updates = self._rumours(about=probe.target.id)
+        message = Ping(probe.seq, probe.target.id, core.epoch, core.view_id, updates, core.progress.pack(now))
+        core.outbox.send(probe.target, message)
+
+    def _rumours(self, about: str | None = None) -> tuple[Update, ...]:
+        return self._core.rumours.take(PIGGYBACK, len(self._core.table) + 1, about)
+
+    def _ask_others(self, probe: Probe) -> None:
+        core = self._core
+        if not core.crowded and core.table.get(probe.target.id) is not None:
+            core.links.missed(probe.target.id, probe.sent)
+        chosen = self._core.some(core.config.indirect_probes, without=probe.target.id)
+        probe.helpers = len(chosen)
+        for helper in chosen:
+            core.outbox.send(helper, PingRequest(probe.seq, probe.target, self._rumours()))
+        if core.table.get(probe.target.id) is not None:
+            core.outbox.emit(Check(probe.target))  # SWIM's TCP fallback, and where a crash shows at once
+
+    def _failed(self, probe: Probe, now: float) -> None:
+        if (peer := self._core.table.get(probe.target.id)) is None:
+            return
+        self._suspect(probe.target.id, self._core.member.id, now)
+        if peer.suspicion is not None:
+            first, peer.suspicion.unanswered = peer.suspicion.unanswered is None, peer.suspicion.unanswered or probe.sent
+            # Who hears it with a lease just renewed drops it, so it is told until enough others saw the same.
+            if self._core.crowded and (first or (self.leases is not None and not peer.suspicion.confirmed)):
+                self._tell(Update(peer.member.id, Status.SUSPECT, peer.incarnation, self._core.member.id))
+
+    def _tell(self, update: Update) -> None:
+        """Say at once to those that a suspicion or its refutation concerns."""
+        message = Gossip((update,), direct=True)
+        for member in self._verdicts.concerned(update):
+            self._core.outbox.send(member, message)
+
+    def answered_check(self, member_id: str, now: float) -> None:
+        """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
+        self._prober.answered_otherwise(member_id)
+        peer = self._core.table.get(member_id)
+        if peer is not None:
+            self._core.links.heard(member_id, now)
+            self._clear(peer)
+
+    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
+        """What came of a question to the store: whose lease was renewed lives, though that is no contact."""
+        for lease, lives in () if self.leases is None else self.leases.answered(errand, answer, now):
+            peer = self._core.table.get(lease.member.id)
+            if lives and peer is not None:
+                self._prober.answered_otherwise(lease.member.id)
+                peer.renewed = now
+                self._clear(peer)
+            self._heard(lease.member.id, lease.progress, now)
+
+    # Suspicion
+
+    def believes(self, accused: str, source: str, now: float) -> bool:
+        """Whether another member's word that somebody is silent counts: not against fresher contact of ours, and in a large
+        view not before enough others say so, too.
+        """
+        core = self._core
+        peer = core.table.get(accused)
+        if peer is None or now - peer.last_sign < core.config.exclude_after:
+            return False
+        if core.crowded or self.leases is not None:
+            self._suspect(accused, source, now)
+        if self.leases is not None:
+            return self._verdicts.judges(peer)
+        return not core.crowded or (peer.suspicion is not None and peer.suspicion.confirmed)
+
+    def _suspect(self, member_id: str, by: str, now: float, incarnation: int | None = None, *, direct: bool = True) -> None:
+        """``direct``: from ``by`` itself; else it is a rumour."""
+        core = self._core
+        peer = core.table.get(member_id)
+        if peer is None or peer.status is Status.DEAD:
+            return
+        if incarnation is not None and incarnation < peer.incarnation:
+            return
+        if by != core.member.id and core.table.get(by) is None:
+            return  # what somebody said who is not in this view says nothing about it
+        rumour = Update(member_id, Status.SUSPECT, max(peer.incarnation, incarnation or 0), by)
+        if peer.suspicion is None:
+            minimum = self._verdicts.shortest()
+            maximum = minimum * core.config.suspicion_max_mult
+            needed = min(core.config.indirect_probes, len(core.table) - 1)
+            core.table.suspect(peer, Suspicion(by, needed, minimum, maximum, now))
+            peer.incarnation = rumour.incarnation
+            core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})", member_id)
+            core.history.found(Kind.SUSPECT, member_id, "does not answer", by, now)
+            if not (core.crowded and direct):
+                core.rumours.add(rumour)
+        elif peer.suspicion.confirm(by):
+            peer.learn(Sign.SUSPECTED)
+            convicted = len(peer.suspicion.accusers) == peer.suspicion.enough
+            if not core.crowded or convicted:  # in a large view the accusers tell it themselves
+                core.rumours.add(rumour)
+        else:
+            return
+        if (
+            by != core.member.id
+            and (core.crowded or self.leases is not None)
+            and self._verdicts.concerns(member_id, self._watch)
+        ):
+            self.probe(member_id, now)
+
+    def _clear(self, peer: Peer) -> None:
+        self._core.evidence.retract_silence(peer.member.id)  # on another's word it may be held without a suspicion here
+        if peer.suspicion is not None:
+            peer.learn(Sign.ANSWERED)
+            self._core.history.cleared(peer.member.id)
+            self._core.outbox.note(logging.INFO, "refuted", f"{peer.member} answers again")
+
+    # Rumours
+
+    def _gossip(self) -> None:
+        core = self._core
+        if not len(core.rumours):
+            return
+        if core.crowded:
+            chosen = self._core.some(core.config.gossip_fanout)
+        else:
+            peers = [peer.member for peer in core.table if peer.status is not Status.DEAD]
+            chosen = core.rng.sample(peers, min(core.config.gossip_fanout, len(peers)))
+        for member in chosen:
+            updates = self._rumours(about=member.id)
+            if updates:
+                core.outbox.send(member, Gossip(updates))
+
+    def merge(self, updates: tuple[Update, ...], now: float, *, direct: bool = False) -> None:
+        """Rumours arrived, or (``direct``) what their sources say."""
+        core = self._core
+        for update in updates:
+            if update.member_id == core.member.id:
+                if update.status is Status.SUSPECT and update.incarnation >= core.table.incarnation:
+                    core.table.incarnation = update.incarnation + 1
+                    core.awareness.worse()
+                    self._refute(direct=direct)
+            elif core.table.apply(update):
+                if update.status is Status.SUSPECT:
+                    self._suspect(update.member_id, update.by, now, update.incarnation, direct=direct)
+                else:
+                    core.evidence.retract_silence(update.member_id)
+                    core.history.cleared(update.member_id)
+                    if not direct:
+                        core.rumours.add(update)
+
+    def merge_told(self, updates: tuple[Update, ...], now: float) -> None:
+        """What somebody else believes, on our question: nothing to pass on."""
+        self.merge(updates, now, direct=True)
+
+    def _refute(self, *, direct: bool) -> None:
+        """We are accused: by as many ways as that came, and where the judges are."""
+        core = self._core
+        refutation = Update(core.member.id, Status.ALIVE, core.table.incarnation, core.member.id)
+        if not (core.crowded and direct):
+            core.rumours.add(refutation)
+        if core.crowded:
+            self._tell(refutation)
+
+    # Messages
+
+    def on_ping(self, sender: str, address: Address, ping: Ping, now: float) -> None:
+        """Answer if it is meant for this lifetime and its sender is not shunned."""
+        core = self._core
+        if ping.target != core.member.id:
+            core.outbox.send_to(address, Stranger(ping.seq, ping.target))
+            return
+        self.merge(ping.updates, now)
+        if sender in core.shunned or (sender not in core.acked and len(core.acked) >= 2 * core.config.max_members):
+            return
+        core.acked[sender] = now
+        self._watch.heard(sender, self._interval, now)
+        updates = self._rumours(about=sender)
+        ack = Ack(ping.seq, ping.target, core.epoch, core.view_id, updates, core.progress.pack(now))
+        core.outbox.send_to(address, ack)
+        self._heard(sender, ping.progress, now)
+
+    def _heard(self, sender: str, data: bytes, now: float) -> None:
+        progress = Progress.unpack(data, now)
+        if progress is not None and self._core.table.get(sender) is not None:
+            self.stall.heard(sender, progress)
+            self._core.outbox.emit(PeerProgress(sender, progress.finished, progress.current))
+
+    def on_ack(self, sender: str, ack: Ack, now: float) -> None:
+        """A ping of ours was answered, or one that we sent on another's behalf."""
+        core = self._core
+        self.merge(ack.updates, now)
+        if (relay := self._prober.relays.pop(ack.seq, None)) is not None and ack.target == sender:
+            core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
+            return
+        if ack.target == sender and core.table.get(sender) is not None:
+            core.links.heard(sender, now)  # late ones too: a slow link is no broken one
+        probe = self._prober.answered(ack.seq, ack.target)
+        if probe is None:
+            return
+        # Relayed acks show life, but are no contact with *us*; nor are those from a newer view: it may be without us.
+        if ack.target == sender and (ack.epoch < core.epoch or ack.view_id == core.view_id):
+            applicant = core.applicants.get(sender)
+            if applicant is not None and ack.epoch:  # it has followed a view: what it asked for came late, and is over
+                core.applicants.drop(sender)
+            elif applicant is not None:
+                applicant.contact = max(applicant.contact, probe.sent)
+            if core.followed(ack.epoch, ack.view_id):
+                core.table.answered(sender, probe.sent)
+            else:  # in no view yet, or in one that we never followed: it lives, but does not vote on our successor
+                core.table.met(sender, probe.sent, ack.epoch)
+        if ack.target == sender:
+            self._heard(sender, ack.progress, now)
+        if (peer := core.table.get(ack.target)) is not None:
+            self._clear(peer)
+
+    def on_ping_request(self, address: Address, request: PingRequest, now: float) -> None:
+        """Ping somebody on another's behalf."""
+        core = self._core
+        self.merge(request.updates, now)
+        seq = self._prober.relay(address, request.seq, now)
+        ping = Ping(seq, request.target.id, core.epoch, core.view_id, self._rumours(about=request.target.id))
+        core.outbox.send(request.target, ping)
+
+    def on_nack(self, nack: Nack) -> None:
+        """A helper is alive."""
+        self._prober.nacked(nack.seq)
+
+    def on_stranger(self, address: Address, stranger: Stranger, now: float) -> None:
+        """Another lifetime answers where ``stranger.target`` was: it is gone."""
+        peer = self._core.table.get(stranger.target)
+        if peer is not None and peer.member.address == address:
+            self._accuse(stranger.target, EvidenceKind.PROOF, "another process lifetime answers at its address", now)

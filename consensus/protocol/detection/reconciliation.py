@@ -1,0 +1,88 @@
+"""Anti-entropy: whatever rumours have missed is found out by comparing digests with somebody at random, every few seconds.
+
+A digest stands for the view and for all that is believed in it beyond the usual (who is suspected, who had to refute that).
+Only where two differ do beliefs travel, at most ``MOST`` of them a message: a quiet job of a thousand sends a few bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from math import inf
+
+from ...member import Address
+from ...messages import Beliefs, Digest, Status, Update
+from ..state.core import Core
+
+__all__ = ["EVERY", "MOST", "Reconciliation"]
+
+EVERY = 5.0
+"""Seconds between two digests of one member, on average."""
+
+MOST = 64
+
+Merge = Callable[[tuple[Update, ...], float], None]
+
+
+class Reconciliation:
+    """One member's part in it. ``merge(updates, now)`` takes what others believe."""
+
+    def __init__(self, core: Core, merge: Merge, now: float) -> None:
+        self._core = core
+        self._merge = merge
+        self._next = now + EVERY * (0.5 + core.rng.random())
+
+    def tick(self, now: float) -> None:
+        """Compare with somebody, if it is time to."""
+        core = self._core
+        if now < self._next:
+            return
+        self._next = now + EVERY * (0.5 + core.rng.random())
+        if core.view is not None and len(core.view) > 1:
+            member = core.view.members[core.rng.randrange(len(core.view))]
+            if member.id != core.member.id and core.table.trusted(member.id):
+                core.outbox.send(member, Digest(core.epoch, core.view_id, self.digest()))
+
+    def deadline(self) -> float:
+        """When ``tick`` is needed next."""
+        return self._next if len(self._core.table) else inf
+
+    def on_digest(self, address: Address, message: Digest) -> None:
+        """Somebody compares (views were compared already): say what we believe where that is something else."""
+        if message.view_id == self._core.view_id and message.digest != self.digest():
+            self._core.outbox.send_to(address, Beliefs(message.view_id, self._some(self.beliefs()), wants_answer=True))
+
+    def on_beliefs(self, address: Address, message: Beliefs, now: float) -> None:
+        """What somebody else believes; he gets what he does not know, once."""
+        core = self._core
+        if message.view_id != core.view_id:
+            return
+        told = {update.member_id: (update.incarnation, update.status is Status.SUSPECT) for update in message.updates}
+        self._merge(message.updates, now)
+        news = [
+            each for each in self.beliefs() if told.get(each.member_id) != (each.incarnation, each.status is Status.SUSPECT)
+        ]
+        if message.wants_answer and news:
+            core.outbox.send_to(address, Beliefs(core.view_id, self._some(news), wants_answer=False))
+
+    def digest(self) -> bytes:
+        """Of all that is believed beyond the usual; empty for nothing."""
+        held = self.beliefs()
+        text = "|".join(f"{each.member_id} {each.status.value} {each.incarnation}" for each in held)
+        return hashlib.blake2b(text.encode(), digest_size=8).digest() if held else b""
+
+    def beliefs(self) -> list[Update]:
+        """What is believed beyond the usual, by member id. Of suspicions only those that more than one member shares."""
+        core = self._core
+        found = []
+        if core.table.incarnation:
+            found.append(Update(core.member.id, Status.ALIVE, core.table.incarnation, core.member.id))
+        for peer in core.table.asked_for:
+            if peer.suspicion is not None and len(peer.suspicion.accusers) > 1:
+                found.append(Update(peer.member.id, Status.SUSPECT, peer.incarnation, peer.suspicion.accusers[0]))
+            elif peer.incarnation and peer.status is not Status.DEAD:
+                found.append(Update(peer.member.id, Status.ALIVE, peer.incarnation, peer.member.id))
+        return sorted(found, key=lambda update: update.member_id)
+
+    def _some(self, updates: list[Update]) -> tuple[Update, ...]:
+        return tuple(updates if len(updates) <= MOST else self._core.rng.sample(updates, MOST))

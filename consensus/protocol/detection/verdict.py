@@ -1,0 +1,129 @@
+"""When a suspect's silence has lasted: from what time it counts, who may judge it, and when it is told as evidence.
+
+Never before T_excl (``exclude_after``) after the last sign of life: voters whose acks are younger would have to refuse anyway.
+In a small view everybody pings everybody and judges by that. In a large view those judge whose own pings failed, once they are
+enough. With leases everybody judges by its own pings alone, which begin once a lease was not renewed, or somebody suspects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from ...config import Policy
+from ...member import Member
+from ...messages import EvidenceKind, Update
+from ...view import View
+from ..state.core import Core
+from ..state.lifeguard import ENOUGH
+from ..state.member_table import Peer
+from .fences import Fences
+from .leases import Leases
+from .watch import Watch, watchers
+
+__all__ = ["Accuse", "Verdicts"]
+
+Accuse = Callable[[str, EvidenceKind, str, float], None]
+
+
+class Verdicts:
+    """One member's judgement of those that it suspects. ``leases``: where there are any; ``accuse`` receives what follows."""
+
+    def __init__(self, core: Core, leases: Leases | None, accuse: Accuse) -> None:
+        self._core = core
+        self._leases = leases
+        self._accuse = accuse
+        self._fences = Fences(core)
+
+    def adopt(self, view: View) -> None:
+        """Follow a new view."""
+        self._fences.adopt(view)
+
+    def expire(self, peer: Peer, suspects: int, now: float) -> None:
+        """Conclude what is due about one of so many suspects: it is to be killed, or taken for silent."""
+        if peer.suspicion is None:
+            return
+        if now >= self.fence_time(peer, suspects):
+            self._fences.fence(peer, self.silent_since(peer), now)
+        if now >= self.time(peer):
+            silent = now - self.silent_since(peer)
+            detail = f"no answer for {silent:.2f} s, suspected by {len(peer.suspicion.accusers)}"
+            self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
+
+    def silent_since(self, peer: Peer) -> float:
+        """Since its last sign of life, if it would have been seen; else since it would have.
+
+        With leases that is since this member began to read the suspect's; where nobody looks, and in a large view, since the
+        first ping that the suspect did not answer.
+        """
+        unanswered = None if peer.suspicion is None else peer.suspicion.unanswered
+        if self._leases is not None and (watched := self._leases.watched_since(peer.member.id)) != inf:
+            return max(peer.last_sign, watched)
+        if unanswered is None or (self._leases is None and not self._core.crowded):
+            return peer.last_sign
+        return max(peer.last_sign, unanswered)
+
+    def time(self, peer: Peer) -> float:
+        """When its silence becomes evidence; inf while it does not, or already is."""
+        suspicion = peer.suspicion
+        if suspicion is None or not self.judges(peer) or peer.member.id in self._core.evidence.silent:
+            return inf
+        return max(suspicion.deadline, self.silent_since(peer) + self._core.config.exclude_after)
+
+    def judges(self, peer: Peer) -> bool:
+        """Whether this member may draw conclusions about a suspect."""
+        suspicion = peer.suspicion
+        if suspicion is None:
+            return False
+        crowded = self._core.crowded
+        pinged = suspicion.unanswered is not None or not (crowded or self._leases is not None)
+        return pinged and (not crowded or suspicion.confirmed or self._few_are_left)
+
+    @property
+    def _few_are_left(self) -> bool:
+        """Whether nobody can be confirmed any more: where a store decides, the last of many go on without."""
+        core = self._core
+        if core.config.policy is not Policy.STORAGE:
+            return False
+        gone = {peer.member.id for peer in core.table.suspected()} | core.evidence.proofs.keys()
+        return len(core.table) - len(gone) + 1 < ENOUGH
+
+    def alone(self, now: float) -> bool:
+        """Whether nobody says what this member has been saying for long: others may be dead whom it does not watch.
+
+        Without a store it could not go on without them anyway.
+        """
+        if self._core.config.policy is not Policy.STORAGE:
+            return False
+        patience = self._core.config.exclude_after
+        suspicions = (peer.suspicion for peer in self._core.table.suspected())
+        return any(
+            each is not None and each.unanswered is not None and not each.confirmed and now - each.unanswered > patience
+            for each in suspicions
+        )
+
+    def concerns(self, member_id: str, watch: Watch) -> bool:
+        """Whether this member is one of those who find out about a suspect at once. With leases there is no ``watch``."""
+        core = self._core
+        if self._leases is not None and (
+            not core.crowded or (core.view is not None and core.member.id in watchers(member_id, core.view))
+        ):
+            return True
+        return member_id in watch or any(each.id == core.member.id for each in core.seniors(member_id))
+
+    def concerned(self, update: Update) -> list[Member]:
+        """Whom a suspicion or its refutation concerns, in a large view: the accused, its watchers, and the seniors."""
+        core = self._core
+        assert core.view is not None
+        keys = (update.member_id, *watchers(update.member_id, core.view), update.by)
+        found = {key: core.view.member(key) for key in keys if key in core.view}
+        found |= {member.id: member for member in core.seniors(update.member_id)}
+        return [member for member in found.values() if member.id != core.member.id]
+
+    def fence_time(self, peer: Peer, suspects: int) -> float:
+        """When to have a suspect killed (see ``fences``)."""
+        return self._fences.due(peer, self.silent_since(peer), suspects) if self.judges(peer) else inf
+
+    def shortest(self) -> float:
+        """How long a suspicion lasts at least. Whom a ping was sent to because of its lease has been silent for a while."""
+        return self._core.config.exclude_after / (2 if self._leases is None else 4)

@@ -1,0 +1,1 @@
+"""What the parts of a machine share, and what they leave behind."""

@@ -1,0 +1,276 @@
+"""Getting in: the applicants that a member knows, and a joiner's own search for the cluster.
+
+Founding: a member that may found (its address is the first introducer, or there are none) does so once ``initial_size``
+members have met *and* every other introducer said that it knows no cluster or had time to: much time where somebody listens
+(a stopped or overloaded member may know one), little where nobody does. So neither starting all members
+at once nor restarting the first introducer makes a second cluster of one job. Where introducers are names, see ``founding``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ...config import Config, Liveness
+from ...member import Address, Member, format_address
+from ...messages import JoinReply, Vote
+from ...view import View
+from .member_table import NEVER
+from .side import Relation, related
+
+__all__ = ["Applicant", "Applicants", "Search"]
+
+FRESH = 1.5
+"""An applicant that has not asked again for so many seconds has gone away."""
+
+FOUNDING_PATIENCE = 0.6
+"""How long a founder waits for introducers that do not answer: two rounds of the members' beacon."""
+
+HASTY = 5
+"""So many requests go out every 0.1 s, then ever fewer, down to one in ``RARELY`` seconds: well below ``FRESH``."""
+
+RARELY = 0.4
+
+OTHERS = 16
+"""Of the cluster's members so many are asked, in turn, besides the coordinator."""
+
+MUTE_PATIENCE = 10.0
+"""The same where somebody listens and does not answer (at most half of ``join_timeout``)."""
+
+
+@dataclass(slots=True)
+class Applicant:
+    """Somebody who asked to join. ``contact``: our clock before the ping that it acked; ``ready``: since when it ``wants``."""
+
+    member: Member
+    wants: bool
+    heard: float
+    ready: float
+    contact: float = NEVER
+    pinged: float = NEVER
+    vote: Vote | None = None
+
+
+class Applicants:
+    """Who asks to join. Who has been ready longest, by its own word, comes first: a new coordinator keeps that order."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: dict[str, Applicant] = {}
+        self._next_look = NEVER
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Applicant]:
+        return iter(self._known.values())
+
+    def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0) -> Applicant | None:
+        """A request arrived; None where the queue is full. A vote older than the known one is not taken."""
+        known = self._known.get(member.id)
+        if known is None:
+            if len(self._known) >= self._limit:
+                return None
+            known = self._known[member.id] = Applicant(member, False, now, now)
+        known.ready = min(known.ready, now - waited) if wants and known.wants else now - waited
+        known.wants = wants
+        known.heard = now
+        if vote is not None and (known.vote is None or vote.turn >= known.vote.turn):
+            known.vote = vote
+        return known
+
+    def get(self, member_id: str) -> Applicant | None:
+        """The applicant with that id."""
+        return self._known.get(member_id)
+
+    def drop(self, member_id: str) -> None:
+        """It is in, or dead."""
+        self._known.pop(member_id, None)
+
+    def admitted(self, view: View) -> None:
+        """Whoever is in ``view`` asks no more."""
+        for key in [key for key in self._known if key in view]:
+            del self._known[key]
+
+    def expire(self, now: float) -> None:
+        """Forget who does not ask any more (looked at a few times a second)."""
+        if now < self._next_look:
+            return
+        self._next_look = now + FRESH / 6
+        for key in [key for key, applicant in self._known.items() if now - applicant.heard > FRESH]:
+            del self._known[key]
+
+    def fresh(self, now: float, *, wanting: bool) -> list[Applicant]:
+        """Who asked lately, in order of arrival; ``wanting``: only those ready to be admitted, the longest waiting first."""
+        found = [applicant for applicant in self._known.values() if now - applicant.heard <= FRESH]
+        return sorted((each for each in found if each.wants), key=lambda each: each.ready) if wanting else found
+
+    def admissible(self, now: float) -> list[Member]:
+        """Who wants to be admitted and acked us a moment ago: a joiner that is gone would hold up the next change."""
+        return [a.member for a in self.fresh(now, wanting=True) if now - a.contact <= 1.0]
+
+    def any_admissible(self, now: float) -> bool:
+        """Whether there is one (asked after every packet)."""
+        known = self._known.values()
+        return any(a.wants and now - a.heard <= FRESH and now - a.contact <= 1.0 for a in known)
+
+    @property
+    def contacts(self) -> dict[str, float]:
+        """Contact by member id."""
+        return {key: applicant.contact for key, applicant in self._known.items()}
+
+
+class Search:
+    """A member without a view looks for one."""
+
+    def __init__(
+        self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float, barred: str = ""
+    ) -> None:
+        """``barred``: why this member, or whoever is first, must not found (for the error's text)."""
+        self._config = config
+        self._member = member
+        self._added: list[Address] = []
+        self.heed(introducers, founder, barred)
+        self.started = now
+        self.next_send = now
+        self.last_reply = now
+        self.wants = False
+        self.ready = now
+        """Since when it has wanted to be admitted."""
+        self.cluster: View | None = None
+        self.coordinator: Member | None = None
+        self.beacon: Member | None = None
+        """The coordinator of a cluster, or of a newer view of it, that we have not been told yet."""
+        self._asked = 0
+        self._patient = 0
+        """Requests that were answered, one after another."""
+        self._answered_by_coordinator = False
+        self._confirmed = now
+        self._lonely: set[Address] = set()
+        self._listening: set[Address] = set()
+
+    def heed(self, introducers: tuple[Address, ...], founder: bool, barred: str) -> None:
+        """What the list of introducers comes to now; ``founder``: whether this member may found."""
+        own = self._member.address
+        self.founder = founder
+        self.barred = barred
+        self.first = own if founder else next(iter(introducers), None)
+        self.introducers = [address for address in dict.fromkeys((*introducers, *self._added)) if address != own]
+
+    def add(self, addresses: tuple[Address, ...]) -> None:
+        """More places to ask, beside the list."""
+        self._added += addresses
+        own = self._member.address
+        self.introducers += [each for each in dict.fromkeys(addresses) if each != own and each not in self.introducers]
+
+    def replied(self, source: Address, reply: JoinReply, now: float) -> None:
+        """An introducer answered."""
+        if reply.view is None and reply.delta is None and not reply.view_id:
+            if source in self.introducers:
+                self._lonely.add(source)
+            return
+        self.last_reply = now
+        self._lonely.discard(source)
+        self._answered_by_coordinator |= self.coordinator is not None and source == self.coordinator.address
+        known = self.cluster
+        told = reply.view if reply.delta is None or known is None else reply.delta.apply(known)
+        if told is not None:
+            if self._better(told, now):
+                self.cluster, self.coordinator, self.beacon, self._confirmed = told, reply.coordinator, None, now
+        elif known is not None and reply.view_id == known.view_id:
+            self.coordinator, self._confirmed = reply.coordinator, now
+        elif known is None or reply.epoch > known.epoch:
+            self.beacon = reply.coordinator
+
+    def rivals(self, view: View) -> bool:
+        """Whether ``view`` is of another side than the cluster that is known."""
+        if self.cluster is None:
+            return False
+        return related(self._config.policy, self._member.id, self.cluster, view) is Relation.RIVAL
+
+    def _better(self, view: View, now: float) -> bool:
+        """Whether ``view`` is newer than what is known. Of two sides that which was met first, while it answers."""
+        if self.cluster is None or now - self._confirmed > FRESH:
+            return True
+        return not self.rivals(view) and view.epoch >= self.cluster.epoch
+
+    def attend(self, address: Address, listening: bool) -> None:
+        """Whether somebody who may be of this job listens at ``address``, whatever he says or not."""
+        (self._listening.add if listening else self._listening.discard)(address)
+
+    def targets(self, met: Iterable[Address] = ()) -> list[Address]:
+        """Whom to ask: the coordinator once it is known, and the introducers; before that also ``met``."""
+        beacon = [] if self.beacon is None else [self.beacon.address]
+        if self.coordinator is not None and self.cluster is not None:
+            # One of the others too, in turn: the coordinator may die while we wait.
+            others = [*(member.address for member in self.cluster.members[:OTHERS]), *self.introducers]
+            return list(dict.fromkeys([self.coordinator.address, *beacon, others[self._asked % len(others)]]))
+        return list(dict.fromkeys([*beacon, *self.introducers, *met]))
+
+    def interval(self, share: float) -> float:
+        """Seconds from this request to the next: more and more while they are answered, as there may be a thousand of us.
+
+        ``share``: at random from 0 to 1.
+        """
+        self._asked += 1
+        if self._answered_by_coordinator or self.cluster is None:
+            self._patient += 1
+        else:
+            self._patient = 0
+        self._answered_by_coordinator = False
+        least = 0.1 if self.wants or self.cluster is None else 0.4
+        return max(least, min(RARELY, 0.1 * 1.5 ** max(0, self._patient - HASTY))) * (0.75 + 0.5 * share)
+
+    @property
+    def found(self) -> bool:
+        """Whether a cluster is known."""
+        return self.cluster is not None or self.beacon is not None
+
+    def lost(self, now: float) -> None:
+        """Nobody is left of the cluster that was found: the search begins anew."""
+        self.cluster = self.coordinator = self.beacon = None
+        self.started = now
+
+    def hurry(self, now: float) -> None:
+        """Ask at once, and often for a while."""
+        self.next_send = now
+        self._patient = 0
+
+    def impatient(self) -> None:
+        """Ask often for a while, from the next time on."""
+        self._patient = 0
+
+    def may_found(self, applicants: int, now: float) -> bool:
+        """Whether the first view may be made here and now."""
+        if not self.founder or self.found or applicants + 1 < self._config.initial_size:
+            return False
+        consulted = self._lonely.issuperset(self.introducers)
+        if consulted and (self.introducers or not self._config.introducers):
+            return True
+        mute = self._listening.intersection(self.introducers) - self._lonely
+        patience = min(MUTE_PATIENCE, self._config.join_timeout / 2) if mute else FOUNDING_PATIENCE
+        return now - self.started >= patience
+
+    def failure(self, now: float) -> str | None:
+        """Why the search has failed for good; None while it has not."""
+        patience = self._config.join_timeout
+        if self.found:
+            if now - self.last_reply < patience:
+                return None
+            return f"the cluster was found, but no member has answered for {patience:g} s: are they running, and in reach?"
+        if now - self.started < patience:
+            return None
+        return self.barred or self._unmet(patience)
+
+    def _unmet(self, patience: float) -> str:
+        if self.founder:
+            wanted = f"fewer than initial_size={self._config.initial_size} members met within join_timeout={patience:g} s"
+            where = " with the same storage and job" if self._config.liveness is Liveness.LEASES else ""
+            return f"{wanted}: start the others{where}, or lower initial_size"
+        silent = [format_address(address) for address in self.introducers if address not in self._lonely]
+        if silent:
+            return f"not let in by introducers {', '.join(silent)} within join_timeout={patience:g} s"
+        return (
+            f"the introducers answered but belong to no cluster within join_timeout={patience:g} s: "
+            "is the first introducer running, and are initial_size members started?"
+        )

@@ -1,0 +1,147 @@
+"""Broken links between living members: two cannot reach each other, though others reach both, and no group of both can work.
+
+SWIM calls neither of them dead, and rightly: they answer through helpers. But their data planes wait for each other for ever.
+So a member whose direct pings to another stay unanswered for ``link_timeout``, over TCP too, says so. Each pair is known by
+either end's word, which is repeated as long as it holds and forgotten soon after. ``cut_off`` decides from the pairs who has to
+go, the same at all who know the same pairs. A wrong choice costs a member, never agreement: a living member is excluded by a
+quorum that first stops acking it (see ``acceptor``), whatever the reason.
+
+Up to ``mesh_limit`` members, where everybody pings everybody each round; beyond that a broken link ends by ``step_timeout``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
+from math import inf
+
+from ...view import View
+from .quorum import is_quorum
+
+__all__ = ["KEEP", "Links", "Pair", "cut_off", "pair"]
+
+KEEP = 2.5
+"""Seconds that another member's word lasts; it is repeated every second at the latest."""
+
+Pair = tuple[str, str]
+"""Two ids, the lesser first."""
+
+
+def pair(one: str, other: str) -> Pair:
+    """The pair of both."""
+    return (one, other) if one < other else (other, one)
+
+
+def cut_off(view: View, broken: Collection[Pair], dead: AbstractSet[str], discounted: AbstractSet[str]) -> tuple[str, ...]:
+    """Who has to go so that all who stay reach each other; empty where nobody could lead such a change.
+
+    The most senior member that reaches a quorum leads, and everybody that it does not reach goes; of the others whoever lacks
+    most of them goes first, the most junior of several.
+    """
+    left = {both for both in broken if both[0] in view and both[1] in view}  # a leaver may drive a view without itself
+    for leader in view.ids:
+        reached = [each for each in view.ids if each not in dead and pair(leader, each) not in left]
+        if leader not in dead and is_quorum(view, frozenset(reached), discounted):
+            break
+    else:
+        return ()
+    out = {each for each in view.ids if each not in dead and each not in reached}
+    while True:
+        lacking = Counter(each for both in left if out.isdisjoint(both) and dead.isdisjoint(both) for each in both)
+        if not lacking:
+            return tuple(each for each in view.ids if each in out)
+        out.add(max(lacking, key=lambda each: (lacking[each], view.index(each))))
+
+
+class Links:
+    """Which links this member knows to be broken: its own, by its own pings, and others' as they are told."""
+
+    def __init__(self, own_id: str, patience: float) -> None:
+        """``patience``: seconds without a direct answer after which a link is broken; 0: never."""
+        self._own_id = own_id
+        self._patience = patience
+        self._heard: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        """When members were pinged in the last round that went to all."""
+        self._missed: dict[str, float] = {}
+        """Whose direct answers are missing, and since when."""
+        self._own: dict[str, float] = {}
+        """To whom the link is broken, and since when that is known."""
+        self._told: dict[Pair, tuple[float, float]] = {}
+        """Others' words: when they came first and last."""
+
+    def asked(self, member_ids: Collection[str], now: float) -> None:
+        """They are pinged, as in every round. That shows what leases hide: whoever renews its own needs to ack nothing."""
+        for member_id in member_ids:
+            if (before := self._asked.get(member_id)) is not None:
+                self.missed(member_id, before)
+            self._asked[member_id] = now
+
+    def missed(self, member_id: str, sent: float) -> None:
+        """A ping sent at ``sent`` is not answered yet (one sent later may be)."""
+        if sent > self._heard.get(member_id, sent - 1.0):
+            self._missed.setdefault(member_id, sent)
+
+    def heard(self, member_id: str, now: float) -> None:
+        """An answer of a member of the view came, on the direct way."""
+        self._heard[member_id] = now
+        self._missed.pop(member_id, None)
+        self._own.pop(member_id, None)
+
+    def begin(self) -> None:
+        """From now on everybody is pinged, after a while in which hardly anybody was: what was missed then says nothing."""
+        self._missed.clear()
+        self._asked.clear()
+
+    def overslept(self, late: float) -> None:
+        """Nothing could be heard for ``late`` seconds."""
+        self._missed = {member_id: since + late for member_id, since in self._missed.items()}
+
+    def silent_for(self, member_id: str, now: float) -> float:
+        """Seconds for which direct answers have been missing, once that is long enough to call the link broken; else 0."""
+        waited = now - self._missed.get(member_id, now)
+        return waited if waited >= self._patience > 0.0 else 0.0
+
+    def broken(self, member_id: str) -> bool:
+        """Whether the own link to that member is."""
+        return member_id in self._own
+
+    @property
+    def any_broken(self) -> bool:
+        """Whether any own link is."""
+        return bool(self._own)
+
+    def told(self, source: str, accused: str, now: float) -> bool:
+        """``source`` cannot reach ``accused``; whether that is news."""
+        if source == self._own_id:
+            fresh = accused not in self._own
+            self._own.setdefault(accused, now)
+            return fresh
+        first, _ = self._told.get(pair(source, accused), (now, now))
+        fresh = pair(source, accused) not in self._told
+        self._told[pair(source, accused)] = (first, now)
+        return fresh
+
+    def adopt(self, view: View, *, crowded: bool = False) -> None:
+        """Follow a new view: each pair in it has to be told anew. ``crowded``: no link is judged there."""
+        self._heard = {} if crowded else {member_id: time for member_id, time in self._heard.items() if member_id in view}
+        self._missed = {} if crowded else {key: since for key, since in self._missed.items() if key in view}
+        self._asked = {key: time for key, time in self._asked.items() if key in view}
+        self._own.clear()
+        self._told.clear()
+
+    def known(self, now: float) -> dict[Pair, float]:
+        """All broken links, and since when each is known; old words are forgotten."""
+        if not self._own and not self._told:
+            return {}
+        self._told = {both: times for both, times in self._told.items() if now < times[1] + KEEP}
+        found = {both: first for both, (first, _) in self._told.items()}
+        for member_id, since in self._own.items():
+            both = pair(self._own_id, member_id)
+            found[both] = min(since, found.get(both, since))
+        return found
+
+    def deadline(self) -> float:
+        """When the next word is forgotten."""
+        return min(last for _, last in self._told.values()) + KEEP if self._told else inf

@@ -1,0 +1,432 @@
+"""One member's shell: sockets, codec, detector and driver around a protocol core. Lives wholly on one event loop.
+
+The HTTP side comes up beside the rest, when it is needed (see ``web``).
+
+A packet's walk: ``udp | http -> envelope -> codec -> driver -> core -> effects -> driver -> agent -> udp | http``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...border import Order
+from ...config import PROTOCOL_VERSION, Config
+from ...errors import CodecError, ForeignJobError, ForeignVersionError, JoinError, SealError, StoppedError
+from ...member import Address, Member, format_address
+from ...messages import Envelope, EvidenceKind, Message, Piece
+from ...progress import Progress
+from ...protocol.state.inputs import Accusation, Checked
+from ...store_requests import Errand
+from ...wire.codec import MAX_DATAGRAM, Codec
+from ...wire.envelope import Open, Sealed, Sealer
+from ...wire.keys import KeyRing
+from ...wire.pieces import LARGEST, Pieces, cut
+from ..net.liveness_connection import Tethers
+from ..net.names import Endpoint, Introducers, numeric, resolve
+from ..net.sockets import SocketPair
+from ..net.sources import HandOver
+from ..net.udp import Udp, fits
+from ..net.web import Web, load
+from .discovery import Scout
+from .driver import Driver
+from .fencing import Fencing
+from .ports import Core
+from .snapshot import Snapshot
+from .store_session import storekeeper_for
+from .traffic import Direction, Traffic
+from .waiting import Waiting
+
+if TYPE_CHECKING:
+    from ..net.http import HttpServer
+
+__all__ = ["Agent", "Outside"]
+
+_FOREIGNERS = 64
+"""Of so many foreign senders each is mentioned once in the log."""
+
+_LOOK = 0.1
+"""Seconds from the start in which a joiner hears of its job; whoever has not has the HTTP side come up then."""
+
+_RENEW_KEYS = 1.0
+"""Seconds between two looks at the file with the secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What an agent needs of the training process, on whichever side of a process boundary that is."""
+
+    tell: Callable[[list[Snapshot | Order]], None]
+    """Takes what the data plane, and whoever asks the consensus, is to know."""
+    progress: Callable[[], Progress]
+    facts: Callable[[], Awaitable[Mapping[str, Any]]]
+    """``DataPlane.facts``."""
+    served: Callable[[], frozenset[str]]
+    """The paths that ``hand_over`` answers."""
+    hand_over: HandOver
+    held: Callable[[], bool] = lambda: False
+    """Whether the training process is stopped."""
+    load_http: Callable[[], None] = load
+    """Imports what the HTTP side needs; called on a thread."""
+
+
+class Agent:
+    """Carries out a core's effects (it is the driver's ``Carrier``) and feeds it what arrives."""
+
+    def __init__(
+        self,
+        config: Config,
+        member: Member,
+        sockets: SocketPair,
+        core: Core,
+        outside: Outside,
+        introducers: Introducers,
+        *,
+        sealer: Sealer | None = None,
+    ) -> None:
+        """Call on the loop's thread."""
+        self._config = config
+        self._member = member
+        self._sockets = sockets
+        self._met = introducers.met
+        self._resolving: set[Address] = set()
+        self._ring = KeyRing.of(config)
+        self._sealer: Sealer = sealer or self._sealer_of(self._ring)
+        self._waiting = Waiting(config.max_members)
+        self._codec = Codec(config.job, max_members=config.max_members)
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._foreigners: set[tuple[str, str]] = set()
+        self._latest: tuple[Message, tuple[bytes, ...]] | None = None
+        self._pieces = Pieces()
+        self._long: set[tuple[Address, tuple[bytes, ...]]] = set()
+        """What is being sent in pieces, and to where: what is sent again meanwhile is on its way already."""
+        self._closed = False
+        self._gone = asyncio.Event()
+        self._started = False
+        self._planned = False
+        """Whether it is known when the HTTP side is to come up."""
+        self.traffic = Traffic()
+        self._outside = outside
+        labels = {"job": config.job, "member": member.id}
+        self.driver = Driver(core, self, self._tell, outside.progress, outside.held, labels)
+        self.scout = Scout(config, member, introducers, self.driver, self._ring, outside.held)
+        self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
+        self._store = storekeeper_for(config, member, self._ring, self.driver, self._spawn)
+        self._tethers = Tethers(self._checked, self._ring, trust_refused=config.trust_refused)
+        self._udp = Udp(self._datagram, self._send_failed)
+        self._web = Web(outside.load_http, self._make_server)
+
+    async def start(self) -> None:
+        """Listen, and let the core look for its cluster."""
+        self._udp.open(self._sockets.udp)
+        self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
+        self._started = True
+        self._spawn(self._open_http())
+        if self._ring is not None:
+            self._spawn(self._follow_keys(self._ring))
+        if self._store is not None:
+            self._spawn(self._store.attend())
+        self.driver.start()
+        if self._met:
+            self.scout.add(self._met)
+        self._spawn(self.scout.attend())
+        self._spawn(self.scout.follow_names())
+        self._spawn(self.scout.warn())
+
+    async def close(self) -> None:
+        """End without a goodbye. New connections are refused from here on. Whoever comes second waits for the first."""
+        self.driver.close()
+        if self._closed:
+            await self._gone.wait()
+            return
+        self._closed = True
+        try:
+            self._udp.close()
+            await self._web.close()
+            await self._tethers.close()
+            others = [task for task in self._tasks if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            if self._store is not None:
+                await self._store.close()
+            await self._web.close_client()
+            self._sockets.close()
+            await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
+        finally:
+            self._gone.set()  # cancelled or not: nobody waits for a close that has ended
+
+    def status(self) -> dict[str, Any]:
+        """What this member believes and has sent, as plain values."""
+        store = {} if self._store is None else {"store": self._store.status()}
+        return {
+            "job": self._config.job,
+            "member": self._member.id,
+            "address": format_address(self._member.address),
+            "meta": self._member.shown(),
+            "protocol_version": PROTOCOL_VERSION,
+            "messages": self.traffic.as_dict(),
+            **store,
+            **self.driver.status(),
+        }
+
+    async def report(self) -> dict[str, Any]:
+        """``status`` with what the layer above has to say."""
+        return {**self.status(), "ftlib": dict(await self._outside.facts())}
+
+    # Carrier: the effects that leave this process
+
+    def send(self, address: Address, message: Message) -> None:
+        """``Send``: by datagram what fits one, by HTTP the rest, in pieces what is too long."""
+        try:
+            packets = self._packets(message)
+        except CodecError as error:
+            self.driver.note(logging.ERROR, "codec", str(error))
+            self.traffic.count(Direction.DROPPED, "unencodable", 0)
+            return
+        if (knock := self._sealer.knock(address)) is not None:
+            self._put(address, "Knock", knock)
+        kind, sealed = type(message).__name__, self._sealer.seal(packets[0], address)
+        if sealed is None:
+            self._waiting.add(address, message, asyncio.get_running_loop().time())
+        elif len(packets) == 1:
+            self._put(address, kind, sealed)
+        elif (address, packets) not in self._long:
+            self._long.add((address, packets))
+            self._spawn(self._send_pieces(address, kind, packets))
+
+    def ask(self, errand: Errand) -> None:
+        """``Ask``."""
+        assert self._store is not None, "a policy without a store asked for one"
+        self._store.ask(errand)
+
+    def check(self, member: Member) -> None:
+        """``Check``."""
+        self._tethers.check(member)
+
+    def keep(self, members: tuple[Member, ...]) -> None:
+        """``Tether``."""
+        self._tethers.keep(members)
+
+    def fence(self, member: Member, reason: str, *, command: bool) -> None:
+        """``Fence``."""
+        self._spawn(self._fencing.ask(member, reason))
+        if command:
+            self._spawn(self._fencing.order(member, reason))
+
+    def explain_join(self, error: JoinError) -> None:
+        """Stop with the error and what answers at each introducer."""
+        self._spawn(self._explain_join(error))
+
+    def let_go(self) -> None:
+        """Close everything: the others see a dead process."""
+        self._spawn(self.close())
+
+    # What arrives
+
+    def _datagram(self, data: bytes, source: tuple[Any, ...]) -> None:
+        _, reply = self._arrived(data, format_address((source[0], source[1])), source[0], MAX_DATAGRAM)
+        if reply is not None:
+            self.traffic.count(Direction.SENT, "Ticket", len(reply))
+            self._udp.reply(reply, source)
+
+    def _posted(self, data: bytes, source: str) -> bool:
+        return self._arrived(data, source, source, LARGEST)[0]
+
+    def _arrived(self, data: bytes, source: str, host: str, limit: int) -> tuple[bool, bytes | None]:
+        """Take a packet in; whether a member sent it, and what to answer to where it came from.
+
+        ``host``: held to a rate, as ports are changed at will.
+        """
+        if self._closed or not self._started or self._outside.held():
+            return False, None
+        try:
+            opened = self._sealer.unseal(data, host)
+            if opened.packet is None:
+                self.traffic.count(Direction.RECEIVED, "Knock" if opened.reply else "Ticket", len(data))
+                if opened.introduced is not None:
+                    self._release(opened.introduced)
+                return False, opened.reply  # may be an old one again
+            envelope = self._codec.decode(opened.packet, limit=limit)
+            self.traffic.count(Direction.RECEIVED, type(envelope.message).__name__, len(data))
+            whole = self._put_together(envelope)
+        except CodecError as error:
+            self._refused(error, source, len(data))
+            return False, None
+        if whole is not None and whole.sender != self._member.id:
+            self.driver.receive(whole)
+        return True, None
+
+    def _put_together(self, envelope: Envelope) -> Envelope | None:
+        """What came, or what a piece completes; None while there are pieces missing."""
+        if not isinstance(envelope.message, Piece):
+            return envelope
+        packet = self._pieces.add(envelope.sender, envelope.message, asyncio.get_running_loop().time())
+        if packet is None:
+            return None
+        whole = self._codec.decode(packet)
+        if isinstance(whole.message, Piece) or whole.sender != envelope.sender:
+            raise CodecError("pieces of another sender's packet, or of a piece")
+        self.traffic.count(Direction.RECEIVED, type(whole.message).__name__, 0)
+        return whole
+
+    def _release(self, address: Address) -> None:
+        """Send what has waited for an introduction to ``address``."""
+        for message in self._waiting.take(address, asyncio.get_running_loop().time()):
+            self.send(address, message)
+
+    def _refused(self, error: CodecError, source: str, size: int) -> None:
+        """Nonsense from the network is counted and dropped; a foreign job or version is also named, once a sender."""
+        if not isinstance(error, (ForeignJobError, ForeignVersionError)):
+            self.traffic.count(Direction.DROPPED, error.kind if isinstance(error, SealError) else "malformed", size)
+            return
+        self.traffic.count(Direction.DROPPED, "foreign", size)
+        key = (source, str(error))
+        if key not in self._foreigners and len(self._foreigners) < _FOREIGNERS:
+            self._foreigners.add(key)
+            mine = f"job {self._config.job!r}, protocol version {PROTOCOL_VERSION}"
+            self.driver.note(logging.WARNING, "foreign", f"ignored messages from {source}: {error}; this is {mine}")
+
+    def _checked(self, member_id: str, alive: bool | None, detail: str, listens: bool) -> None:
+        self.driver.handle(Checked(member_id, alive, detail, listens))
+
+    def _send_failed(self, _error: OSError | None) -> None:
+        self.traffic.count(Direction.DROPPED, "unsendable", 0)
+
+    # The long ways
+
+    async def _open_http(self) -> None:
+        asyncio.get_running_loop().call_later(_LOOK, self._plan_http)
+        try:
+            await self._web.open(self._sockets.tcp)
+        except Exception as error:  # noqa: BLE001 - half an agent is none
+            self.driver.end(StoppedError(f"the agent cannot answer HTTP: {type(error).__name__}: {error}"))
+
+    def _tell(self, orders: list[Snapshot | Order]) -> None:
+        self._outside.tell(orders)
+        if not self._planned and self.driver.core.known_view is not None:
+            self._plan_http()
+
+    def _plan_http(self) -> None:
+        """Once: a joiner is let in and gets the state first, which takes datagrams and what it asks itself."""
+        if not self._planned:
+            self._planned = True
+            known = self.driver.core.known_view
+            if known is None or self._member.id in known:
+                self._web.hurry()
+            else:
+                self._web.spare()
+
+    def _make_server(self) -> HttpServer:
+        from ..net.authenticator import Gate  # noqa: PLC0415 - see ``web``
+        from ..net.http import HttpServer  # noqa: PLC0415
+
+        outside, limit = self._outside, LARGEST
+        return HttpServer(
+            Gate(self._ring, self._member, self._config.job),
+            self._posted,
+            self._sealer,
+            self.report,
+            outside.served,
+            outside.hand_over,
+            held=outside.held,
+            limit=limit,
+        )
+
+    def _sealer_of(self, ring: KeyRing | None) -> Sealer:
+        config = self._config
+        if ring is None:
+            return Open()
+        peers = 2 * max(2048, config.max_members)
+
+        def introduces(address: Address) -> bool:
+            return address in self.scout.introducers
+
+        return Sealed(ring, config.job, self._member.address, known_as=introduces, peers=peers)
+
+    async def _follow_keys(self, ring: KeyRing) -> None:
+        """Follow the file with the secrets, one look at a time and beside the loop: it may be on a file system that hangs."""
+        while not self._closed:
+            if (line := await asyncio.to_thread(ring.renew)) is not None:
+                self.driver.note(logging.WARNING, "keys", line)
+            await asyncio.sleep(_RENEW_KEYS)
+
+    def _packets(self, message: Message) -> tuple[bytes, ...]:
+        """The packet for ``message``, or those for its pieces; the same object sent to many is encoded once."""
+        if self._latest is None or self._latest[0] is not message:
+            packet = self._encode(message)
+            self._latest = message, tuple(map(self._encode, cut(packet))) or (packet,)
+        return self._latest[1]
+
+    def _encode(self, message: Message) -> bytes:
+        return self._codec.encode(Envelope(self._config.job, self._member.id, self._member.address, message))
+
+    def _put(self, address: Address, kind: str, sealed: bytes) -> None:
+        endpoint = numeric(address)
+        if endpoint is not None and fits(len(sealed), endpoint):
+            self._send_datagram(endpoint, kind, sealed)
+        elif address in self._resolving:  # one look-up of a name at a time: where no name server answers each takes long
+            self.traffic.count(Direction.DROPPED, "unresolved", len(sealed))
+        else:
+            if endpoint is None:
+                self._resolving.add(address)
+            self._spawn(self._send_slowly(address, kind, sealed))
+
+    def _send_datagram(self, endpoint: Endpoint, kind: str, sealed: bytes) -> None:
+        self.traffic.count(Direction.SENT, kind, len(sealed))
+        self._udp.send(sealed, endpoint)
+
+    async def _send_pieces(self, address: Address, kind: str, packets: tuple[bytes, ...]) -> None:
+        """One after another, each sealed when it is its turn; after one that does not arrive the rest is of no use."""
+        self.traffic.count(Direction.SENT, kind, 0)
+        try:
+            for packet in packets:
+                sealed = self._sealer.seal(packet, address)
+                if sealed is None or not await self._send_slowly(address, Piece.__name__, sealed):
+                    return
+        finally:
+            self._long.discard((address, packets))
+
+    async def _send_slowly(self, address: Address, kind: str, sealed: bytes) -> bool:
+        """To a name, or too large for a datagram; whether it went out, as far as that is known."""
+        try:
+            endpoint = await resolve(address)
+        except OSError:
+            self.traffic.count(Direction.DROPPED, "unresolved", len(sealed))
+            return False
+        finally:
+            self._resolving.discard(address)
+        if fits(len(sealed), endpoint):
+            self._send_datagram(endpoint, kind, sealed)
+            return True
+        self.traffic.count(Direction.SENT, kind, len(sealed))
+        if await self._web.post(address, sealed):
+            return True
+        self.traffic.count(Direction.DROPPED, "undelivered", len(sealed))
+        return False
+
+    async def _ask_supervisor(self, supervisor: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._web.fence(supervisor, request, None if self._ring is None else self._ring.first)
+
+    def _fenced(self, member_id: str, detail: str) -> None:
+        self.driver.handle(Accusation(member_id, EvidenceKind.PROOF, detail))
+
+    async def _explain_join(self, error: JoinError) -> None:
+        explained = error
+        try:
+            explained = await self.scout.explain(error)
+        finally:  # whatever comes of that: nobody else ends this lifetime
+            self.driver.stop(explained)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.driver.note(logging.ERROR, "agent", f"{task.get_name()} failed: {type(error).__name__}: {error}")

@@ -1,0 +1,235 @@
+"""What is to be found at the introducers: who listens there, of which job, and whether we would understand each other.
+
+The core founds and joins by what arrives; silence alone tells it too little. So until there is a view this member also looks:
+at the introducers, where it would found itself, and after their names, which may stand for other addresses in a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from ...config import PROTOCOL_VERSION, Config
+from ...errors import JoinError
+from ...member import Address, Member, format_address
+from ...protocol.state.inputs import Introduced, Listening, Resolved
+from ...wire.keys import KeyRing
+from ..net.liveness_connection import Answer, Doubt, ask
+from ..net.names import Introducers, lookup, resolve
+from .driver import Driver
+
+__all__ = ["Scout"]
+
+_LOOK_TIMEOUT = 1.0
+"""How long an address may take to say who listens there."""
+
+_NOBODY = "nobody listens there"
+
+_LOOKUP_EVERY = 0.5
+"""How often introducers that are names are looked up again, until there is a view: other members come up meanwhile."""
+
+_WARN_AFTER = 3.0
+"""How long a member that is not let in waits, in seconds, before it says what keeps it out."""
+
+_DOUBTS = {
+    Doubt.ASKS: "the members there have a secret, this one has none: give it the same secret or secret_file",
+    Doubt.DIFFERS: "the members there use another secret: give all of them the same secret or secret_file",
+    Doubt.LACKS: "the member there has no secret, this one has: give all of them the same secret or secret_file",
+    Doubt.FORGED: "something listens there that does not know the secret",
+}
+"""What a refusal means for a joiner."""
+
+_BARRING = frozenset({Doubt.ASKS, Doubt.DIFFERS, Doubt.LACKS})
+"""Where another member with other secrets answers, this one may have restarted with an old secret: it must not found."""
+
+_UNSURE = "this member, though first, founds nothing while an introducer with other secrets may know the cluster"
+
+
+class Scout:
+    """Looks, and tells the driver's core. Lives on the agent's loop; ``attend`` and ``follow_names`` run as tasks of it."""
+
+    def __init__(
+        self,
+        config: Config,
+        member: Member,
+        introducers: Introducers,
+        driver: Driver,
+        ring: KeyRing | None,
+        held: Callable[[], bool],
+    ) -> None:
+        """``introducers``: the own address included."""
+        self._config = config
+        self._member = member
+        self._driver = driver
+        self._ring = ring
+        self._held = held
+        self.introducers = list(introducers.addresses)
+        """Where others may be found, however they call themselves."""
+        self._listed = introducers
+        self._found: list[Address] = []
+        self._attended: set[Address] = set()
+        self._doubted: set[Address] = set()
+
+    async def find(self, addresses: Iterable[Address]) -> tuple[Address, ...]:
+        """Those of ``addresses`` where another member of this job and version answers within about a second."""
+        wanted = list(addresses)
+        answers = await asyncio.gather(*(self._look(address) for address in wanted))
+        found = tuple(
+            address
+            for address, answer in zip(wanted, answers, strict=True)
+            if isinstance(answer, Answer)
+            and not answer.doubt
+            and answer.job == self._config.job
+            and answer.version == PROTOCOL_VERSION
+            and answer.member_id != self._member.id
+        )
+        if found:
+            self.add(found)
+        return found
+
+    def add(self, addresses: tuple[Address, ...]) -> None:
+        """Let the core ask at ``addresses``, too."""
+        self._found += [address for address in addresses if address not in self._found]
+        self.introducers += [address for address in addresses if address not in self.introducers]
+        self._driver.handle(Introduced(addresses))
+
+    async def attend(self) -> None:
+        """Where this member comes first: tell the core at which introducers somebody listens, until it knows a cluster."""
+        named = Introducers(self._config.introducers).named  # then another may be first in a moment
+        while self._driver.core.known_view is None:
+            others = [address for address in self.introducers if address != self._member.address]
+            if self.introducers[:1] == [self._member.address] and others:
+                await asyncio.gather(*(self._attend_to(address) for address in others))
+            elif not named:
+                return
+            await asyncio.sleep(_LOOKUP_EVERY)
+
+    async def _attend_to(self, address: Address) -> None:
+        if address not in self._attended:  # what is not known yet is not nobody
+            self._attended.add(address)
+            self._listens(address, True)
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT):
+                sock = socket.socket((endpoint := await resolve(address)).family, socket.SOCK_STREAM)
+                with sock:
+                    sock.setblocking(False)
+                    await asyncio.get_running_loop().sock_connect(sock, endpoint.sockaddr)
+        except OSError as error:  # TimeoutError is one of them: that host is away
+            self._listens(address, False)
+            if isinstance(error, ConnectionRefusedError):
+                self._doubt(address, False)
+            return
+        self._listens(address, True)  # before it answers: perhaps it cannot
+        answer = await self._look(address)
+        if isinstance(answer, str):
+            return
+        silent = answer is not None and answer.doubt not in (None, Doubt.LACKS)  # about its job: the secrets differ
+        if answer is None or (not silent and answer.job != self._config.job):
+            self._listens(address, False)
+            self._doubt(address, False)
+        else:
+            self._doubt(address, answer.doubt in _BARRING)
+
+    def _listens(self, address: Address, listening: bool) -> None:
+        self._driver.handle(Listening(address, listening))
+
+    def _doubt(self, address: Address, doubted: bool) -> None:
+        """Whether the secrets keep us from hearing of the cluster that whoever is at ``address`` may know."""
+        before = bool(self._doubted)
+        (self._doubted.add if doubted else self._doubted.discard)(address)
+        if bool(self._doubted) != before:
+            self._heed()
+
+    def _heed(self) -> None:
+        """Tell the core what the list of introducers comes to."""
+        listed, size = self._listed, self._config.initial_size
+        founder, barred = listed.founder(self._member.address, size), listed.barred(size)
+        if founder and self._doubted:
+            founder, barred = False, _UNSURE
+        self._driver.handle(Resolved(listed.addresses, founder, barred))
+
+    async def follow_names(self) -> None:
+        """Tell the core what the introducers' names stand for, until it has a view."""
+        if not Introducers(self._config.introducers).named:
+            return
+        loop, config, driver = asyncio.get_running_loop(), self._config, self._driver
+        while driver.core.active_view is None:
+            await asyncio.sleep(_LOOKUP_EVERY)
+            found = replace(await loop.run_in_executor(None, lookup, config.introducers), met=self._listed.met)
+            if found == self._listed or driver.core.active_view is not None or self._held():
+                continue
+            self._listed = found
+            self.introducers = list(dict.fromkeys((*found.addresses, *self._found)))
+            self._doubted.intersection_update(self.introducers)
+            founder = found.founder(self._member.address, config.initial_size)
+            addresses = ", ".join(map(format_address, found.addresses))
+            driver.note(logging.INFO, "names", f"introducers are now {addresses}{'; this is the first' if founder else ''}")
+            self._heed()
+
+    async def explain(self, error: JoinError) -> JoinError:
+        """The error with what answers at each introducer."""
+        found = await self._look_around()
+        remedy = ""
+        first = next(iter(found), None)
+        if first is not None and first == self.introducers[0] and found[first] == _NOBODY:
+            remedy = f"; start the worker that founds the job with bind={format_address(first)}, the first introducer"
+        return JoinError(f"{error} ({self._describe_all(found)}){remedy}") if found else error
+
+    async def warn(self) -> None:
+        """Say once, long before ``join_timeout``, what waiting alone does not mend. It ends nothing: an answer without proof
+        could be anybody's.
+        """
+        await asyncio.sleep(min(_WARN_AFTER, self._config.join_timeout / 2))
+        if self._driver.core.known_view is not None:
+            return
+        found = {address: answer for address, answer in (await self._look_around()).items() if self._differs(answer)}
+        if found:
+            self._driver.note(logging.WARNING, "join", f"not let in so far ({self._describe_all(found)})")
+
+    async def _look_around(self) -> dict[Address, Answer | str | None]:
+        """What is to be found at the first introducers (see ``_look``)."""
+        wanted = [address for address in self.introducers if address != self._member.address][:8]
+        return dict(zip(wanted, await asyncio.gather(*map(self._look, wanted)), strict=True))
+
+    async def _look(self, address: Address) -> Answer | str | None:
+        """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT):
+                answer, sock = await ask(address, ring=self._ring)
+        except TimeoutError:
+            return f"no answer within {_LOOK_TIMEOUT:g} s"
+        except ConnectionRefusedError:
+            return _NOBODY
+        except OSError as error:
+            return error.strerror or str(error)
+        sock.close()
+        return answer
+
+    def _differs(self, answer: Answer | str | None) -> bool:
+        """Whether a member answers that would not understand this one."""
+        if not isinstance(answer, Answer):
+            return False
+        return bool(answer.doubt) or (answer.version, answer.job) != (PROTOCOL_VERSION, self._config.job)
+
+    def _describe_all(self, found: Mapping[Address, Answer | str | None]) -> str:
+        """Addresses with the same to be said of them together."""
+        alike: dict[str, list[str]] = {}
+        for address, answer in found.items():
+            alike.setdefault(self._describe(answer), []).append(format_address(address))
+        return "; ".join(f"{', '.join(addresses)}: {text}" for text, addresses in alike.items())
+
+    def _describe(self, answer: Answer | str | None) -> str:
+        if isinstance(answer, str):
+            return answer
+        if answer is None:
+            return "something else listens there"
+        if answer.doubt:
+            return _DOUBTS[answer.doubt]
+        if answer.version != PROTOCOL_VERSION:
+            return f"speaks protocol version {answer.version}, this is {PROTOCOL_VERSION}"
+        if answer.job != self._config.job:
+            return f"a member of job {answer.job!r}, this is {self._config.job!r}"
+        return "a member of this job"

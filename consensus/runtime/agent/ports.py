@@ -1,0 +1,101 @@
+"""The two sides that a driver stands between: the protocol core that decides, and the carrier of what leaves this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ...errors import JoinError
+from ...member import Address, Member
+from ...messages import Message
+from ...progress import Progress
+from ...protocol.state.effects import Effect
+from ...protocol.state.inputs import Input
+from ...store_requests import Errand
+from ...view import Reason, View
+
+__all__ = ["Carrier", "Core"]
+
+
+class Core(Protocol):
+    """What the driver needs of ``protocol.machine.Machine``. No method blocks; ``now`` never goes back."""
+
+    @property
+    def known_view(self) -> View | None:
+        """The newest chosen view that is known; for a joiner the cluster's, as it was told."""
+
+    @property
+    def active_view(self) -> View | None:
+        """The newest activated view."""
+
+    @property
+    def installed_view(self) -> View | None:
+        """The newest view handed to the data plane."""
+
+    @property
+    def reasons(self) -> Mapping[str, Reason]:
+        """Why members of the view before the installed one are not in it."""
+
+    @property
+    def driver(self) -> str:
+        """Id of the member that installs the newest chosen view ("": unknown)."""
+        ...
+
+    @property
+    def changing(self) -> bool:
+        """Whether a view change is under way."""
+
+    @property
+    def applicants_waiting(self) -> bool:
+        """Whether a joiner waits to be admitted."""
+
+    def start(self, now: float) -> None:
+        """Begin to join or found."""
+
+    def receive(self, sender: str, address: Address, message: Message, now: float, /) -> None:
+        """A message arrived."""
+
+    def tick(self, now: float) -> None:
+        """Run what is due."""
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is needed next."""
+
+    def drain(self) -> list[Effect]:
+        """Effects to carry out, in order."""
+        ...
+
+    def handle(self, what: Input, now: float, /) -> None:
+        """The data plane reports something, or the agent has found it out."""
+
+    def set_progress(self, progress: Progress, /) -> None:
+        """What rides on pings."""
+
+    def status(self) -> dict[str, Any]:
+        """Plain values."""
+        ...
+
+
+class Carrier(Protocol):
+    """What carries out the effects that leave this process."""
+
+    def send(self, address: Address, message: Message) -> None:
+        """``Send``."""
+
+    def ask(self, errand: Errand) -> None:
+        """``Ask``."""
+
+    def check(self, member: Member) -> None:
+        """``Check``."""
+
+    def keep(self, members: tuple[Member, ...]) -> None:
+        """``Tether``."""
+
+    def fence(self, member: Member, reason: str, *, command: bool) -> None:
+        """``Fence``."""
+
+    def explain_join(self, error: JoinError) -> None:
+        """Look at the introducers once more, and have the driver ``stop`` with what was found, soon."""
+
+    def let_go(self) -> None:
+        """Close all sockets: the core has failed, or has said that this member is dead."""

@@ -1,0 +1,175 @@
+"""An agent's dealings with the shared store: opens it, has errands carried out there, and listens for changes.
+
+Nothing of the agent ever waits for the store. Errands run beside each other, so that a lease is renewed while a record is
+stuck; whatever comes of one is told to the core, and that decides whether to ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ...config import Config, Policy
+from ...errors import ConfigError, JoinError, StoreAwayError, StoreRefusedError
+from ...member import Member
+from ...protocol.state.inputs import Answered, Stirred
+from ...storage.locate import store_at
+from ...storage.store import redacted
+from ...storage.store_executor import StoreExecutor
+from ...storage.view_log import PREFIX
+from ...store_requests import Answer, Away, Beat, Errand, ReadLeases, Withdraw
+from ...wire.keys import KeyRing
+from .driver import Driver
+from .store_gauge import StoreGauge
+
+__all__ = ["Storekeeper", "storekeeper_for"]
+
+_LOG = logging.getLogger("ftlib.consensus")
+
+_FIRST_PAUSE = 0.1
+_LAST_PAUSE = 5.0
+"""Seconds between two tries to open a store that is away, growing."""
+
+_GOODBYE = 1.0
+"""Seconds for the removal of the own lease at the end, and for letting go of the store."""
+
+
+def storekeeper_for(
+    config: Config, member: Member, ring: KeyRing | None, driver: Driver, spawn: Callable[[Coroutine[Any, Any, None]], None]
+) -> Storekeeper | None:
+    """One for an agent whose policy needs a store."""
+    return Storekeeper(config, member, ring, driver, spawn) if config.policy is Policy.STORAGE else None
+
+
+class Storekeeper:
+    """One agent's. OPENING -> OPEN (``attend``) -> CLOSED (``close``). Lives on the agent's loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        member: Member,
+        ring: KeyRing | None,
+        driver: Driver,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """Nothing is opened before ``attend``. ``spawn`` runs a coroutine on the loop until the agent ends."""
+        self._config = config
+        self._member = member
+        self._ring = ring
+        self._driver = driver
+        self._spawn = spawn
+        self._url = redacted(config.storage)
+        self._store: StoreGauge | None = None
+        self._executor: StoreExecutor | None = None
+        self._tried = asyncio.Event()
+        """What is asked during the first try to open the store waits for that: it takes a moment, or has a deadline."""
+        self._away = ""
+        self._errands: Counter[str] = Counter()
+        self._unanswered: Counter[str] = Counter()
+        self._under_way: set[object] = set()
+        """What is not begun once more before it is answered; see ``_repeated``."""
+        self._leased = False
+
+    def ask(self, errand: Errand) -> None:
+        """Have it carried out; the core is told what came of it."""
+        name, repeated = type(errand).__name__, _repeated(errand)
+        self._errands[name] += 1
+        if self._executor is None and self._tried.is_set():
+            self._answer(errand, Away(self._away))
+        elif repeated in self._under_way:
+            # Not this one instead of the other: a store that takes longer than the time between two would answer none.
+            self._answer(errand, Away(f"the store {self._url} has not answered the {name} before this yet"))
+        else:
+            if repeated is not None:
+                self._under_way.add(repeated)
+            self._leased = self._leased or isinstance(errand, Beat)
+            self._spawn(self._carry_out(errand))
+
+    async def attend(self) -> None:
+        """Open the store, however long it is away, and tell the core of changes. One that refuses ends this lifetime."""
+        try:
+            store = self._store = StoreGauge(self._locate())
+            await self._open(store)
+        except (ConfigError, StoreRefusedError) as error:
+            self._away = str(error)
+            self._tried.set()
+            self._driver.end(JoinError(str(error)))
+            return
+        self._executor = StoreExecutor(store, self._config, self._member, self._ring, self._warn)
+        self._tried.set()
+        self._driver.note(logging.INFO, "store", f"uses the store {store.url}")
+        self._stir()
+        async for _ in store.watch(PREFIX):
+            self._stir()
+
+    async def close(self) -> None:
+        """Remove the own lease, if the store lets us within about a second, and let go. Errands under way have been ended."""
+        executor, self._executor = self._executor, None
+        self._away = "this member has ended"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE):
+                if executor is not None and self._leased:
+                    await executor.carry_out(Withdraw((self._member.id,)))
+        if self._store is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE):
+                    await self._store.close()
+
+    def status(self) -> dict[str, Any]:
+        """Plain values; the URL without its password."""
+        told = {"url": self._url} if self._store is None else self._store.status()
+        errands = {kind: {"asked": count, "away": self._unanswered[kind]} for kind, count in sorted(self._errands.items())}
+        return {**told, "open": self._executor is not None, "errands": errands}
+
+    def _locate(self) -> Any:
+        config = self._config
+        return store_at(config.storage, config.job, timeout=config.storage_timeout, **config.storage_options)
+
+    async def _open(self, store: StoreGauge) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await store.open()
+            except StoreAwayError as error:
+                self._away = str(error)
+                self._tried.set()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE)
+
+    async def _carry_out(self, errand: Errand) -> None:
+        answer: Answer = Away(f"this {type(errand).__name__} failed")
+        try:
+            await self._tried.wait()
+            answer = Away(self._away) if self._executor is None else await self._executor.carry_out(errand)
+        except Exception as error:  # noqa: BLE001 - the core waits for an answer
+            _LOG.exception("an errand failed in a way that no store should")
+            answer = Away(f"{type(error).__name__}: {error}", ambiguous=True)
+        finally:
+            self._under_way.discard(_repeated(errand))
+        self._answer(errand, answer)
+
+    def _answer(self, errand: Errand, answer: Answer) -> None:
+        if isinstance(answer, Away):
+            self._unanswered[type(errand).__name__] += 1
+        self._driver.handle(Answered(errand, answer))
+
+    def _warn(self, text: str) -> None:
+        self._driver.note(logging.WARNING, "store", text)
+
+    def _stir(self) -> None:
+        self._driver.handle(Stirred())
+
+
+def _repeated(errand: Errand) -> object:
+    """What it has in common with others that are asked every so often, whatever came of the one before; None: nothing."""
+    match errand:
+        case Beat():
+            return Beat
+        case ReadLeases():
+            return errand
+        case _:
+            return None

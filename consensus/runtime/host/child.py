@@ -1,0 +1,270 @@
+"""The agent's side of a host: carries values from the training process to the agent, and back.
+
+As a process of its own (``main``, started by ``process_host``) it ends with its training process, whichever way that ends, and
+says so to the others first: its word arrives before anybody could notice a closed connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import itertools
+import logging
+import logging.handlers
+import os
+import pickle
+import queue
+import random
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ...errors import ConsensusError, StoppedError
+from ...progress import Progress
+from ...protocol.machine import Machine
+from ...protocol.state.inputs import Died
+from ...wire.slices import short_slices
+from ..agent.agent import Agent, Outside
+from ..net.sockets import SocketPair
+from ..net.sources import Request
+from ..net.web import load
+from .exchange import Answer, Asked, Facts, FactsAsked, Failed, Question, Serve, Setup, Started, Status, Stop
+from .life_lock import watch_life
+from .parent_watcher import Lifeline
+from .pipe import LoopPipe
+from .progress_cell import ProgressCell
+
+__all__ = ["Child", "main", "make_agent"]
+
+_LOG = logging.getLogger("ftlib.consensus")
+_FACTS_TIMEOUT = 0.3
+"""Seconds that the training process gets to say where it is: it may be busy, and status must answer all the same."""
+
+_SWITCH = 0.0005
+"""Seconds after which a thread that computes lets the loop go on: a joiner's agent imports while all wait for its word."""
+
+_PR_SET_NAME = 15
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What reaches a whole process group is for the training process to decide upon; this one follows it."""
+
+
+def main() -> None:
+    """``argv``: a name for this process, the parent's pid, and the descriptors of the pipe, the doors, the cell and the life
+    lock (-1: the system has none). To be called with the collector disabled.
+    """
+    gc.freeze()
+    gc.enable()
+    name = sys.argv[1]
+    parent, pipe, doors, cell, life = map(int, sys.argv[2:])
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    short_slices()
+    sys.setswitchinterval(_SWITCH)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    try:
+        lifeline = Lifeline(parent)
+    except ProcessLookupError:
+        return
+    if os.getppid() != parent:  # it had ended, and the number may be another's by now
+        return
+    child = Child(socket.socket(fileno=doors), ProgressCell.open(cell).read, lifeline, life)
+    asyncio.run(child.run(socket.socket(fileno=pipe)))
+    os._exit(0)  # nothing is left to be said, and threads of libraries may hang
+
+
+def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:
+    """Put an agent together, on its loop's thread."""
+    own, size, introducers = setup.member.address, setup.config.initial_size, setup.introducers
+    machine = Machine(
+        setup.config,
+        setup.member,
+        random.Random(random.SystemRandom().getrandbits(128)),
+        founder=introducers.founder(own, size),
+        introducers=tuple(address for address in introducers.addresses if address != own),
+        voted=introducers.named,
+        barred=introducers.barred(size),
+    )
+    return Agent(setup.config, setup.member, sockets, machine, outside, introducers)
+
+
+class Child:
+    """Everything is on one loop. Without a ``lifeline`` that is one of the training process itself."""
+
+    def __init__(
+        self, doors: socket.socket, progress: Callable[[], Progress], lifeline: Lifeline | None = None, life: int = -1
+    ) -> None:
+        """``doors``: where connections go that the training process is to answer. ``progress``: where its data plane is.
+
+        ``lifeline``: watches the training process, where that is another one. ``life``: see ``life_lock``.
+        """
+        self._doors = doors
+        self._progress = progress
+        self._lifeline = lifeline
+        self._life = life
+        self._pipe = LoopPipe(self._received, self._orphaned)
+        self._over = asyncio.Event()
+        self._sockets: SocketPair | None = None
+        self.agent: Agent | None = None
+        self._served: frozenset[str] = frozenset()
+        self._numbers = itertools.count(1)
+        self._facts: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._latest_facts: Mapping[str, Any] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, sock: socket.socket) -> None:
+        """Until the training process says stop, or is gone."""
+        await self._pipe.open(sock)
+        try:
+            if self._lifeline is not None:
+                self._lifeline.watch(self._orphaned)
+            await self._over.wait()
+        finally:
+            await self._pipe.close()
+
+    def close(self) -> None:
+        """Give back what is left. Idempotent."""
+        self._doors.close()
+        if self._sockets is not None:
+            self._sockets.close()
+
+    def descriptors(self) -> Iterable[int]:
+        """The sockets that are its own. Takes no lock."""
+        pair = self._sockets
+        return [self._doors.fileno(), *(() if pair is None else (pair.udp.fileno(), pair.tcp.fileno()))]
+
+    def _orphaned(self) -> None:
+        """The training process has ended: say so, and follow it at once."""
+        if self._lifeline is None:  # its threads end with it; or this agent was given up
+            self._over.set()
+            return
+        self._die("its training process ended")
+        self._lifeline.step_back()
+        os._exit(0)
+
+    def _die(self, text: str) -> None:
+        if self.agent is not None:
+            self.agent.driver.handle(Died(text, StoppedError(text)), even_held=True)
+
+    # The training process speaks
+
+    def _received(self, value: Any) -> None:
+        try:
+            match value:
+                case Setup():
+                    self._set_up(value)
+                case Asked(number, question):
+                    self._spawn(self._answer(number, question))
+                case Facts(number, facts):
+                    self._latest_facts = facts
+                    waiting = self._facts.pop(number, None)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(facts)
+                case Serve(path):
+                    self._served |= {path}
+                case Stop():
+                    self._spawn(self._stop())
+                case _:
+                    if self.agent is not None:
+                        self.agent.driver.handle(value)
+        except Exception as error:  # noqa: BLE001 - raised from here it would look like the training process's end
+            self._fail(value, error)
+
+    def _fail(self, value: object, error: Exception) -> None:
+        """Something could not be carried out: not started, or this lifetime is over, and for that reason."""
+        if self.agent is None:
+            self._refuse(error)
+            return
+        text = f"the agent could not carry out {type(value).__name__!r}: {type(error).__name__}: {error}"
+        _LOG.error("%s", text, exc_info=error)
+        self._die(text)
+
+    def _refuse(self, error: Exception) -> None:
+        """Let the training process raise it."""
+        if not isinstance(error, ConsensusError):  # it may not be made for a pipe
+            error = ConsensusError(f"the agent could not be started: {type(error).__name__}: {error}")
+        self._pipe.send([Failed(error)])
+
+    def _set_up(self, setup: Setup) -> None:
+        if self._lifeline is not None:
+            root = logging.getLogger()
+            root.addHandler(_Forwarding(self._pipe))
+            root.setLevel(setup.level)
+        self._served = setup.served
+        self._doors.setblocking(True)
+        _, (udp, tcp), _, _ = socket.recv_fds(self._doors, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        self._doors.setblocking(False)
+        self._sockets = SocketPair(socket.socket(fileno=udp), socket.socket(fileno=tcp), setup.advertised)
+        outside = Outside(
+            tell=self._pipe.send,
+            progress=self._progress,
+            facts=self._ask_facts,
+            served=lambda: self._served,
+            hand_over=self._hand_over,
+            held=(lambda: False) if self._lifeline is None else self._lifeline.held,
+            load_http=load,
+        )
+        self.agent = make_agent(setup, self._sockets, outside)
+        if self._lifeline is not None and self._life >= 0:
+            loop = asyncio.get_running_loop()
+            watch_life(self._life, self._lifeline, lambda: loop.call_soon_threadsafe(self._orphaned))
+        self._spawn(self._start(self.agent))
+
+    async def _start(self, agent: Agent) -> None:
+        try:
+            await agent.start()
+        except Exception as error:  # noqa: BLE001 - the training process raises it
+            self._refuse(error)
+        else:
+            self._pipe.send([Started()])
+
+    async def _answer(self, number: int, question: Question) -> None:
+        assert self.agent is not None
+        try:
+            value = self.agent.status() if isinstance(question, Status) else await self.agent.scout.find(question.addresses)
+        except ConsensusError as error:
+            self._pipe.send([Answer(number, error=error)])
+        else:
+            self._pipe.send([Answer(number, value)])
+
+    async def _stop(self) -> None:
+        if self.agent is not None:
+            await self.agent.close()
+        self._over.set()
+
+    # What the agent wants of the training process
+
+    async def _ask_facts(self) -> Mapping[str, Any]:
+        number = next(self._numbers)
+        answer = self._facts[number] = asyncio.get_running_loop().create_future()
+        self._pipe.send([FactsAsked(number)])
+        try:
+            return await asyncio.wait_for(answer, _FACTS_TIMEOUT)
+        except TimeoutError:
+            return {**self._latest_facts, "stale": True}
+        finally:
+            self._facts.pop(number, None)
+
+    def _hand_over(self, connection: socket.socket, request: Request) -> None:
+        with connection, contextlib.suppress(OSError):  # a full queue of requests: this one is dropped
+            socket.send_fds(self._doors, [pickle.dumps(request)], [connection.fileno()])
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Forwarding(logging.handlers.QueueHandler):
+    """Has every record logged in the training process, where the user's handlers are."""
+
+    def __init__(self, pipe: LoopPipe) -> None:
+        super().__init__(queue.SimpleQueue())
+        self._pipe = pipe
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Hand over one prepared record."""
+        self._pipe.send([record])

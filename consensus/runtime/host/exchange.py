@@ -1,0 +1,118 @@
+"""What a training process and its agent tell each other besides the reports and orders of ``border``: frozen values, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import Config
+from ...errors import ConsensusError
+from ...member import Address, Member
+from ..net.names import Introducers
+
+__all__ = [
+    "Answer",
+    "Asked",
+    "Facts",
+    "FactsAsked",
+    "Failed",
+    "Find",
+    "Question",
+    "Serve",
+    "Setup",
+    "Started",
+    "Status",
+    "Stop",
+]
+
+# To the agent
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an agent begins with; its control sockets wait at the other socket pair by then."""
+
+    config: Config
+    member: Member
+    introducers: Introducers
+    """As looked up when this member was bound; the own address included."""
+    advertised: Address
+    served: frozenset[str]
+    """Paths that the training process answers."""
+    level: int
+    """Of the log records that it wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """From now on the training process answers ``path``."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What this member believes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Whether a member of this job answers at one of these addresses; it is joined through them then."""
+
+    addresses: tuple[Address, ...]
+
+
+Question = Status | Find
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Answer ``question`` with an ``Answer`` of this number."""
+
+    number: int
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The answer to ``FactsAsked`` of this number."""
+
+    number: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End without a goodbye."""
+
+
+# From the agent
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """It listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It could not be started."""
+
+    error: ConsensusError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of a question: its ``value``, or the ``error`` to raise."""
+
+    number: int
+    value: Any = None
+    error: ConsensusError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FactsAsked:
+    """A wish for ``DataPlane.facts``."""
+
+    number: int

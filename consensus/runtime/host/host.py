@@ -1,0 +1,301 @@
+"""Where an agent runs, seen from the training process: a socket pair to it, wherever that is.
+
+The two share that pair (values both ways), a second one (connections to be answered here), and a few bytes of memory (where
+the data plane is). The agent is in a process of its own (``process_host``) or on a thread of this one (``thread_host``);
+neither side can tell the difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import pickle
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...border import Report
+from ...config import Config
+from ...errors import ConsensusError, StoppedError
+from ...interface import DataPlane, Source
+from ...member import Member
+from ...wire.slices import short_slices
+from ..agent.snapshot import Snapshot
+from ..net.fork import release_in_children
+from ..net.names import Introducers
+from ..net.sockets import SocketPair
+from ..net.sources import Sources
+from .exchange import Answer, Asked, Facts, FactsAsked, Failed, Question, Serve, Setup, Started, Stop
+from .pipe import Pipe
+from .progress_cell import ProgressCell
+
+__all__ = ["Ears", "Host"]
+
+_LOG = logging.getLogger("ftlib.consensus")
+_REQUEST_LIMIT = 256 * 1024
+"""Bytes of a request that the agent hands over: what it takes of a request line (see ``authenticator``), and more."""
+
+_SERVER_TIMEOUT = 1.0
+"""Seconds for the thread that hands connections to others to see the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ears:
+    """Who listens to an agent in the training process; called on the host's thread."""
+
+    plane: DataPlane
+    publish: Callable[[Snapshot], None]
+    failed: Callable[[StoppedError], None]
+    """The agent itself has ended without being asked to."""
+
+
+class Host(ABC):
+    """One agent's place. NEW -> RUNNING (``start``) -> ENDED (``stop``, or the agent's failure)."""
+
+    _place: ClassVar[str]
+    """Where the agent is, for people."""
+
+    def __init__(self, cell: ProgressCell) -> None:
+        """Starts nothing. ``cell``: what the agent reads, too."""
+        self.cell = cell
+        """Where the data plane is: written by this process at every call, read by the agent before every input."""
+        self._sources = Sources()
+        self._name = ""
+        self._pipe: Pipe | None = None
+        self._doors: socket.socket | None = None
+        self._server: threading.Thread | None = None
+        self._reader: threading.Thread | None = None
+        self._ears: Ears | None = None
+        self._started: Future[None] = Future()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Future[Any]] = {}
+        self._stopping = False
+        self._ending = threading.Lock()
+        self._ended = False
+
+    # What differs
+
+    @abstractmethod
+    def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
+        """Start the agent's side with its ends of the pairs, which are closed here if that raises ConsensusError."""
+
+    @abstractmethod
+    def _quit(self, *, now: bool) -> None:
+        """See that nothing of the agent's side is left. ``now``: it has nothing to say to anybody any more."""
+
+    @abstractmethod
+    def _exit(self) -> str:
+        """How the agent's side ended, for people."""
+
+    # Life
+
+    @property
+    def running(self) -> bool:
+        """Whether the agent takes orders."""
+        return self._reader is not None and self._reader.is_alive() and not self._stopping and not self._ended
+
+    def here(self) -> bool:
+        """Whether the caller is on the thread that calls the ``Ears``: nothing may be waited for there."""
+        return self._reader is threading.current_thread()
+
+    def begin(self, member_id: str) -> None:
+        """Begin to start, beside what the caller does until ``start``. ConsensusError where that is not possible."""
+        name = self._name = f"ftlib-agent-{member_id[:6]}"
+        pipe, their_pipe = socket.socketpair()
+        doors, their_doors = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._launch(name, their_pipe, their_doors)
+        except BaseException:
+            for each in (pipe, their_pipe, doors, their_doors):
+                each.close()
+            raise
+        self._pipe, self._doors = Pipe(pipe), doors
+        release_in_children(self, _descriptors_of(self._pipe, doors))
+        self._server = threading.Thread(target=self._answer_doors, args=(doors,), name=f"{name}-serve", daemon=True)
+        self._server.start()
+
+    def start(
+        self, config: Config, member: Member, introducers: Introducers, sockets: SocketPair, ears: Ears, timeout: float
+    ) -> None:
+        """Start the agent and wait until it listens; ConsensusError where it does not within ``timeout`` seconds."""
+        self._ears = ears
+        try:
+            try:
+                if self._pipe is None:
+                    self.begin(member.id)
+                self._hand_over(sockets)
+            finally:
+                sockets.close()  # ours: "connection refused" must prove that the agent is gone
+            level = min(_LOG.getEffectiveLevel(), logging.INFO)
+            self._send(Setup(config, member, introducers, sockets.advertised, self._sources.paths, level))
+            self._reader = threading.Thread(target=self._listen, name=f"{self._name}-ears", daemon=True)
+            self._reader.start()
+            self._started.result(timeout)
+        except BaseException as error:
+            self._stopping = True
+            self._end(now=True)
+            if isinstance(error, TimeoutError):
+                raise ConsensusError(f"the agent's {self._place} did not start within {timeout:g} s") from None
+            raise
+
+    def _hand_over(self, sockets: SocketPair) -> None:
+        """They wait at the other end until the agent has come so far."""
+        assert self._doors is not None  # begun
+        with contextlib.suppress(OSError):  # it has ended: that is found at the other pair
+            socket.send_fds(self._doors, [b"\0"], [sockets.udp.fileno(), sockets.tcp.fileno()])
+
+    def stop(self, timeout: float) -> None:
+        """End the agent without a goodbye, and wait for that (not when ``here``). Idempotent."""
+        first, self._stopping = not self._stopping, True
+        if first:
+            self._send(Stop())
+        if self._reader is None:
+            self._end(now=True)
+        elif not self.here():
+            self._reader.join(timeout)
+            self._end()
+
+    # This side speaks
+
+    def tell(self, report: Report) -> None:
+        """Have the agent handle it. Does not wait; dropped after the end."""
+        if not self._stopping and self._pipe is not None:
+            self._pipe.send(report)
+
+    def ask(self, question: Question, timeout: float) -> Any:
+        """The agent's answer; TimeoutError without one, ConsensusError where it has ended."""
+        if self.here():
+            raise ConsensusError("this call waits for the agent and cannot be made from one of its callbacks")
+        number, answer = next(self._numbers), Future[Any]()
+        self._asked[number] = answer
+        try:
+            if not self.running or not self._send(Asked(number, question)):
+                raise ConsensusError("the agent has stopped")
+            return answer.result(timeout)
+        finally:
+            self._asked.pop(number, None)
+
+    def commit_to_leave(self) -> None:
+        """See ``Consensus``: the agent knows it in whatever it does after this call has returned."""
+        self.cell.commit_to_leave()
+
+    def serve(self, path: str, source: Source) -> None:
+        """Answer GET ``path`` with what ``source`` yields, in the training process."""
+        self._sources.serve(path, source)
+        self._send(Serve(path))
+
+    def _send(self, value: object) -> bool:
+        return self._pipe is not None and self._pipe.send(value)
+
+    # The agent speaks
+
+    def _listen(self) -> None:
+        pipe, ears = self._pipe, self._ears
+        assert pipe is not None and ears is not None
+        short_slices()
+        try:
+            while True:
+                for value in pipe.receive():
+                    self._hear(value, ears)
+        except EOFError:
+            if not self._stopping:
+                self._lost(f"this worker's agent {self._place} ended unexpectedly ({self._exit()})")
+        except Exception as error:  # noqa: BLE001 - it ends this lifetime
+            _LOG.exception("what the agent said could not be carried out")
+            if not self._started.done():  # it did start; what fails is the layer above
+                self._started.set_result(None)
+            self._lost(f"the agent's word could not be carried out: {type(error).__name__}: {error}")
+        finally:
+            self._end()
+
+    def _hear(self, value: Any, ears: Ears) -> None:
+        match value:
+            case Snapshot():
+                ears.publish(value)
+            case Started():
+                self._started.set_result(None)
+            case Failed(error):
+                if not self._started.done():
+                    self._started.set_exception(error)
+            case Answer(number):
+                answer = self._asked.pop(number, None)
+                if answer is not None:
+                    _settle(answer, value)
+            case FactsAsked(number):
+                self._send(Facts(number, dict(ears.plane.facts())))
+            case logging.LogRecord():
+                logger = logging.getLogger(value.name)
+                if logger.isEnabledFor(value.levelno):
+                    logger.handle(value)
+            case _:
+                ears.plane.handle(value)
+
+    def _answer_doors(self, doors: socket.socket) -> None:
+        """Take the connections that the agent hands over."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(doors, _REQUEST_LIMIT, 1)
+            except OSError:
+                return
+            if not data:
+                return
+            if fds:
+                connection = socket.socket(fileno=fds[0])
+                try:
+                    self._sources.answer(connection, pickle.loads(data))  # noqa: S301 - from our own child
+                except Exception:  # noqa: BLE001 - one request must not end the others
+                    _LOG.exception("a request could not be answered")
+                    connection.close()
+
+    # The end
+
+    def _lost(self, text: str) -> None:
+        self._stopping = True
+        error = StoppedError(text)
+        if not self._started.done():
+            self._started.set_exception(ConsensusError(text))
+        elif self._ears is not None:
+            self._ears.failed(error)
+
+    def _end(self, *, now: bool = False) -> None:
+        """See that nothing of the agent is left."""
+        with self._ending:
+            if not self._ended:
+                self._ended = True
+                self._clear(now=now)
+
+    def _clear(self, *, now: bool) -> None:
+        for answer in list(self._asked.values()):
+            with contextlib.suppress(Exception):
+                answer.set_exception(ConsensusError("the agent has stopped"))
+        if self._pipe is not None:
+            self._pipe.shut()
+        if self._doors is not None:
+            with contextlib.suppress(OSError):
+                self._doors.shutdown(socket.SHUT_RDWR)
+        self._quit(now=now)
+        self.cell = ProgressCell()  # nobody reads the other any more: its memory is given back
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._server is not None:
+            self._server.join(_SERVER_TIMEOUT)
+        if self._doors is not None:
+            self._doors.close()
+
+
+def _settle(future: Future[Any], answer: Answer) -> None:
+    with contextlib.suppress(Exception):  # given up meanwhile
+        if answer.error is None:
+            future.set_result(answer.value)
+        else:
+            future.set_exception(answer.error)
+
+
+def _descriptors_of(pipe: Pipe, doors: socket.socket) -> Callable[[], Iterable[int]]:
+    """What a forked child must let go of: the agent would otherwise miss this process's death."""
+    return lambda: [pipe.fileno(), doors.fileno()]

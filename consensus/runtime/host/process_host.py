@@ -1,0 +1,108 @@
+"""An agent in a process of its own: it goes on answering while the training process computes, swaps or keeps the
+interpreter's lock, and dies with it.
+
+The end of their socket pair is how each learns of the other's death; the agent learns of it sooner by a lock that the training
+process holds while it lives (``life_lock``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from ...errors import ConsensusError
+from .host import Host
+from .life_lock import LifeLock
+from .progress_cell import ProgressCell
+
+__all__ = ["ProcessHost"]
+
+_ROOT = str(Path(__file__).resolve().parents[3])
+_COMMAND = "import gc; gc.disable(); from consensus.runtime.host.child import main; main()"
+"""What is imported stays: looking through it for garbage, again and again, would take a tenth of that time."""
+_WITHOUT_TLS = "import sys; sys.modules['ssl'] = None; "
+"""``asyncio`` and ``aiohttp`` do without it then. It takes long to import, and ``aiohttp`` reads all certificates with it."""
+
+
+class ProcessHost(Host):
+    """See ``Host``."""
+
+    _place = "process"
+
+    def __init__(self, *, tls: bool = True) -> None:
+        """Starts nothing. ``tls``: whether the agent may need it; agents speak none to each other, but stores do."""
+        cell, self._cell_fd = ProgressCell.shared()
+        super().__init__(cell)
+        self._command = _COMMAND if tls else _WITHOUT_TLS + _COMMAND
+        self._life = LifeLock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __del__(self) -> None:
+        """Give back what only a start would have used up."""
+        self._close_cell_fd()
+
+    @property
+    def pid(self) -> int:
+        """Of the agent's process; 0 before the start."""
+        return 0 if self._process is None else self._process.pid
+
+    def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
+        """The process has imports to do."""
+        life = self._life.hold(f"{name}-life")
+        descriptors = (pipe.fileno(), doors.fileno(), self._cell_fd, life)
+        # The child imports what this process would, wherever that came from; ``site`` has had its say on that here.
+        path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
+        with pipe, doors:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                    [sys.executable, "-P", "-S", "-c", self._command, name, str(os.getpid()), *map(str, descriptors)],
+                    env={**os.environ, "PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[fd for fd in descriptors if fd >= 0],
+                )
+            except OSError as error:
+                raise ConsensusError(
+                    f"the agent's process could not be started ({sys.executable!r}: {error.strerror}); "
+                    "agent='thread' needs none"
+                ) from None
+            finally:
+                if life >= 0:
+                    os.close(life)
+        self._close_cell_fd()
+
+    def _exit(self) -> str:
+        if self._process is None:
+            return "never started"
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "its end of the socket is closed"
+        if code < 0:
+            return f"killed by {_signal_name(-code)}"
+        return f"exit code {code}; its last words are on standard error"
+
+    def _quit(self, *, now: bool) -> None:
+        self._life.release()
+        if self._process is not None:
+            try:
+                self._process.wait(0.0 if now else 1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(1.0)
+
+    def _close_cell_fd(self) -> None:
+        fd, self._cell_fd = self._cell_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"

@@ -1,0 +1,284 @@
+"""The HTTP side of an agent, on the same port number as UDP: big messages, tethers, status, and what the layer above
+serves.
+
+``POST /message`` takes a packet (204); everything else passes the ``gate`` first. ``GET /tether`` answers with this
+lifetime's id and is then held open: it closes when the process dies, which is what the other side waits for.
+``GET /identity`` says who listens here, to members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the
+same for Prometheus. Further GET paths come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from ...member import Address, format_address
+from ...wire.envelope import Sealer
+from ...wire.keys import Key
+from ...wire.pieces import LARGEST
+from ...wire.proofs import Exchange
+from .authenticator import Gate, QuietServer, RefusedError, prove, reading
+from .door import Door, Stranger
+from .metrics import CONTENT_TYPE, render
+from .sources import HandOver, Request
+
+__all__ = ["HttpClient", "HttpServer"]
+
+_HELD_POLL = 0.02
+_READ_TIMEOUT = 5.0
+"""Seconds for the whole of a message to come in."""
+_READING = 64
+"""At most so many messages are read at a time; each has at most 64 KiB."""
+
+_POST_TIMEOUT = 5.0
+_FENCE_TIMEOUT = 10.0
+_CONNECTIONS = 256
+"""At a time: the first view of a thousand members goes to all of them this way, and a process has 1024 descriptors."""
+
+_POSTS_IN_FLIGHT = 16
+"""To one address; more are dropped, as a full socket buffer would do it."""
+
+
+class HttpServer:
+    """Serves one listening socket. Everything here runs on the loop's thread."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        received: Callable[[bytes, str], bool],
+        sealer: Sealer,
+        status: Callable[[], Awaitable[Mapping[str, Any]]],
+        served: Callable[[], frozenset[str]],
+        hand_over: HandOver,
+        *,
+        held: Callable[[], bool] = lambda: False,
+        limit: int = LARGEST,
+    ) -> None:
+        """``received(packet, source)``: whether a member sent it. ``served``: the paths that ``hand_over`` answers.
+
+        While ``held`` nothing is answered, as by a process that is stopped.
+        """
+        self._gate = gate
+        self._received = received
+        self._sealer = sealer
+        self._status = status
+        self._served = served
+        self._hand_over = hand_over
+        self._held = held
+        self._limit = limit
+        self._reading = 0
+        self._door: Door | None = None
+        self._entering: set[asyncio.Task[None]] = set()
+        """Strangers on their way from the door to the server."""
+        self._web: QuietServer | None = None
+        self._closing = asyncio.Event()
+        self._opening = asyncio.Lock()
+        """Held while this opens: what is half in could not be closed."""
+
+    async def open(self, sock: socket.socket, accepted: Iterable[socket.socket] = ()) -> None:
+        """Take over the listening ``sock``, and connections that were ``accepted`` before."""
+        waiting = list(accepted)
+        async with self._opening:
+            if not self._closing.is_set():
+                self._open(sock, waiting)
+                waiting = []
+        for connection in waiting:
+            connection.close()
+
+    def _open(self, sock: socket.socket, waiting: Iterable[socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def request(*args: Any) -> web.BaseRequest:
+            message, payload, protocol, writer, task = args
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._limit)
+
+        self._web = QuietServer(self._handle, request_factory=request, handler_cancellation=True)
+        self._door = Door(sock, self._enter)
+        self._door.open(waiting)
+
+    def _enter(self, sock: socket.socket, stranger: Stranger) -> None:
+        assert self._door is not None and self._web is not None
+        handler = self._web.entered(self._door, stranger)
+        task = asyncio.create_task(self._connect(handler, sock))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _connect(self, handler: RequestHandler, sock: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: handler, sock)
+        except OSError:
+            sock.close()
+
+    async def close(self) -> None:
+        """Refuse new connections, then end the open ones. Idempotent."""
+        self._closing.set()
+        async with self._opening:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            if self._entering:  # no connection may be on its way into the server when that closes
+                await asyncio.wait(self._entering)
+        if self._web is not None:
+            await self._web.shutdown(timeout=0.05)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        while self._held():  # noqa: ASYNC110 - the kernel offers no event for a process that is continued
+            await asyncio.sleep(_HELD_POLL)
+        try:
+            if request.method == "POST" and request.path == "/message":
+                return await self._message(request)
+            exchange = self._gate.admit(request)
+            if isinstance(exchange, web.Response):
+                return exchange
+            prove(request)
+            if request.method == "GET":
+                return await self._get(request, exchange)
+        except web.HTTPException as refusal:
+            return web.Response(status=refusal.status, text=refusal.reason)
+        return web.Response(status=405)
+
+    async def _message(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Read no more of a message than its beginning is worth."""
+        overhead = self._sealer.overhead
+        if self._reading >= _READING:
+            raise RefusedError
+        self._reading += 1
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT):
+                data = await (self._read_sealed(request, overhead) if overhead else self._read(request))
+        except TimeoutError:
+            raise RefusedError from None
+        finally:
+            self._reading -= 1
+        reading(request, message=False)
+        if self._received(data, request.remote or "?"):
+            prove(request)
+        return web.Response(status=204)
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        reading(request, message=True)
+        return await request.read()
+
+    async def _read_sealed(self, request: web.BaseRequest, overhead: int) -> bytes:
+        """The body, unless its first ``overhead`` bytes tell that it is not worth it."""
+        data = bytearray()
+        promising = False
+        async for piece in request.content.iter_any():
+            data += piece
+            if not promising and len(data) >= overhead:
+                promising = self._sealer.promising(bytes(data[:overhead]))
+                if not promising:
+                    break
+                reading(request, message=True)
+            if len(data) > self._limit:
+                raise web.HTTPRequestEntityTooLarge(self._limit, len(data))
+        if not promising:
+            self._received(bytes(data[:overhead]), request.remote or "?")  # counts it
+            raise RefusedError
+        return bytes(data)
+
+    async def _get(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+        if request.path == "/tether":
+            return await self._tether(request, exchange)
+        if request.path == "/identity":
+            return web.Response(status=204, headers=self._gate.headers(exchange))
+        if request.path in self._served():
+            return self._pass_on(request, exchange)
+        if request.path == "/status":
+            text = json.dumps(dict(await self._status()), default=str)
+            return self._body(exchange, 200, text.encode(), "application/json")
+        if request.path == "/metrics":
+            return self._body(exchange, 200, await asyncio.to_thread(render, await self._status()), CONTENT_TYPE)
+        return self._body(exchange, 404, f"nothing is served at {request.path}\n".encode(), "text/plain")
+
+    def _body(self, exchange: Exchange | None, status: int, body: bytes, kind: str) -> web.Response:
+        if exchange is not None:
+            body, kind = exchange.frames(status).whole(body), "application/octet-stream"
+        return web.Response(status=status, body=body, headers={**self._gate.headers(exchange), "Content-Type": kind})
+
+    async def _tether(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+        response = web.StreamResponse(headers=self._gate.headers(exchange))
+        await response.prepare(request)
+        await self._closing.wait()  # cancelled when the client goes
+        return response
+
+    def _pass_on(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
+        """Have the connection answered by whoever makes the body, and forget it here."""
+        transport = request.transport
+        if transport is not None:
+            inner = transport.get_extra_info("socket")
+            connection = socket.socket(fileno=os.dup(inner.fileno()))
+            transport.abort()  # closes our descriptor only: the connection lives on in the duplicate
+            key = b"" if exchange is None else exchange.body_key()
+            self._hand_over(connection, Request(request.path, dict(request.query), self._gate.headers(exchange), key))
+        return web.Response(status=204)  # goes nowhere
+
+
+class HttpClient:
+    """Posts packets and fence requests; one session for the agent's life."""
+
+    def __init__(self) -> None:
+        """Call on the loop's thread."""
+        self._session: aiohttp.ClientSession | None = None
+        self._posts: dict[Address, int] = {}
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_CONNECTIONS), auto_decompress=False)
+        return self._session
+
+    async def post(self, address: Address, data: bytes) -> bool:
+        """POST a packet; whether it was taken. Errors and a full queue are a lost message, as on UDP."""
+        flying = self._posts.get(address, 0)
+        if flying >= _POSTS_IN_FLIGHT:
+            return False
+        self._posts[address] = flying + 1
+        url = f"http://{format_address(address)}/message"
+        try:
+            limit = aiohttp.ClientTimeout(total=_POST_TIMEOUT)
+            async with self._open().post(url, data=io.BytesIO(data), timeout=limit) as response:
+                return response.status == 204
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return False
+        finally:
+            if self._posts[address] == 1:
+                del self._posts[address]
+            else:
+                self._posts[address] -= 1
+
+    async def fence(self, supervisor: str, request: Mapping[str, Any], key: Key | None = None) -> Mapping[str, Any]:
+        """POST a fence request to a supervisor and return its answer; OSError where there is none in time.
+
+        ``key``: shows the supervisor that a member asks, and its answer is believed only if it shows the same.
+        """
+        limit = aiohttp.ClientTimeout(total=_FENCE_TIMEOUT)
+        url = f"http://{supervisor}/fence"
+        facts = (request.get("job"), request.get("pid"), request.get("member"), secrets.token_hex(16))
+        signed = {**request} if key is None else {**request, "nonce": facts[-1], "mac": key.vouch("fence", *facts)}
+        try:
+            async with self._open().post(url, json=signed, timeout=limit) as response:
+                answer = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        if not isinstance(answer, dict):
+            raise OSError(f"the supervisor answered {answer!r:.80}")
+        if key is not None and answer.get("mac") != key.vouch("fenced", *facts, answer.get("reaped")):
+            raise OSError(f"the answer is not signed with this job's secret: {answer!r:.80}")
+        return answer
+
+    async def close(self) -> None:
+        """End all connections. Idempotent."""
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,174 @@
+"""From texts to addresses: names, their lookup, and what a list of introducers comes to.
+
+A name may stand for several members (a Kubernetes headless service) and for others tomorrow, so while a member looks for
+its cluster it looks names up again (``Agent``). Lookups that may block are kept out of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ConfigError
+from ...member import Address, format_address, parse_address
+
+__all__ = [
+    "Endpoint",
+    "Introducers",
+    "endpoints",
+    "link_local",
+    "lookup",
+    "numeric",
+    "parsed",
+    "refuse_link_local",
+    "resolve",
+    "resolve_all",
+    "sockaddr_address",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A resolved address: what the socket calls take."""
+
+    family: socket.AddressFamily
+    sockaddr: tuple[Any, ...]
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it is on this host's loopback interface."""
+        host: str = self.sockaddr[0]
+        return host.startswith("127.") or host == "::1"
+
+
+@dataclass(frozen=True, slots=True)
+class Introducers:
+    """A list of introducers as one lookup shows it, and whom this process knows besides."""
+
+    texts: tuple[str, ...] = ()
+    addresses: tuple[Address, ...] = ()
+    met: tuple[Address, ...] | None = None
+    """Members that an earlier lifetime of this process has met, None in the first one. A later one founds nothing: the job
+    went on without this process, and what that does not know any more is lost, not to be begun anew."""
+
+    @property
+    def named(self) -> bool:
+        """Whether there is a name among them, so that others may see another list."""
+        return any(numeric(parse_address(text)) is None for text in self.texts)
+
+    def barred(self, initial_size: int) -> str:
+        """Why nobody may found by this list: one line with the remedy; empty where somebody may."""
+        count = len(self.addresses)
+        if count <= len(self.texts) or 2 * initial_size > count:
+            return ""
+        return (
+            f"introducers={','.join(self.texts)} stands for {count} addresses, and initial_size={initial_size} is not more "
+            f"than half of them: two clusters could be founded; set initial_size to at least {count // 2 + 1}"
+        )
+
+    def founder(self, own: Address, initial_size: int) -> bool:
+        """Whether the member that others reach at ``own`` may found: its address is the first, or there are none."""
+        if self.met is not None:
+            return False
+        if not self.texts:
+            return True
+        return self.addresses[:1] == (own,) and not self.barred(initial_size)
+
+
+def sockaddr_address(sockaddr: tuple[Any, ...]) -> Address:
+    """Host and port of what ``getsockname`` returned."""
+    return (sockaddr[0], sockaddr[1])
+
+
+def link_local(host: str) -> bool:
+    """Whether ``host`` is an IPv6 address that is valid on one link only: its scope has another name on every host."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.version == 6 and address.is_link_local
+
+
+def endpoints(address: Address, flags: int = 0) -> list[Endpoint]:
+    """All that ``address`` stands for, without repetition; OSError where it is nothing. Blocks while a name is looked up."""
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError:  # what Python makes of empty and overlong labels
+        raise OSError(errno.EINVAL, "no host name") from None
+    return list(dict.fromkeys(Endpoint(item[0], item[4]) for item in found))
+
+
+@functools.lru_cache(maxsize=8192)
+def numeric(address: Address) -> Endpoint | None:
+    """The endpoint of a numeric address; None for a name. Never blocks."""
+    try:
+        return endpoints(address, socket.AI_NUMERICHOST)[0]
+    except OSError:
+        return None
+
+
+async def resolve(address: Address) -> Endpoint:
+    """The first endpoint of ``address``; OSError where there is none."""
+    endpoint = numeric(address)
+    if endpoint is None:
+        endpoint = (await asyncio.get_running_loop().run_in_executor(None, endpoints, address))[0]
+    return endpoint
+
+
+def parsed(setting: str, text: str) -> Address:
+    """The address in ``text``, with a port that can be connected to; ConfigError names ``setting``."""
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    if not address[1]:
+        raise ConfigError(f"{setting}: {text!r} needs the port that a member listens on, not 0")
+    refuse_link_local(setting, address)
+    return address
+
+
+def refuse_link_local(setting: str, address: Address) -> None:
+    """ConfigError for an address that other hosts could not use."""
+    if link_local(address[0]):
+        raise ConfigError(
+            f"{setting}={format_address(address)} is link-local, which other hosts cannot use: "
+            "give a global or unique local (fd00::/8) address of that interface"
+        )
+
+
+def resolve_all(texts: Sequence[str], *, setting: str = "introducers") -> tuple[Address, ...]:
+    """Numeric addresses for ``host:port`` texts, without repetition; a name may stand for several (sorted by number).
+
+    Blocks while names are looked up. A name that cannot be resolved now stays as it is (it may appear later); a text
+    that is no address raises ConfigError.
+    """
+    result: dict[Address, None] = {}
+    for text in texts:
+        address = parsed(setting, text)
+        try:
+            found = endpoints(address)
+        except OSError:
+            result[address] = None
+            continue
+        # of a name with both families take one, or a member would be asked twice and found twice
+        families = {each.family for each in found}
+        family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+        hosts = {str(each.sockaddr[0]) for each in found if each.family == family}
+        for host in sorted((host for host in hosts if not link_local(host)), key=_number):
+            result[host, address[1]] = None
+    return tuple(result)
+
+
+def lookup(texts: Sequence[str]) -> Introducers:
+    """What the list of introducers comes to now; see ``resolve_all``."""
+    return Introducers(tuple(texts), resolve_all(texts))
+
+
+def _number(host: str) -> int:
+    return int(ipaddress.ip_address(host))

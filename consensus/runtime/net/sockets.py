@@ -1,0 +1,314 @@
+"""The pair of sockets behind one port number: a listening TCP socket and a UDP socket. And which address others are told.
+
+Binding happens before the agent exists, so that what the caller did wrong is raised in the caller's own thread.
+
+Three addresses of one member: where it listens (``bind``), what others are told (``advertise``), and the interface on which
+the data plane makes sockets of its own: the advertised address where it is one of this host's, else what was bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...config import Config
+from ...errors import ConfigError
+from ...member import Address, format_address, parse_address
+from .names import Endpoint, endpoints, numeric, parsed, refuse_link_local, resolve, resolve_all, sockaddr_address
+
+__all__ = [
+    "Endpoint",
+    "SocketPair",
+    "numeric",
+    "open_pair",
+    "parsed",
+    "require_secret",
+    "resolve",
+    "resolve_all",
+    "sockaddr_address",
+]
+
+_ATTEMPTS = 64
+_BACKLOG = 4096
+"""A crowd of strangers must not fill it while the agent is busy for a moment; the kernel may allow less (somaxconn)."""
+_RECEIVE_BUFFER = 1 << 20
+"""Enough for a burst while a long hold of the GIL keeps the agent from reading."""
+
+_LOOPBACK: Address = ("127.0.0.1", 0)
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - recognised, not bound
+_FAR: tuple[Address, ...] = (("192.0.2.1", 9), ("2001:db8::1", 9))
+"""Addresses of documentation (RFC 5737, RFC 3849): the route to them is the default route. Nothing is sent there."""
+
+_Sockets = tuple[socket.socket, socket.socket]
+"""UDP and TCP."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketPair:
+    """UDP and listening TCP on one port, with the address that others are told."""
+
+    udp: socket.socket
+    tcp: socket.socket
+    advertised: Address
+    interface: str = ""
+    """The address of this host on which the data plane listens."""
+
+    def close(self) -> None:
+        """Close both, the listener first: from then on connections are refused."""
+        self.tcp.close()
+        self.udp.close()
+
+
+def open_pair(config: Config, introducers: Sequence[Address] = (), *, elsewhere: bool = False) -> SocketPair:
+    """Adopt the inherited sockets of ``config``, or bind ``config.bind``; ConfigError says what stands in the way.
+
+    ``elsewhere``: another port will do where that of ``config.bind`` is taken.
+
+    ``introducers`` (resolved) tell where ``bind`` is empty or a wildcard: own addresses among them, else the interface
+    that leads to the others.
+    """
+    advertise = None if config.advertise is None else _advertisable(config.advertise)
+    if config.socket_fds:
+        udp, tcp = _adopt(config.socket_fds)
+    elif config.bind.startswith(":"):
+        udp, tcp = _bind(format_address((_towards(introducers), int(config.bind[1:]))))
+    elif config.bind:
+        udp, tcp = _bind(config.bind, elsewhere=elsewhere)
+    else:
+        udp, tcp = _bind_first(config, advertise, introducers)
+    try:
+        bound = sockaddr_address(tcp.getsockname())
+        advertised = _advertised(advertise, bound, introducers)
+        return SocketPair(udp, tcp, advertised, _interface(advertised, bound, introducers))
+    except BaseException:
+        tcp.close()
+        udp.close()
+        raise
+
+
+def require_secret(config: Config, pair: SocketPair) -> None:
+    """ConfigError, after closing ``pair``, where strangers could reach it and members do not authenticate each other."""
+    name = sockaddr_address(pair.tcp.getsockname())
+    endpoint = numeric(name)
+    if config.secured or config.insecure or (endpoint is not None and endpoint.loopback):
+        return
+    pair.close()
+    raise ConfigError(
+        f"bind={format_address(name)} is reachable from other hosts: give all members the same secret or secret_file "
+        "(ftlib keys new makes one), or insecure=True where you trust everybody in that network"
+    )
+
+
+# Binding
+
+
+def _adopt(fds: Sequence[int]) -> _Sockets:
+    """The two sockets that a launcher bound for this process; from here on they are not inherited further."""
+    opened: list[socket.socket] = []
+    try:
+        for fd in fds:
+            opened.append(socket.socket(fileno=fd))
+            opened[-1].setblocking(False)
+            os.set_inheritable(fd, False)
+        udp, tcp = opened
+        wrong = _mismatch(udp, tcp)
+        if wrong is None:
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its connections inherit it: a next lifetime binds here
+            tcp.listen(_BACKLOG)
+            udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+            return udp, tcp
+    except OSError as error:
+        wrong = f"{error.strerror}; the launcher must pass open descriptors"
+    for item in opened:
+        item.close()
+    raise ConfigError(f"socket_fds={tuple(fds)}: {wrong}")
+
+
+def _mismatch(udp: socket.socket, tcp: socket.socket) -> str | None:
+    """Why the two are no pair, or None."""
+    if (udp.type, tcp.type) != (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+        return "give a UDP and a TCP socket, in this order"
+    if udp.getsockname()[1] != tcp.getsockname()[1]:
+        return "the sockets are bound to different ports; bind both to one"
+    return None
+
+
+def _bind(text: str, *, elsewhere: bool = False) -> _Sockets:
+    """Both sockets at ``text``; of a name's addresses the first that is this host's."""
+    host, port = parse_address(text)
+    refuse_link_local("bind", (host, port))
+    try:
+        found = endpoints((host, port), socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"bind={text}: cannot resolve {host!r}: {error.strerror}; give an address of this host") from None
+    hosts = [str(each.sockaddr[0]) for each in found]
+    refused: OSError | None = None
+    for each in hosts:
+        try:
+            return _open((each, port))
+        except OSError as error:
+            if elsewhere and error.errno == errno.EADDRINUSE:
+                return _open((each, 0))
+            refused = error
+            if error.errno != errno.EADDRNOTAVAIL:
+                break
+    assert refused is not None  # getaddrinfo never returns an empty list
+    raise ConfigError(f"bind={text}: {_complaint(refused, hosts)}") from None
+
+
+def _complaint(error: OSError, hosts: Sequence[str]) -> str:
+    match error.errno:
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{', '.join(hosts)} is no address of this host: give one that it has (ip address lists them), "
+                "and what others must use instead as advertise"
+            )
+        case errno.EADDRINUSE:
+            return "the port is in use; give another one, or 0 for any"
+        case errno.EACCES:
+            return f"{error.strerror}; ports below 1024 are reserved: give a higher one, or 0 for any"
+    return f"{error.strerror}; give an address of this host"
+
+
+def _bind_first(config: Config, advertise: Address | None, introducers: Sequence[Address]) -> _Sockets:
+    """The first free address of this host among the introducers, else any port on the interface that leads to them.
+
+    So processes that were given one and the same list find a place each; a race for one is decided by the kernel.
+    """
+    if not introducers and advertise is None:
+        return _open(_LOOPBACK)
+    wanted = [*([] if advertise is None else [advertise]), *introducers]
+    for address in wanted:
+        opened = _try(address) if numeric(address) is not None else None
+        if opened is not None:
+            return opened
+    host = _towards(introducers)
+    # A name shows this host later, perhaps: the others will look for it at the name's port, or at the advertised one.
+    named = [parse_address(text) for text in config.introducers]
+    ports = [address[1] for address in named if numeric(address) is None] + ([] if advertise is None else [advertise[1]])
+    for port in dict.fromkeys(ports):
+        opened = _try((host, port))
+        if opened is not None:
+            return opened
+    return _open((host, 0))
+
+
+def _towards(introducers: Sequence[Address]) -> str:
+    """This host's address on the interface that leads to the introducers; loopback without any.
+
+    For a name that cannot be resolved yet it is the default route.
+    """
+    if not introducers:
+        return _LOOPBACK[0]
+    unknown = any(numeric(address) is None for address in introducers)
+    host = _route([*introducers, *(_FAR if unknown else ())])
+    if host is None:
+        raise ConfigError(
+            f"no route leads to {', '.join(map(format_address, introducers))}: check introducers, or give bind an interface"
+        )
+    return host
+
+
+def _try(address: Address) -> _Sockets | None:
+    """Both sockets at ``address``, None where that is taken or not this host's."""
+    with contextlib.suppress(OSError):
+        return _open(address)
+    return None
+
+
+def _open(address: Address) -> _Sockets:
+    """Both sockets on one port number; where that is 0, ports are drawn until one is free for both. OSError."""
+    endpoint = endpoints(address, socket.AI_PASSIVE)[0]
+    family, sockaddr, port = endpoint.family, endpoint.sockaddr, address[1]
+    for attempt in range(_ATTEMPTS):
+        tcp = socket.socket(family, socket.SOCK_STREAM)
+        udp = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past TIME_WAIT; a live listener still conflicts
+            tcp.bind(sockaddr)
+            tcp.listen(_BACKLOG)
+            udp.bind((sockaddr[0], tcp.getsockname()[1], *sockaddr[2:]))
+            udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+            tcp.setblocking(False)
+            udp.setblocking(False)
+        except OSError as error:
+            tcp.close()
+            udp.close()
+            if error.errno != errno.EADDRINUSE or port or attempt == _ATTEMPTS - 1:
+                raise
+            continue
+        return udp, tcp
+    raise AssertionError("unreachable: the last attempt raises")
+
+
+# What others are told
+
+
+def _advertisable(text: str) -> Address:
+    """``advertise`` as a numeric address, a name that only others can resolve as it is. Its port may be 0."""
+    host, port = parse_address(text)
+    refuse_link_local("advertise", (host, port))
+    try:
+        address = str(endpoints((host, port))[0].sockaddr[0])
+    except OSError:
+        return (host, port)
+    if address in _WILDCARDS:
+        raise ConfigError(f"advertise={text} is every interface, which nobody can connect to: give the address that others use")
+    return (address, port)
+
+
+def _advertised(advertise: Address | None, bound: Address, introducers: Sequence[Address]) -> Address:
+    """``advertise``, with the bound port where it says 0; else what was bound, or for a wildcard what others can use."""
+    host, port = bound
+    if advertise is not None:
+        return (advertise[0], advertise[1] or port)
+    if host not in _WILDCARDS:
+        return bound
+    own = next((address for address in introducers if address[1] == port and _is_local(address[0])), None)
+    if own is not None:  # under this address the others look for it
+        return own
+    found = _route([*introducers, *(_FAR if host == "::" else _FAR[:1])])
+    if found is None:
+        where = format_address(bound)
+        raise ConfigError(f"bind={where} is a wildcard and no route tells which address others can use; set advertise")
+    return (found, port)
+
+
+def _interface(advertised: Address, bound: Address, introducers: Sequence[Address]) -> str:
+    if _is_local(advertised[0]) or bound[0] == advertised[0]:
+        return advertised[0]
+    if bound[0] not in _WILDCARDS:
+        return bound[0]
+    found = _route([*introducers, *_FAR])
+    if found is None:
+        raise ConfigError(f"bind={format_address(bound)} is a wildcard and no route tells which interface to use; bind to one")
+    return found
+
+
+def _route(targets: Iterable[Address]) -> str | None:
+    """This host's address on the way to the first of ``targets`` that it can route to."""
+    for target in targets:
+        endpoint = numeric(target)
+        if endpoint is None:
+            continue
+        with socket.socket(endpoint.family, socket.SOCK_DGRAM) as finder, contextlib.suppress(OSError):
+            finder.connect(endpoint.sockaddr)  # UDP: chooses the route, sends nothing
+            return str(finder.getsockname()[0])
+    return None
+
+
+def _is_local(host: str) -> bool:
+    """Whether ``host`` (numeric) is an address of this host."""
+    endpoint = numeric((host, 0))
+    if endpoint is None:
+        return False
+    with socket.socket(endpoint.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(endpoint.sockaddr)
+        except OSError:
+            return False
+    return True

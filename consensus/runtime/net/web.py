@@ -1,0 +1,120 @@
+"""The HTTP side of an agent, which comes up when it is needed, beside everything else.
+
+``aiohttp`` takes longer to import than all the rest, and datagrams are enough to meet a job and to be let in. So the agent is
+at work before: until the server is there a ``Porter`` keeps connections waiting, and what is to be posted waits here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from socket import socket
+from typing import TYPE_CHECKING, Any
+
+from ...member import Address
+from ...wire.keys import Key
+from .early_acceptor import Porter
+
+if TYPE_CHECKING:
+    from .http import HttpClient, HttpServer
+
+__all__ = ["Web", "load"]
+
+_MODULE = "consensus.runtime.net.http"
+_SPARED = 1.0
+"""Seconds after which it comes up where it is spared, and nobody needs it."""
+_PATIENCE = 0.25
+"""Seconds for which a tether or a check waits then; the import should be done before ``liveness_connection.CHECK_TIMEOUT``."""
+_IMPORTING = threading.RLock()  # an import may fork, too
+os.register_at_fork(before=_IMPORTING.acquire, after_in_parent=_IMPORTING.release, after_in_child=_IMPORTING.release)
+"""A child that is forked meanwhile would hold the locks of half imported modules for ever."""
+
+
+def load() -> None:
+    """Import what the HTTP side needs; other threads run meanwhile, and whoever forks waits."""
+    with _IMPORTING:
+        importlib.import_module(_MODULE)
+
+
+class Web:
+    """The server and the client of one agent. Everything here runs on the loop's thread, but for ``prepare``.
+
+    Nothing happens before ``hurry`` or ``spare`` was called, or somebody came.
+    """
+
+    def __init__(self, prepare: Callable[[], None], server: Callable[[], HttpServer]) -> None:
+        """``prepare``: ``load``. ``server``: makes it, once that has ended."""
+        self._prepare = prepare
+        self._make_server = server
+        self._patience = 0.0
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ready = asyncio.Event()
+        self._closed = False
+        self.server: HttpServer | None = None
+        self._client: HttpClient | None = None
+
+    async def open(self, sock: socket) -> None:
+        """Wait until it is needed, import, take over the listening ``sock``, and let go on what waits for it.
+
+        Raises what an import does.
+        """
+        porter = Porter(sock, lambda patient: self.hurry(self._patience if patient else 0.0))
+        porter.open()
+        try:
+            await self._due.wait()
+            await asyncio.to_thread(self._prepare)
+            if self._closed:
+                return
+            from .http import HttpClient  # noqa: PLC0415 - imported by now
+
+            self.server, self._client = self._make_server(), HttpClient()
+            await self.server.open(sock, porter.close())
+            self._ready.set()
+        finally:
+            for connection in porter.close():
+                connection.close()
+
+    def spare(self) -> None:
+        """For now something else goes first: who only asks whether this member lives has to wait for a moment."""
+        self._patience = _PATIENCE
+        self.hurry(_SPARED)
+
+    def hurry(self, within: float = 0.0) -> None:
+        """It is needed in so many seconds, or sooner."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + within:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(within, self._due.set)
+
+    async def post(self, address: Address, data: bytes) -> bool:
+        """See ``HttpClient``."""
+        return await (await self._opened()).post(address, data)
+
+    async def fence(self, supervisor: str, request: Mapping[str, Any], key: Key | None = None) -> Mapping[str, Any]:
+        """See ``HttpClient``."""
+        return await (await self._opened()).fence(supervisor, request, key)
+
+    async def close(self) -> None:
+        """Refuse new connections, then end the open ones; what waits for the client waits until it is cancelled. Idempotent."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.server is not None:
+            await self.server.close()
+
+    async def close_client(self) -> None:
+        """End what it has connected. Idempotent."""
+        if self._client is not None:
+            await self._client.close()
+
+    async def _opened(self) -> HttpClient:
+        self.hurry()
+        await self._ready.wait()
+        assert self._client is not None
+        return self._client

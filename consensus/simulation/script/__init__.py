@@ -1,0 +1,1 @@
+"""Histories: drawn, written down, played, judged, and made short."""

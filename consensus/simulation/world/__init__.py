@@ -1,0 +1,1 @@
+"""Simulated machines: one virtual clock, a network, stores, and faults."""

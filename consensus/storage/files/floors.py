@@ -1,0 +1,91 @@
+"""Numbers that only rise, as names of files, without locks.
+
+A floor is a directory; each number it was raised to is an empty file in it, named by the number; the highest counts. Whoever
+raises makes a file, so two who do it at once take nothing from each other. Two things are less simple than they look:
+
+* A listing is not taken at one instant. While a file is removed and a higher one made, it may show neither, and the floor
+  would seem to fall. So a file is removed only when a higher one has stood for ``GRACE`` seconds, by the file server's own
+  stamps, and a listing that took longer than half of that is not believed: what stood when a listing began, and was gone at
+  its end, leaves a higher one that stood all the time, and such a one is in every listing.
+* An NFS client answers a listing from its cache for up to a minute, and remembers as long that a directory was not there. But a
+  change of its own makes it forget. So before a listing a file is made and removed in the directory, and the directory is
+  made where it seems to be missing. What is safe does not depend on mount options, then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from .probe import sync_directory
+
+GRACE = 600.0
+"""Seconds that a lower number is kept after a higher one."""
+
+MOST = 10**16 - 1
+"""The highest number that there is a name for."""
+
+_DIGITS = 16
+
+
+def floor(directory: Path) -> int:
+    """The number, 0 if it was never raised. ``directory`` must exist."""
+    return max(_numbers(directory), default=0)
+
+
+def lift(directory: Path, number: int) -> int:
+    """Lift it to ``number``, unless it is higher by now; what it is then."""
+    file = os.open(_path(directory, number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.close(file)
+    sync_directory(directory)
+    return _clean(directory)
+
+
+def _clean(directory: Path) -> int:
+    """Remove what is lower than a number that has stood long enough; the floor."""
+    stamp = _touch(directory)
+    numbers = sorted(_numbers(directory))
+    for lower, higher in pairwise(numbers):
+        if stamp - _stamp(_path(directory, higher)) <= GRACE:
+            break
+        _path(directory, lower).unlink(missing_ok=True)
+    if not numbers:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
+    return numbers[-1]
+
+
+def _numbers(directory: Path) -> list[int]:
+    while True:
+        _touch(directory)
+        began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        names = [path.name for path in directory.iterdir()]
+        if time.clock_gettime(time.CLOCK_BOOTTIME) - began < GRACE / 2:
+            return [int(name) for name in names if len(name) == _DIGITS and name.isascii() and name.isdigit()]
+
+
+def _touch(directory: Path) -> float:
+    """Change the directory; the file server's time, in seconds."""
+    path = directory / f".{secrets.token_hex(8)}"
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            return os.fstat(file).st_mtime
+        finally:
+            os.close(file)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _stamp(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # somebody else cleans up, too
+        return float("inf")
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{number:0{_DIGITS}}"

@@ -1,0 +1,353 @@
+"""One job's part of a directory that several hosts share. Everything here may block: ``FileStore`` calls it from threads.
+
+    DIRECTORY/JOB/id                     which founding of the store this is
+    DIRECTORY/JOB/ID/keys/views/7        a value (see record)
+    DIRECTORY/JOB/ID/floors/views/0...5  a number that only rises (see floors)
+    DIRECTORY/JOB/ID/temp/...            files in the making
+
+``ID`` is drawn by whoever opens the job first. So when the directory is wiped under way, and perhaps founded anew, nothing of
+an old member's can get in there: all its paths lead nowhere. A directory that is missing because it is not mounted is told
+from one that was removed by the device that it is looked for on.
+
+A value is whole when it gets its name: it is written to a file in ``temp``, made durable there, and then linked (which fails
+where there is one, also on NFS) or renamed to its name. In ``temp`` and not beside it: listings are free of such files, and
+what dead processes left is found in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..store import Created, Unreadable, Value
+from . import floors, record
+from .os_errors import OSErrorMapper, Standing
+from .probe import advice, probe, sync_directory
+
+_LOG = logging.getLogger("ftlib.consensus")
+
+LEFT_OVER = 3600.0
+"""Seconds, by the file server's stamps, after which a file in the making belongs to nobody any more."""
+
+_PLAIN = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
+_NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,199}")
+_ID = re.compile(r"[0-9a-f]{32}")
+_MOUNTS = Path("/proc/self/mountinfo")
+_TRIES = 20
+"""Times that what others change in between is looked at again."""
+
+Wanted = Callable[[], bool]
+
+
+def folder_name(job: str) -> str:
+    """A job's name as that of a directory: two jobs never have the same, not even where upper and lower case are one."""
+    if _PLAIN.fullmatch(job):
+        return job
+    digest = hashlib.sha256(job.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{re.sub('[^a-z0-9]+', '-', job.lower()).strip('-')}~{digest[:32]}"
+
+
+class Folder:
+    """Its methods raise ``StoreError``. Several threads may call them at once, but not to change the same key."""
+
+    def __init__(self, url: str, directory: Path, job: str) -> None:
+        """``url``: for errors."""
+        self._url = url
+        self._directory = directory
+        self._job = directory / folder_name(job)
+        self._root = self._job
+        self._device = 0
+        self._listed: dict[str, frozenset[str]] = {}
+        self._complained: set[Path] = set()
+
+    # Opening
+
+    def open(self) -> None:
+        """Make sure that the directory will do, make what is missing in it, and remove what dead processes left."""
+        with self._map_os_errors("cannot be opened", opening=True):
+            self._device = self._directory.stat().st_dev
+            self._job.mkdir(mode=0o700, exist_ok=True)
+            self._try_out()
+            self._root = self._job / self._identify()
+            for path in (self._root, *(self._root / part for part in ("keys", "floors", "temp"))):
+                path.mkdir(mode=0o700, exist_ok=True)
+            sync_directory(self._root)
+            sync_directory(self._job)
+            self._clean()
+            if hint := advice(self._device, _MOUNTS.read_text(errors="replace")):
+                _LOG.warning("the store %s: %s", self._url, hint)
+
+    def _try_out(self) -> None:
+        trial = self._job / f"trial-{secrets.token_hex(8)}"
+        trial.mkdir(mode=0o700)
+        try:
+            # Compared like this, and not with the own uid: a file server may map all of root to nobody.
+            ours, theirs = trial.stat().st_uid, self._job.stat().st_uid
+            if ours != theirs:
+                raise PermissionError(0, f"it belongs to uid {theirs}, what is written here to uid {ours}", str(self._job))
+            probe(trial)
+        finally:
+            trial.rmdir()
+
+    def _identify(self) -> str:
+        path = self._job / "id"
+        for _ in range(_TRIES):
+            found = record.read(path)
+            if found is not None and _ID.fullmatch(found.decode("ascii", "replace")):
+                return found.decode()
+            if found is not None or path.is_dir():
+                raise record.TornError(f"{path} holds no value of ftlib's: remove it")
+            trial = self._job / f"trial-{secrets.token_hex(8)}"
+            try:
+                self._fill(trial, secrets.token_hex(16).encode(), durable=True)
+                with contextlib.suppress(FileExistsError):
+                    path.hardlink_to(trial)
+            finally:
+                trial.unlink(missing_ok=True)
+        raise FileNotFoundError(0, "it comes and goes", str(path))
+
+    def _clean(self) -> None:
+        fresh = self._root / "temp" / secrets.token_hex(16)
+        try:
+            self._fill(fresh, b"", durable=False)
+            now = fresh.stat().st_mtime
+        finally:
+            fresh.unlink(missing_ok=True)
+        for path in [*fresh.parent.iterdir(), *self._job.glob("trial-*")]:
+            with contextlib.suppress(OSError):  # somebody else cleans up, too
+                if now - path.stat().st_mtime > LEFT_OVER:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    # Values
+
+    def create(self, key: str, value: bytes, number: int | None, floor: str, wanted: Wanted) -> Created:
+        """See ``Store.create``. Stops before it gives the value its name once it is no longer ``wanted``."""
+        with self._map_os_errors(f"{key} cannot be created") as change:
+            if number is not None and number < floors.floor(self._floor(floor)):
+                return Created.BELOW
+            path, temp = self._path(key), self._temp()
+            try:
+                self._fill(temp, value, durable=True)
+                if not wanted():
+                    return Created.EXISTS  # nobody listens
+                if not self._link(temp, path, change):
+                    return Created.EXISTS
+                change.begun = True
+                sync_directory(path.parent)
+                if number is not None and number < floors.floor(self._floor(floor)):
+                    self._take_back(temp, path)
+                    change.begun = False
+                    return Created.BELOW
+            finally:
+                temp.unlink(missing_ok=True)
+            return Created.DONE
+
+    def _link(self, temp: Path, path: Path, change: OSErrorMapper) -> bool:
+        """Whether ``path`` is now our file. False: there is another."""
+        for _ in range(_TRIES):
+            try:
+                path.hardlink_to(temp)
+            except OSError as error:
+                # On NFS the request may have been done and its answer lost; asked again, the server says that the name is
+                # taken: by us. How many names our file has tells. (Opened for that: the client then asks the server.)
+                change.begun = True
+                if _links(temp) > 1:
+                    return True
+                change.begun = False
+                if isinstance(error, FileExistsError):
+                    return False
+                if not isinstance(error, FileNotFoundError):
+                    raise
+                self._make_parents(path)
+            else:
+                return True
+        raise FileNotFoundError(0, "its directory comes and goes", str(path))
+
+    def _take_back(self, temp: Path, path: Path) -> None:
+        # Between looking and removing somebody may remove ours and create another. That one is below the floor as well: its
+        # creator takes it back, too, and nobody believes it meanwhile. So at worst we do that for it.
+        with contextlib.suppress(FileNotFoundError):
+            if path.samefile(temp):
+                path.unlink()
+
+    def read(self, key: str) -> Value | None:
+        """See ``Store.read``."""
+        with self._map_os_errors(f"{key} cannot be read"):
+            value = self._value(key)
+            if value is None:
+                self._check_mounted()
+            return value
+
+    def _value(self, key: str) -> Value | None:
+        try:
+            return record.read(self._path(key))
+        except record.TornError as torn:
+            return Unreadable(str(torn))
+
+    def write(self, key: str, value: bytes, durable: bool, wanted: Wanted) -> None:
+        """See ``Store.write``.
+
+        What need not be ``durable`` is not forced to disk: a heartbeat that a power failure takes is followed by the next, and
+        forcing each would cost a disk's turn a member and beat. It may then be torn, which is noticed (see ``record``).
+        """
+        with self._map_os_errors(f"{key} cannot be written") as change:
+            path, temp = self._path(key), self._temp()
+            try:
+                self._fill(temp, value, durable=durable)
+                for _ in range(_TRIES):
+                    if not wanted():
+                        return
+                    try:
+                        with change.doubt():
+                            temp.replace(path)
+                    except FileNotFoundError:
+                        # No directory for it yet. Or (NFS) it was done, its answer was lost, and what was asked again is gone.
+                        if not temp.exists() and record.read(path) == value:
+                            break
+                        self._make_parents(path)
+                    else:
+                        break
+                else:
+                    raise FileNotFoundError(0, "its directory comes and goes", str(path))
+                if durable:
+                    change.begun = True
+                    sync_directory(path.parent)
+            finally:
+                temp.unlink(missing_ok=True)
+
+    def delete(self, key: str, wanted: Wanted) -> None:
+        """See ``Store.delete``. Not forced to disk: what comes back by a power failure can be deleted again."""
+        with self._map_os_errors(f"{key} cannot be deleted") as change:
+            if wanted():
+                try:
+                    with change.doubt():
+                        self._path(key).unlink()
+                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    self._check_mounted()
+
+    def list(self, prefix: str) -> dict[str, Value]:
+        """See ``Store.list``. Files whose names are no keys are named in the log, once."""
+        with self._map_os_errors(f"{prefix} cannot be listed"):
+            found: dict[str, Value] = {}
+            names = set(self._names(self._root / "keys" / prefix[:-1], prefix))
+            # A listing is not taken at one instant. On some file systems a name that is given to another file meanwhile, as a
+            # heartbeat does it, may be in neither of its halves. Whose name was there before is therefore asked for by name.
+            for key in sorted(names | self._listed.get(prefix, frozenset())):
+                value = self._value(key)
+                if value is not None:
+                    found[key] = value
+            self._listed[prefix] = frozenset(found)
+            if not found:
+                self._check_mounted()
+            return found
+
+    def _names(self, directory: Path, prefix: str) -> Iterator[str]:
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if not _NAME.fullmatch(entry.name):
+                        if not entry.name.startswith("."):  # as an NFS client names what is removed while in use
+                            self._complain(Path(entry.path))
+                    elif entry.is_dir(follow_symlinks=False):
+                        yield from self._names_within(Path(entry.path), f"{prefix}{entry.name}/")
+                    else:
+                        yield f"{prefix}{entry.name}"
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    def _names_within(self, directory: Path, prefix: str) -> Iterator[str]:
+        """Of a directory in another one: one that somebody has closed to us hides nothing but itself."""
+        try:
+            yield from self._names(directory, prefix)
+        except PermissionError:
+            self._complain(directory)
+
+    # Floors
+
+    def floor(self, name: str) -> int:
+        """See ``Store.floor``. Of a store that was wiped 0, as all that is read there is nothing; changes are refused."""
+        with self._map_os_errors(f"the floor of {name} cannot be read"):
+            try:
+                return floors.floor(self._floor(name))
+            except FileNotFoundError:
+                if self._standing() is Standing.WIPED:
+                    return 0
+                raise
+
+    def raise_floor(self, name: str, number: int) -> int:
+        """See ``Store.raise_floor``."""
+        with self._map_os_errors(f"the floor of {name} cannot be raised") as change:
+            directory = self._floor(name)
+            if number <= (before := floors.floor(directory)):
+                return before
+            change.begun = True
+            return floors.lift(directory, number)
+
+    def _floor(self, name: str) -> Path:
+        directory = self._root / "floors" / name
+        self._make_parents(directory / "any")
+        return directory
+
+    # Files
+
+    def _path(self, key: str) -> Path:
+        return self._root / "keys" / key
+
+    def _temp(self) -> Path:
+        return self._root / "temp" / secrets.token_hex(16)
+
+    def _fill(self, path: Path, value: bytes, *, durable: bool) -> None:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            data = memoryview(record.pack(value))
+            while data:
+                data = data[os.write(file, data) :]
+            if durable:
+                os.fsync(file)
+        finally:
+            os.close(file)
+
+    def _make_parents(self, path: Path) -> None:
+        """Down from ``keys`` or ``floors``, which exist, or this store was wiped: those are never made again."""
+        for parent in reversed(path.relative_to(self._root).parents[:-2]):
+            try:
+                (self._root / parent).mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            sync_directory((self._root / parent).parent)
+
+    def _complain(self, path: Path) -> None:
+        if path not in self._complained and len(self._complained) < 100:
+            self._complained.add(path)
+            _LOG.warning("the store %s: %s holds no value of ftlib's and is passed over: remove it", self._url, path)
+
+    # What went wrong
+
+    def _map_os_errors(self, what: str, *, opening: bool = False) -> OSErrorMapper:
+        return OSErrorMapper(f"the store {self._url}", what, self._standing, opening=opening)
+
+    def _check_mounted(self) -> None:
+        """Nothing was found. Raises where that says nothing, because the directory is not there to be looked into."""
+        if self._standing() is Standing.AWAY:
+            raise FileNotFoundError(0, "it is not there", str(self._root))
+
+    def _standing(self) -> Standing:
+        if self._root.is_dir():
+            return Standing.HERE
+        above = next(path for path in self._root.parents if path.is_dir())
+        return Standing.WIPED if above.stat().st_dev == self._device else Standing.AWAY
+
+
+def _links(path: Path) -> int:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(file).st_nlink
+    finally:
+        os.close(file)

@@ -1,0 +1,97 @@
+"""A value as a file: one line that says how long it is and what it sums up to, then the value.
+
+So a file that was torn by a power failure, or put there by somebody else, is told from a value.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import zlib
+from pathlib import Path
+
+from ..store import MAX_VALUE
+
+_HEAD = re.compile(rb"ftlib 1 ([0-9a-f]{8}) ([0-9]{1,7})\n")
+_MOST = MAX_VALUE + 32
+
+
+_NO_FILE = (errno.ELOOP, errno.ENXIO)
+"""What opening a symbolic link, or a socket, says."""
+
+_CLOSED = {
+    errno.EACCES: "run all workers of a job as one user, or remove it",
+    errno.EPERM: "run all workers of a job as one user, or remove it",
+    errno.EIO: "look at the disk, or remove it",
+    errno.EBADMSG: "look at the disk, or remove it",
+}
+"""What is wrong with one file, whatever becomes of the others, and the remedy."""
+
+
+class TornError(Exception):
+    """A file that holds no whole value, or that cannot be opened. ``args``: one text that names it and the remedy."""
+
+
+def pack(value: bytes) -> bytes:
+    """The file's bytes."""
+    return b"ftlib 1 %08x %d\n" % (zlib.crc32(value), len(value)) + value
+
+
+def read(path: Path) -> bytes | None:
+    """The value in the file ``path``; None where there is nothing, or a directory, for keys that go on from there.
+
+    Raises ``TornError`` and ``OSError``.
+    """
+    data = _content(path)
+    if data is None:
+        return None
+    head = _HEAD.match(data)
+    if head is None:
+        raise _torn(path)
+    value = data[head.end() :]
+    if len(value) != int(head[2]) or zlib.crc32(value) != int(head[1], 16):
+        raise _torn(path)
+    return value
+
+
+def _content(path: Path) -> bytes | None:
+    """The whole file; None where there is none. Raises ``TornError`` where it is too long, or no plain file."""
+    for last in (False, False, True):
+        try:
+            # A pipe that somebody left there must not be waited for, and a symbolic link leads who knows where.
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                return _all(path, file)
+            finally:
+                os.close(file)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                break
+            if error.errno in _CLOSED:
+                raise TornError(f"{path} cannot be opened ({error.strerror}): {_CLOSED[error.errno]}") from None
+            if error.errno != errno.ESTALE or last:
+                raise
+            # NFS: it was replaced between opening and reading, and the old one is gone. So look again.
+    raise _torn(path)
+
+
+def _all(path: Path, file: int) -> bytes | None:
+    found = os.fstat(file)
+    if stat.S_ISDIR(found.st_mode):
+        return None
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST:
+        raise _torn(path)
+    data = b""
+    while piece := os.read(file, _MOST):
+        data += piece
+        if len(data) > _MOST:
+            raise _torn(path)
+    return data
+
+
+def _torn(path: Path) -> TornError:
+    return TornError(f"{path} holds no value of ftlib's: remove it")

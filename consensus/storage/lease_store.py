@@ -1,0 +1,84 @@
+"""The members' leases in a shared store: each writes its own, and reads those of others.
+
+A lease is a counter. Nothing here is timed, and no clock is written: an observer times on its own how long a counter stays the
+same (see ``messages.storage.Lease``). That a store forgets old leases by itself, where it can, is clean-up.
+
+What cannot be read where a lease belongs hides nobody else's. It is named once, and shows no life; only that it is there, and
+whether it changes, is told (see ``protocol.survey``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from ..errors import UnreadableError
+from ..messages import Lease
+from ..store_requests import Leases, UnreadLease
+from .store import Store, Unreadable, Value
+from .value_cipher import UnreadableLog, ValueCipher
+
+PREFIX = "leases/"
+
+_FORGOTTEN = 60.0
+"""A store may forget a lease that was not renewed for so many seconds..."""
+_FORGOTTEN_LEASES = 30
+"""...and for so many times its length: long after anybody looks at it."""
+
+
+class LeaseStore:
+    """The leases in one store. Its methods raise ``StoreError``."""
+
+    def __init__(self, store: Store, cipher: ValueCipher, lease: float, unreadable: UnreadableLog) -> None:
+        """``lease``: its length in seconds."""
+        self._store = store
+        self._cipher = cipher
+        self._unreadable = unreadable
+        self._expires = max(_FORGOTTEN, _FORGOTTEN_LEASES * lease)
+
+    async def beat(self, lease: Lease) -> None:
+        """Write it, in place of the one before."""
+        key = _key_of(lease.member.id)
+        await self._store.write(key, self._cipher.wrap(key, lease), expires=self._expires)
+
+    async def read(self, member_ids: tuple[str, ...] | None) -> Leases:
+        """Those of ``member_ids`` that there are, in that order; of None all, by id."""
+        if member_ids is None:
+            return self._opened(await self._store.list(PREFIX))
+        found = {}
+        for key in map(_key_of, member_ids):
+            value = await self._store.read(key)
+            if value is not None:
+                found[key] = value
+        return self._opened(found)
+
+    async def withdraw(self, member_ids: tuple[str, ...]) -> None:
+        """Remove theirs."""
+        if member_ids:
+            await self._store.delete(*map(_key_of, member_ids))
+
+    def _opened(self, found: Mapping[str, Value]) -> Leases:
+        leases, unread = [], []
+        for key, value in found.items():
+            try:
+                leases.append(self._lease(key, value))
+            except UnreadableError as error:
+                remedy = f"start all workers of the job with one secret and one release, or remove {key}"
+                self._unreadable.name(key, f"{error}; it is passed over: {remedy}")
+                unread.append(UnreadLease(key.removeprefix(PREFIX), _fingerprint(value)))
+        return Leases(tuple(leases), tuple(unread))
+
+    def _lease(self, key: str, value: Value) -> Lease:
+        lease = self._cipher.unwrap(key, value, Lease)
+        if _key_of(lease.member.id) != key:
+            raise UnreadableError(f"{key} holds the lease of member {lease.member.id}")
+        return lease
+
+
+def _fingerprint(value: Value) -> str:
+    """Another one once something else stands there."""
+    return "" if isinstance(value, Unreadable) else hashlib.blake2b(value, digest_size=8).hexdigest()
+
+
+def _key_of(member_id: str) -> str:
+    return f"{PREFIX}{member_id}"

@@ -1,0 +1,115 @@
+"""What stores that are servers have in common: their URL, how a floor is kept there, and watching for changes.
+
+A watch is one task that listens, reconnects, and wakes whoever waits. What comes together is told once. After every reconnect
+there is a reason to look, because what happened meanwhile was not heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from ..errors import StoreError
+from .server_url import ServerUrl, escape_job
+from .store import Store, parse_floor
+
+_LOG = logging.getLogger("ftlib.consensus")
+
+_FIRST_PAUSE = 0.05
+_LAST_PAUSE = 1.0
+"""Seconds between two tries to reconnect: doubled from the first to the last, each scattered between half and whole."""
+
+Listen = Callable[[Callable[[], None]], Awaitable[None]]
+"""Connects, calls its argument once it hears (what is new may be missed before) and at every change, until it raises."""
+
+
+class Watches:
+    """All watches of one store."""
+
+    def __init__(self, store: str, rng: random.Random | None = None) -> None:
+        """``store``: its URL, for the log."""
+        self._store = store
+        self._rng = rng or random.Random()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    async def follow(self, listen: Listen) -> AsyncIterator[None]:
+        """Yields after each time that ``listen`` told of something; ends when the store is closed."""
+        if self._closed:
+            return
+        news = asyncio.Event()
+        task = asyncio.create_task(self._listen(listen, news))
+        task.add_done_callback(lambda _: news.set())
+        self._tasks.append(task)
+        try:
+            while await news.wait() and not task.done():
+                news.clear()
+                yield
+            if not task.cancelled():
+                task.result()
+        finally:
+            self._tasks.remove(task)
+            task.cancel()
+
+    async def _listen(self, listen: Listen, news: asyncio.Event) -> None:
+        pause = _FIRST_PAUSE
+        told = False
+
+        def tell() -> None:
+            nonlocal pause, told
+            pause, told = _FIRST_PAUSE, False
+            news.set()
+
+        while True:
+            try:
+                await listen(tell)
+            except StoreError as error:
+                if not told:
+                    _LOG.warning("the store %s is not watched for now, changes are noticed later: %s", self._store, error)
+                told = True
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LAST_PAUSE)
+
+    async def close(self) -> None:
+        """End all of them. Idempotent."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Wire(Protocol):
+    """Connections to a server."""
+
+    async def close(self) -> None:
+        """End all of them."""
+
+
+class ServerStore(Store):
+    """One job in one server.
+
+    A try of ``create`` whose answer was lost is never repeated in here; the caller's next try then gives ``EXISTS`` although
+    the value is its own.
+    """
+
+    def __init__(self, url: ServerUrl, job: str, wire: Wire) -> None:
+        self.url = str(url)
+        self.operations = 0
+        self._job = escape_job(job)
+        self._connections = wire
+        self._watches = Watches(self.url)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    async def close(self) -> None:
+        """See ``Store``. Values that may expire are left to do so."""
+        await self._watches.close()
+        await self._connections.close()
+
+    def _floor(self, name: str, found: bytes) -> int:
+        """The number of a floor as the server keeps it."""
+        return parse_floor(self.url, name, found.decode("utf-8", "replace"))

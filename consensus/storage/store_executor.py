@@ -1,0 +1,66 @@
+"""Carries out the protocol's errands at a store, each once, and always comes back with an answer.
+
+The agent runs these coroutines on its loop, the simulator in virtual time: they wait for the store's methods and for nothing
+else, and whatever takes too long is the store's to end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..config import Config
+from ..errors import AmbiguousWriteError, CodecError, ConfigError, StoreError, UnreadableError
+from ..member import Member
+from ..store_requests import Answer, Away, Beat, Clean, CreateView, Done, Errand, ReadLeases, ReadViews, Unread, Withdraw
+from ..wire.keys import KeyRing
+from .lease_store import LeaseStore
+from .store import Store
+from .value_cipher import UnreadableLog, ValueCipher
+from .view_log import ViewLog
+
+_LOG = logging.getLogger("ftlib.consensus")
+
+
+class StoreExecutor:
+    """One member's, at one open store. Several errands may be under way at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        member: Member,
+        ring: KeyRing | None = None,
+        say: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        """``ring``: seals what is written where the job has a secret. ``say``: gets a line for each unreadable value."""
+        cipher, unreadable = ValueCipher(config, member, ring), UnreadableLog(store.url, say)
+        self._views = ViewLog(store, cipher, unreadable)
+        self._leases = LeaseStore(store, cipher, config.lease, unreadable)
+
+    async def carry_out(self, errand: Errand) -> Answer:
+        """What came of it. Never raises a ``StoreError``: ``Away`` has its text."""
+        try:
+            return await self._carry_out(errand)
+        except AmbiguousWriteError as error:
+            return Away(str(error), ambiguous=True)
+        except UnreadableError as error:
+            return Unread(str(error))
+        except (StoreError, CodecError, ConfigError) as error:  # ConfigError: an id that no store takes for a key
+            return Away(str(error))
+
+    async def _carry_out(self, errand: Errand) -> Answer:
+        match errand:
+            case CreateView(record):
+                return await self._views.create(record)
+            case ReadViews(epoch, view_id):
+                return await self._views.newest(epoch, view_id)
+            case Beat(lease):
+                await self._leases.beat(lease)
+            case ReadLeases(member_ids):
+                return await self._leases.read(member_ids)
+            case Withdraw(member_ids):
+                await self._leases.withdraw(member_ids)
+            case Clean(floor):
+                await self._views.clean(floor)
+        return Done()

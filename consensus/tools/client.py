@@ -1,0 +1,219 @@
+"""One authenticated GET, in blocking code: what tools and the layer above read from a member (see ``proofs``).
+
+with get(("127.0.0.1", 7000), "/status", ring) as answer:
+    text = answer.read()
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+from ..errors import SealError, SecretError
+from ..member import Address, format_address
+from ..wire.keys import KeyRing
+from ..wire.proofs import SCHEME, Exchange, Frames, decode, fresh_nonce, greeting
+
+_LOOK = 1.0
+"""Seconds without a byte after which somebody who is to be asked is asked again whether to go on."""
+
+
+class Answer:
+    """An answer whose body has yet to be read. With a secret every byte that is read is authentic."""
+
+    def __init__(
+        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, frames: Frames | None
+    ) -> None:
+        """Use :func:`get`."""
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
+        self._connection = connection
+        self._response = response
+        self._frames = frames
+        self._ready = memoryview(b"")
+        self._ended = frames is None
+
+    def read(self, count: int | None = None) -> bytes:
+        """The next ``count`` bytes, fewer at the end; all of them for None.
+
+        Raises OSError, ``http.client.HTTPException`` (IncompleteRead) where a plain body breaks off, EOFError where a sealed
+        one does, or SecretError where it is forged.
+        """
+        if self._frames is None:
+            return self._response.read(count)
+        parts: list[bytes | memoryview] = []
+        missing = float("inf") if count is None else count
+        while missing > 0:
+            if not self._ready:
+                if self._ended:
+                    break
+                self._ready = memoryview(self._frame(self._frames))
+                continue
+            part = self._ready[: int(min(missing, len(self._ready)))]
+            self._ready = self._ready[len(part) :]
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+    def readinto(self, into: memoryview) -> int:
+        """Fill ``into`` (bytes, writable), without another buffer where the body is plain: how many, fewer at the end.
+
+        Raises what ``read`` does.
+        """
+        done = 0
+        while done < len(into):
+            if self._frames is None:
+                count = self._response.readinto(into[done:])
+            elif self._ready:
+                count = min(len(into) - done, len(self._ready))
+                into[done : done + count] = self._ready[:count]
+                self._ready = self._ready[count:]
+            elif self._ended:
+                break
+            else:
+                self._ready = memoryview(self._frame(self._frames))
+                continue
+            if not count:
+                break
+            done += count
+        return done
+
+    def finish(self) -> None:
+        """Make sure that what was read was all there is: a sealed body says so at its end. EOFError where it is not."""
+        if not self._ended and (self.read(1) or not self._ended):
+            raise EOFError("the answer goes on")
+
+    def _frame(self, frames: Frames) -> bytes:
+        try:
+            data, self._ended = frames.read(self._response.read)
+        except SealError as error:
+            raise SecretError(str(error)) from None
+        return data
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self._response.close()  # it owns the connection where the server has said that it closes it
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def get(
+    address: Address,
+    target: str,
+    ring: KeyRing | None = None,
+    *,
+    timeout: float = 5.0,
+    go_on: Callable[[], bool] | None = None,
+) -> Answer:
+    """``GET target`` (path and query) of the member at ``address``, signed with ``ring``.
+
+    ``timeout``: seconds without a byte. ``go_on``: asked every second while nothing comes, from then until the answer is
+    closed; ConnectionAbortedError once it says no. OSError or ``http.client.HTTPException``: nobody answers, or no member;
+    SecretError: both sides do not have the same secret.
+    """
+    host, port = address
+    if go_on is None:
+        connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    else:
+        connection = _Connection(host, port, timeout, go_on)
+    try:
+        connection.connect()
+        connection.auto_open = 0  # a second connection would know nothing of the first one's challenge
+        if ring is None:
+            response, exchange = _plain(connection, target), None
+        else:
+            response, exchange = _signed(connection, target, ring)
+        return Answer(connection, response, None if exchange is None else exchange.frames(response.status))
+    except BaseException:
+        connection.close()
+        raise
+
+
+class _Connection(http.client.HTTPConnection):
+    """One that is given up when somebody says so."""
+
+    def __init__(self, host: str, port: int, timeout: float, go_on: Callable[[], bool]) -> None:
+        super().__init__(host, port, timeout=min(_LOOK, timeout))
+        self._patience = timeout
+        self._go_on = go_on
+
+    def connect(self) -> None:
+        """Try again and again, as each try is to be short."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                super().connect()
+                break
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                _ask(self._go_on)
+        self.sock: socket.socket = _Socket(self.sock, self._patience, self._go_on)
+
+
+class _Socket(socket.socket):
+    """Reads that are patient, and look up now and then."""
+
+    def __init__(self, connected: socket.socket, patience: float, go_on: Callable[[], bool]) -> None:
+        timeout = connected.gettimeout()
+        super().__init__(connected.family, connected.type, connected.proto, connected.detach())
+        self.settimeout(timeout)
+        self._patience = patience
+        self._go_on = go_on
+
+    def recv_into(self, *args: Any) -> int:
+        """What all that reads from here comes to."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return super().recv_into(*args)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                _ask(self._go_on)
+
+
+def _ask(go_on: Callable[[], bool]) -> None:
+    if not go_on():
+        raise ConnectionAbortedError("given up at this end")
+
+
+def _plain(connection: http.client.HTTPConnection, target: str) -> http.client.HTTPResponse:
+    connection.request("GET", target)
+    response = connection.getresponse()
+    if response.status == 401:
+        raise SecretError(f"{_where(connection)} asks for the job's secret: set FTLIB_SECRET or FTLIB_SECRET_FILE")
+    return response
+
+
+def _signed(connection: http.client.HTTPConnection, target: str, ring: KeyRing) -> tuple[http.client.HTTPResponse, Exchange]:
+    nonce = fresh_nonce()
+    connection.request("GET", target, headers={"Authorization": greeting(nonce)})
+    response = connection.getresponse()
+    scheme, _, challenge = response.getheader("WWW-Authenticate", "").partition(" ")
+    if response.status != 401 or scheme != SCHEME:
+        raise SecretError(f"{_where(connection)} does not authenticate itself: it has no secret, or is no member")
+    response.read()
+    try:
+        exchange = Exchange(ring.first, nonce, decode(challenge), target)
+    except SealError as error:
+        raise SecretError(f"{_where(connection)}: {error}") from None
+    connection.request("GET", target, headers={"Authorization": exchange.credentials()})
+    response = connection.getresponse()
+    if response.status == 401:
+        raise SecretError(f"{_where(connection)} uses another secret: give the one of its job")
+    if not exchange.proves({name.lower(): value for name, value in response.getheaders()}):
+        raise SecretError(f"{_where(connection)} does not know the secret")
+    return response, exchange
+
+
+def _where(connection: http.client.HTTPConnection) -> str:
+    return format_address((connection.host, connection.port))

@@ -1,0 +1,363 @@
+"""What is done to a packet as a whole before it is sent, and before it is decoded: ``codec`` never sees bytes that
+``unseal`` has not let through.
+
+A sealed packet is ``magic | kind | key id | sender's boot nonce | sequence | AES-256-GCM``; the header, the job and the
+protocol version are associated data. UDP and ``POST /message`` carry the same.
+
+*Tickets.* A replay window alone leaves two holes: a receiver that has restarted has forgotten what it saw, and so has
+one that dropped an old window to make room. So whoever wants to send to B asks B first: its ``KNOCK`` carries a random
+echo, B's ``TICKET`` answers that echo and carries a random ticket, which B remembers together with the sender's window.
+Packets are sealed with a key derived from the secret, both boot nonces and the ticket. Hence a packet
+
+* can be opened by nobody but the lifetime it was sealed for: sent back to its sender or on to a third member it is noise;
+* recorded before B started, or before B forgot its sender, is noise: that ticket is gone;
+* is otherwise in the window, which lets each sequence number through once.
+
+A replayed knock is the one thing that may be answered again: by a ticket that only its sender can read, no message is
+delivered. Tickets are bound to the address that was asked, or a redirected knock could send a member's packets to
+another one; only introducers, known by whatever name the user gave, are exempt.
+
+No clock of the outside world takes part: neither skew nor a jump can lock a member out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ..config import PROTOCOL_VERSION
+from ..errors import SealError
+from ..member import Address, format_address
+from .keys import KEY_ID, Key, KeyRing
+from .replay_window import Window
+from .throttle import Throttle
+
+__all__ = ["OVERHEAD", "Open", "Opened", "Sealed", "Sealer"]
+
+_MAGIC = 0xF6
+_DATA, _KNOCK, _TICKET = 0x10, 0x11, 0x12
+"""Kinds; the high half is the envelope's version."""
+_HEADER = struct.Struct(f">BB{KEY_ID}s16sQ")
+_TAG = 16
+_GREETING = struct.Struct(">16s16s16s")
+"""Of a knock: echo and padding, so that its answer is no longer. Of a ticket: echo, ticket, digest of the address."""
+
+OVERHEAD = _HEADER.size + _TAG
+"""Bytes that sealing adds."""
+
+_KNOCK_EVERY = 0.05
+"""Seconds between two knocks at an address that has not answered."""
+_DOUBT = 0.25
+_UNANSWERED = 3
+"""A peer that has sent nothing authentic for so many seconds and packets to it may have forgotten us: knock again. An ack of
+ours, which nobody answers, and the next ping make two."""
+_DOUBT_EVERY = 1.0
+_RENEW = 60.0
+"""Knock again after so many seconds anyhow; and a ticket that was not used for so long is not used again."""
+_FORGET = 150.0
+"""A sender that has been silent for so many seconds is forgotten, its ticket with it: longer than it would use that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What came out of an authentic packet: a packet for the codec, or a part of an introduction."""
+
+    packet: bytes | None = None
+    reply: bytes | None = None
+    """To be sent to where the packet came from."""
+    introduced: Address | None = None
+    """Packets can now be sealed for this address."""
+
+
+class Sealer(Protocol):
+    """Wraps packets for the network."""
+
+    overhead: int
+    """How many bytes ``seal`` adds."""
+
+    def seal(self, packet: bytes, address: Address) -> bytes | None:
+        """The bytes to send for ``packet``; None where the member at ``address`` must be knocked at first."""
+        ...
+
+    def knock(self, address: Address) -> bytes | None:
+        """What to send to ``address`` besides, to be introduced (again); None where nothing is."""
+        ...
+
+    def promising(self, head: bytes) -> bool:
+        """Whether a packet that begins with ``head`` (``overhead`` bytes) may be authentic: before a long one is read."""
+        ...
+
+    def unseal(self, sealed: bytes, source: str) -> Opened:
+        """What is in ``sealed``; CodecError where it is not authentic or was seen before. ``source``: who sent it."""
+        ...
+
+
+class Open:
+    """No protection at all."""
+
+    overhead = 0
+
+    def seal(self, packet: bytes, address: Address) -> bytes:  # noqa: ARG002 - the same for everybody
+        """``packet`` itself."""
+        return packet
+
+    def knock(self, address: Address) -> None:
+        """Nothing."""
+
+    def promising(self, head: bytes) -> bool:  # noqa: ARG002
+        """True."""
+        return True
+
+    def unseal(self, sealed: bytes, source: str) -> Opened:  # noqa: ARG002
+        """``sealed`` itself."""
+        return Opened(sealed)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A lifetime that has knocked here: what it may use, and what it has used."""
+
+    ticket: bytes
+    heard: float
+    """When the latest data came (at first: the knock)."""
+    knocks: Window = field(default_factory=lambda: Window(64))
+    data: Window = field(default_factory=lambda: Window(4096))
+    """Wide, as its sender numbers what it sends to others too."""
+    ciphers: dict[bytes, AESGCM] = field(default_factory=dict)
+    """By key id, to open its data."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """A ticket of our own, from the lifetime at one address."""
+
+    boot: bytes
+    ticket: bytes
+    asked: float
+    """When the oldest packet was sent that may be unanswered."""
+    used: float
+    renewed: float
+    unanswered: int = 0
+    """Packets since then."""
+    cipher: tuple[bytes, AESGCM] | None = None
+
+
+@dataclass(slots=True)
+class _Knock:
+    """An introduction under way."""
+
+    echo: bytes
+    sent: float
+
+
+class Sealed:
+    """Everything authenticated and encrypted with a key ring. Belongs to one thread."""
+
+    overhead = OVERHEAD
+
+    def __init__(
+        self,
+        ring: KeyRing,
+        job: str,
+        own: Address,
+        *,
+        known_as: Callable[[Address], bool] = lambda _address: False,
+        peers: int = 8192,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``own``: the address that this member advertises. ``known_as(address)``: whether whoever of the job answers at
+        an ``address`` may advertise another one (an introducer). ``peers``: windows kept; later senders replace the
+        longest silent, which are then asked to knock again. To half as many addresses packets are sealed, and as many knocks
+        are under way; the longest unused are forgotten, and knocked at again.
+        """
+        self._ring = ring
+        self._context = b"%d|%s" % (PROTOCOL_VERSION, job.encode())
+        self._own = _digest(own)
+        self._known_as = known_as
+        self._limit = peers
+        self._clock = clock
+        self.boot = os.urandom(16)
+        """This lifetime, to the others' windows."""
+        self.throttle = Throttle()
+        # One count for everything that this lifetime seals: sessions come and go, also with a ticket that was used before, and
+        # under one key no number may be used twice.
+        self._number = 0
+        self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
+        self._sessions: OrderedDict[Address, _Session] = OrderedDict()
+        self._knocks: OrderedDict[Address, _Knock] = OrderedDict()
+        self._echoes: dict[bytes, Address] = {}
+
+    # Out
+
+    def seal(self, packet: bytes, address: Address) -> bytes | None:
+        """See ``Sealer``."""
+        session, now = self._sessions.get(address), self._clock()
+        if session is None:
+            return None
+        if now - session.used > _RENEW:
+            del self._sessions[address]
+            return None
+        session.used = now
+        self._sessions.move_to_end(address)
+        key = self._ring.first
+        if session.cipher is None or session.cipher[0] != key.id:
+            session.cipher = (key.id, self._data_cipher(key, session.ticket, self.boot, session.boot))
+        peer = self._peers.get(session.boot)
+        if peer is not None and peer.heard > session.asked:
+            session.asked, session.unanswered = now, 0
+        session.unanswered += 1
+        return self._sealed(session.cipher[1], _DATA, key, packet)
+
+    def knock(self, address: Address) -> bytes | None:
+        """See ``Sealer``."""
+        now = self._clock()
+        session, knock = self._sessions.get(address), self._knocks.get(address)
+        if session is not None and now - session.renewed < _RENEW:
+            peer = self._peers.get(session.boot)
+            answered = peer is not None and peer.heard > session.asked
+            if answered or session.unanswered < _UNANSWERED or now - session.asked < _DOUBT:
+                return None
+        if knock is not None and now - knock.sent < (_KNOCK_EVERY if session is None else _DOUBT_EVERY):
+            return None
+        if knock is None:
+            knock = self._knocks[address] = _Knock(os.urandom(16), now)
+            self._echoes[knock.echo] = address
+        knock.sent = now
+        self._knocks.move_to_end(address)
+        while len(self._knocks) > self._limit // 2 or now - next(iter(self._knocks.values())).sent > _RENEW:
+            _, oldest = self._knocks.popitem(last=False)
+            del self._echoes[oldest.echo]
+        return self._greet(_KNOCK, _GREETING.pack(knock.echo, bytes(16), bytes(16)))
+
+    def _greet(self, kind: int, text: bytes, to: bytes = b"") -> bytes:
+        key = self._ring.first
+        return self._sealed(self._greeting_cipher(key, self.boot), kind, key, text, to)
+
+    def _sealed(self, cipher: AESGCM, kind: int, key: Key, text: bytes, to: bytes = b"") -> bytes:
+        number = self._number
+        self._number += 1
+        header = _HEADER.pack(_MAGIC, kind, key.id, self.boot, number)
+        return header + cipher.encrypt(_nonce(number), text, header + self._context + to)
+
+    # In
+
+    def promising(self, head: bytes) -> bool:
+        """See ``Sealer``."""
+        if len(head) < OVERHEAD or head[0] != _MAGIC or head[1] != _DATA:
+            return False
+        _, _, key_id, boot, number = _HEADER.unpack_from(head)
+        peer = self._peers.get(boot)
+        return peer is not None and self._ring.find(key_id) is not None and peer.data.fresh(number)
+
+    def unseal(self, sealed: bytes, source: str) -> Opened:
+        """See ``Sealer``."""
+        if len(sealed) < OVERHEAD or sealed[0] != _MAGIC:
+            raise SealError("unauthentic", "no sealed packet")
+        _, kind, key_id, boot, number = _HEADER.unpack_from(sealed)
+        if boot == self.boot:
+            raise SealError("replayed", "this member's own packet came back")
+        key = self._ring.find(key_id)
+        if key is None:
+            raise SealError("unauthentic", "sealed with another secret")
+        if kind == _DATA:
+            return self._open_data(sealed, key, boot, number)
+        if kind not in (_KNOCK, _TICKET) or len(sealed) != OVERHEAD + _GREETING.size:
+            raise SealError("unauthentic", "a packet of an unknown kind")
+        return self._open_greeting(sealed, key, boot, number, source)
+
+    def _open_data(self, sealed: bytes, key: Key, boot: bytes, number: int) -> Opened:
+        peer = self._peers.get(boot)
+        if peer is None:
+            raise SealError("unauthentic", "its sender was never introduced to this lifetime")
+        if not peer.data.fresh(number):
+            raise SealError("replayed", "seen before")
+        cipher = peer.ciphers.get(key.id)
+        if cipher is None:
+            peer.ciphers = {key_id: each for key_id, each in peer.ciphers.items() if self._ring.find(key_id) is not None}
+            cipher = peer.ciphers[key.id] = self._data_cipher(key, peer.ticket, boot, self.boot)
+        packet = self._decrypt(cipher, sealed, number)
+        peer.data.note(number)
+        peer.heard = self._clock()
+        self._peers.move_to_end(boot)
+        return Opened(packet)
+
+    def _open_greeting(self, sealed: bytes, key: Key, boot: bytes, number: int, source: str) -> Opened:
+        """A knock or a ticket. Whoever is not in a session yet shares the throttle with whoever else sends from there."""
+        now = self._clock()
+        if not self.throttle.allow(source, now):
+            raise SealError("throttled", "its source has failed too often")
+        kind = sealed[1]
+        peer = self._peers.get(boot)
+        if kind == _KNOCK and peer is not None and not peer.knocks.fresh(number):
+            raise SealError("replayed", "seen before")
+        if kind == _TICKET and not self._echoes:
+            raise SealError("replayed", "nobody was asked")
+        try:
+            text = self._decrypt(self._greeting_cipher(key, boot), sealed, number, b"" if kind == _KNOCK else self.boot)
+        except SealError:
+            self.throttle.failed(source, now)
+            raise
+        echo, ticket, place = _GREETING.unpack(text)
+        if kind == _KNOCK:
+            peer = peer or self._admit(boot, now)
+            peer.knocks.note(number)
+            return Opened(reply=self._greet(_TICKET, _GREETING.pack(echo, peer.ticket, self._own), boot))
+        self.throttle.forgive(source)
+        return Opened(introduced=self._introduce(boot, echo, ticket, place, now))
+
+    def _admit(self, boot: bytes, now: float) -> _Peer:
+        """Make a ticket for a sender. Forgotten ones take theirs along: nothing that they sent is ever accepted again."""
+        while self._peers and (len(self._peers) >= self._limit or now - next(iter(self._peers.values())).heard > _FORGET):
+            self._peers.popitem(last=False)
+        peer = self._peers[boot] = _Peer(os.urandom(16), now)
+        return peer
+
+    def _introduce(self, boot: bytes, echo: bytes, ticket: bytes, place: bytes, now: float) -> Address:
+        address = self._echoes.get(echo)
+        if address is None:
+            raise SealError("replayed", "an answer to no question")
+        if place != _digest(address) and not self._known_as(address):
+            raise SealError("unauthentic", "a member that advertises another address")
+        del self._echoes[echo]
+        del self._knocks[address]
+        session = self._sessions.get(address)
+        if session is None or (session.boot, session.ticket) != (boot, ticket):
+            session = self._sessions[address] = _Session(boot, ticket, now, now, now)
+        session.asked = session.used = session.renewed = now
+        session.unanswered = 0
+        self._sessions.move_to_end(address)
+        while len(self._sessions) > self._limit // 2 or now - next(iter(self._sessions.values())).used > _FORGET:
+            self._sessions.popitem(last=False)
+        return address
+
+    # Keys
+
+    def _greeting_cipher(self, key: Key, boot: bytes) -> AESGCM:
+        return AESGCM(key.derive("greeting", boot, self._context))
+
+    def _data_cipher(self, key: Key, ticket: bytes, sender: bytes, receiver: bytes) -> AESGCM:
+        return AESGCM(key.derive("data", sender + receiver + ticket, self._context))
+
+    def _decrypt(self, cipher: AESGCM, sealed: bytes, number: int, to: bytes = b"") -> bytes:
+        try:
+            view = memoryview(sealed)
+            return cipher.decrypt(_nonce(number), view[_HEADER.size :], sealed[: _HEADER.size] + self._context + to)
+        except InvalidTag:
+            raise SealError("unauthentic", "not sealed by a member of this job for this lifetime") from None
+
+
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(12, "big")
+
+
+def _digest(address: Address) -> bytes:
+    return hashlib.blake2b(format_address(address).encode(), digest_size=16).digest()

@@ -1,0 +1,166 @@
+"""The key ring: the secrets that members share, and what is derived from them.
+
+The first key seals, all of them open. So keys rotate without a stop: add the new one as the last everywhere, then
+promote it everywhere, then drop the old one. A ring from a file follows the file (``renew``); a file that cannot be
+used leaves the ring as it was.
+
+Everything that goes over the wire is derived by HKDF (RFC 5869) for one purpose each; a key's *id*, four derived
+bytes, says which one was used. Secrets appear in no text that this module makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ..config import Config, check_secret
+from ..errors import ConfigError
+
+__all__ = ["KEY_ID", "MOST_KEYS", "Key", "KeyRing", "read_secrets"]
+
+KEY_ID = 4
+"""Bytes of a key's id."""
+
+MOST_KEYS = 16
+"""Keys in a ring."""
+_MAX_FILE = 1 << 16
+_LABEL = b"ftlib 1 "
+
+_Stamp = tuple[int, int, int, int]
+
+
+class Key:
+    """One shared secret."""
+
+    __slots__ = ("_secret", "id")
+
+    def __init__(self, secret: str) -> None:
+        """``secret``: text of at least 16 bytes."""
+        self._secret = secret.encode("utf-8", "surrogateescape")
+        self.id = self.derive("key id", size=KEY_ID)
+
+    def derive(self, purpose: str, salt: bytes = b"", context: bytes = b"", *, size: int = 32) -> bytes:
+        """``size`` bytes for one ``purpose``, bound to ``salt`` and ``context``; they tell nothing about the secret."""
+        info = b"%s%s\0%s" % (_LABEL, purpose.encode(), context)
+        return HKDF(SHA256(), size, salt, info).derive(self._secret)
+
+    def bearer(self, purpose: str) -> str:
+        """A token to show as it is, for those who cannot do better (``metrics``, ``workers``)."""
+        return self.derive(f"bearer {purpose}").hex()
+
+    def vouch(self, purpose: str, *facts: object) -> str:
+        """A MAC over ``facts``: that a holder of the secret says them."""
+        text = "\0".join(map(str, facts)).encode("utf-8", "surrogateescape")
+        return hmac.digest(self.derive(f"vouch {purpose}"), text, hashlib.sha256).hex()
+
+    def __repr__(self) -> str:
+        return f"Key({self.id.hex()})"
+
+
+class KeyRing:
+    """One or several keys. Members of a job must have one in common, and each other's first."""
+
+    def __init__(self, secrets: Sequence[str], path: str | os.PathLike[str] | None = None) -> None:
+        """From ``secrets``, or from the file ``path`` where there are none. ConfigError says what is wrong with it."""
+        self._path = Path(path) if path else None
+        self._stamp: _Stamp | None = None
+        self._complained: object = None
+        if self._path is not None:
+            secrets, self._stamp = read_secrets(self._path)
+        self._fill(secrets)
+
+    @classmethod
+    def of(cls, config: Config) -> KeyRing | None:
+        """The ring of a member's settings; None where they name no secret."""
+        return cls(config.secrets, config.secret_file or None) if config.secured else None
+
+    @property
+    def first(self) -> Key:
+        """The key that seals."""
+        return self.keys[0]
+
+    def find(self, key_id: bytes) -> Key | None:
+        """The key with that id."""
+        return self._by_id.get(key_id)
+
+    def bearers(self, purpose: str) -> list[str]:
+        """The bearer tokens that are accepted for ``purpose``."""
+        return [key.bearer(purpose) for key in self.keys]
+
+    def vouched(self, mac: str, purpose: str, *facts: object) -> Key | None:
+        """The key under which ``mac`` vouches for ``facts``; None where it is none of ours."""
+        shown = mac.encode(errors="replace")
+        return next((key for key in self.keys if hmac.compare_digest(shown, key.vouch(purpose, *facts).encode())), None)
+
+    def renew(self) -> str | None:
+        """Follow the file. A line for the log if the ring changed, or (once a reason) cannot follow; else None."""
+        if self._path is None:
+            return None
+        try:
+            if _stamp(self._path.stat()) == self._stamp:
+                return None
+            secrets, stamp = read_secrets(self._path)
+            before = [key.id for key in self.keys]
+            self._fill(secrets)
+        except OSError as error:
+            return self._complain(f"{self._path} cannot be read: {error.strerror}")
+        except ConfigError as error:
+            return self._complain(str(error))
+        self._complained = None
+        self._stamp = stamp
+        if [key.id for key in self.keys] == before:
+            return None
+        return f"the key ring has changed: seals with {self.first.id.hex()}, accepts {len(self.keys)}"
+
+    def _complain(self, text: str) -> str | None:
+        if text == self._complained:
+            return None
+        self._complained = text
+        return f"{text}; the keys stay as they were"
+
+    def _fill(self, secrets: Sequence[str]) -> None:
+        if not 1 <= len(secrets) <= MOST_KEYS:
+            raise ConfigError(f"a key ring takes 1 to {MOST_KEYS} secrets, not {len(secrets)}")
+        self.keys = tuple(Key(secret) for secret in dict.fromkeys(secrets))
+        self._by_id = {key.id: key for key in self.keys}
+
+    def __repr__(self) -> str:
+        return f"KeyRing({', '.join(key.id.hex() for key in self.keys)})"
+
+
+def read_secrets(path: Path, most: int | None = MOST_KEYS) -> tuple[list[str], _Stamp]:
+    """The secrets in a file (one a line; # starts a comment) and the file's state; ConfigError with the remedy.
+
+    Its group may read it (as Kubernetes mounts secrets with ``fsGroup``), others may do nothing. ``most``: None for any number.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            data = file.read(_MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"secret_file={path} cannot be read: {error.strerror}") from None
+    if stat.S_IMODE(found.st_mode) & 0o027:
+        raise ConfigError(f"secret_file={path} is open to other users (mode {stat.S_IMODE(found.st_mode):o}): chmod 600 {path}")
+    try:
+        lines = [line.strip() for line in data.decode().splitlines()]
+    except UnicodeDecodeError:
+        raise ConfigError(f"secret_file={path} is no text: write one secret a line, as ftlib keys new prints it") from None
+    secrets = [line for line in lines if line and not line.startswith("#")]
+    if not secrets or len(data) > _MAX_FILE:
+        raise ConfigError(f"secret_file={path} must hold 1 to {MOST_KEYS} secrets, one a line: ftlib keys new > {path}")
+    for secret in secrets:
+        check_secret(f"secret_file={path}", secret)
+    if most is not None and len(secrets) > most:
+        raise ConfigError(f"secret_file={path} holds {len(secrets)} secrets, {most} are the most: ftlib keys drop {path}")
+    return secrets, _stamp(found)
+
+
+def _stamp(found: os.stat_result) -> _Stamp:
+    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)

@@ -1,0 +1,273 @@
+"""The founders of a job begin from one checkpoint: one of them reads it, the others get it from that one.
+
+Who reads: the most senior of those whose state counts (see ``salvage``), on its host; the others need not have the files. It
+returns only when all founders have what it has, so that one which does not call ``load`` is found out before the first call;
+and the state's name in the flush reports changes, so that after a death in the middle the plan says who has which.
+
+Joiners get the state from the job, as always.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ..core.calls.observer import Observer, Observers
+from ..core.calls.session import Session
+from ..core.plane.phase import Phase
+from ..core.plane.plane import Plane
+from ..errors import ConfigError, FTLibError
+from ..recovery.joiner.http_transport import FetchError, Later, Nothing
+from ..recovery.layout.requests import LATER, NOTHING, POLL, Body, pieces
+from ..recovery.whole_state import RETRY, Transfer
+from ..state.codec import snapshot
+from ..state.registry import Registered
+from .checkpoint import Found, newest
+from .manifest import TornError
+
+logger = logging.getLogger("ftlib")
+
+PATH = "/resumption"
+_READING = "it reads the checkpoint"
+_EVERYWHERE = "call it at every worker, after register_state and before the first average"
+
+
+class Loaded(NamedTuple):
+    """What ``FTLib.load`` loaded."""
+
+    step: int
+    path: Path
+    """The checkpoint's directory, at the worker that read it."""
+
+
+class Resumption(Observer):
+    """Both sides of it at one member, in one lifetime."""
+
+    def __init__(self, plane: Plane, transfer: Transfer, patience: float, observers: Observers) -> None:
+        """``patience``: seconds without any progress after which a worker waits for others no longer. ``observers``: of this
+        member's calls.
+        """
+        self._observers = observers
+        self._plane = plane
+        self._transfer = transfer
+        self._patience = patience
+        self._rounds = 0
+        """Times that ``load`` has returned here."""
+        self._loaded: Loaded | None = None
+        # Guarded by the plane's lock:
+        self._decided: list[bytes] = []
+        """What was found in each round, for the others; empty where it is not kept any more."""
+        self._finished = 0
+        """Calls finished when that was decided."""
+        self._reading = False
+        self._served: set[tuple[int, str]] = set()
+        """(round, member) of those who got it."""
+        self._progress = 0.0
+        """When one of them got something."""
+
+    # --- on the training thread ----------------------------------------------------------------------------------------
+
+    def load(self, path: Path) -> Loaded | None:
+        """Load the newest intact checkpoint in ``path`` at all founders; None where there is none, and at joiners.
+
+        ConfigError where there are some and none is intact, where it does not fit, and where others do not call this.
+        """
+        plane, registered = self._plane, self._transfer.registered
+        if registered is None:
+            raise ConfigError("load: no state is registered: call register_state before it")
+        if not plane.founder:
+            extra = plane.about("not_resumed")
+            logger.info("%s is not loaded here: a joiner gets its state from the job", path, extra=extra)
+            return None
+        if self._loaded is not None:
+            logger.info("%s is not loaded: %s was, already", path, self._loaded.path, extra=plane.about("not_resumed"))
+            return self._loaded
+        if plane.step > 0 and plane.origin == plane.authority:
+            raise ConfigError(f"load: this worker has finished {plane.step} steps already: {_EVERYWHERE}")
+        self._loaded = self._settle(path, registered)
+        self._rounds += 1
+        return self._loaded
+
+    def entering(self, number: int) -> None:  # noqa: ARG002 - whichever it is
+        """See ``Observer``: where a call has finished since, nobody asks for what was loaded any more."""
+        if self._plane.finished > self._finished:
+            self.forget()
+            self._observers.detach(self)
+
+    def forget(self) -> None:
+        """Let go of what others might have needed."""
+        with self._plane.changed:
+            if any(self._decided):
+                self._decided = [b"" for _ in self._decided]
+
+    def _settle(self, path: Path, registered: Registered) -> Loaded | None:
+        plane = self._plane
+        deadline = plane.threads.now() + self._patience
+        while True:
+            session = self._transfer.active(deadline)
+            if plane.step > 0 and plane.origin == plane.authority:  # it was loaded, and kept through a view change
+                return self._loaded
+            reader = (*session.plan.holders, plane.member_id)[0]
+            if reader == plane.member_id:
+                with self._told_of_reading():
+                    taken = self._take(session, self._read(path), registered)
+                if taken:
+                    self._await_others()
+                    return self._loaded
+                continue
+            donor = session.view.member(reader)
+            query = {"round": str(self._rounds), "member": plane.member_id}
+            try:
+                got = self._transfer.receive(donor, PATH, query, functools.partial(plane.newest_is, session))
+            except Nothing:
+                return self._too_late(session, reader, path)
+            except Later as error:
+                if _READING in str(error):
+                    deadline = plane.threads.now() + self._patience
+            except FetchError:
+                plane.wait_end(session, RETRY)
+            else:
+                if self._follow(session, got, registered):
+                    return self._loaded
+            if plane.threads.now() > deadline:
+                who = session.name(reader)
+                raise ConfigError(f"{who} has not called load within {self._patience:g} s, but this worker has: {_EVERYWHERE}")
+
+    def _too_late(self, session: Session, reader: str, path: Path) -> Loaded:
+        """The reader is in a call: the state comes with the first call, or ConfigError where it never loaded anything."""
+        if self._plane.step > 0:
+            return Loaded(self._plane.step, path)
+        raise ConfigError(f"load was called here, but not by {session.name(reader)}, which is in a call: {_EVERYWHERE}")
+
+    # --- whoever reads -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _told_of_reading(self) -> Iterator[None]:
+        """Meanwhile the others are told that it takes long."""
+        self._reading = True
+        try:
+            yield
+        finally:
+            self._reading = False
+
+    def _read(self, path: Path) -> Found | None:
+        plane = self._plane
+        try:
+            found = newest(path)
+        except TornError as error:
+            raise ConfigError(f"load: no checkpoint in {path} is intact ({error}): give another directory") from None
+        except OSError as error:
+            text = error.strerror or str(error)
+            raise ConfigError(
+                f"load: {path} cannot be read: {text}; let this user read it, or give another directory"
+            ) from None
+        for torn in () if found is None else found.torn:
+            extra = plane.about("checkpoint_torn")
+            logger.warning("a checkpoint in %s is damaged, and an older one is taken: %s", path, torn, extra=extra)
+        if found is None:
+            logger.warning(
+                "there is no complete checkpoint in %s: the job starts from scratch", path, extra=plane.about("no_checkpoint")
+            )
+        return found
+
+    def _take(self, session: Session, found: Found | None, registered: Registered) -> bool:
+        """Begin with what was ``found``, and let the others have it; False if the session ended meanwhile."""
+        plane = self._plane
+        if found is None:
+            data = snapshot(None)
+        else:
+            plane.data.lost()
+            try:
+                registered.load(found.tree)
+            except ConfigError as error:
+                raise ConfigError(f"load: {found.directory}: {error}") from None
+            origin = f"{plane.member_id}@{found.name.step}"
+            data = snapshot({"origin": origin, "path": str(found.directory), "state": found.tree, "step": found.name.step})
+            if not plane.resumed(session, origin, found.name.step):
+                return False
+            self._note(found.name.step, found.directory)
+        with plane.changed:
+            self._decided.append(data)
+            self._observers.attach(self)
+            self._finished = plane.finished
+            self._progress = plane.threads.now()
+            plane.changed.notify_all()
+        return True
+
+    def _await_others(self) -> None:
+        """Return once all founders in the view have got it. ConfigError naming those who do not ask."""
+        plane, number = self._plane, len(self._decided) - 1
+        with plane.changed:
+            self._progress = plane.threads.now()
+            while True:
+                if plane.phase is Phase.STOPPED:
+                    raise (
+                        plane.error if isinstance(plane.error, FTLibError) else FTLibError("load: this worker has left the job")
+                    )
+                session = plane.session
+                assert session is not None  # one was active
+                others = [m for m in session.view.ids if m != plane.member_id and m not in session.plan.blank]
+                missing = [m for m in others if (number, m) not in self._served]
+                if not missing:
+                    return
+                left = self._progress + self._patience - plane.threads.now()
+                if left <= 0:
+                    raise ConfigError(
+                        f"load was called here, but within {self._patience:g} s not by {session.names(missing)}: {_EVERYWHERE}"
+                    )
+                plane.changed.wait(left)
+
+    # --- the others ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, session: Session, got: object, registered: Registered) -> bool:
+        """Begin with what the reader found; False if the session ended meanwhile."""
+        plane = self._plane
+        match got:
+            case None:
+                return True
+            case {"origin": str(origin), "path": str(path), "state": tree, "step": int(step)}:
+                plane.data.lost()
+                registered.load(tree)
+                if not plane.resumed(session, origin, step):
+                    return False
+                self._note(step, Path(path))
+                return True
+        raise ConfigError("load: what the others have loaded has the wrong shape: run one release everywhere")
+
+    def _note(self, step: int, directory: Path) -> None:
+        self._loaded = Loaded(step, directory)
+        extra = self._plane.about("resumed", checkpoint=str(directory))
+        logger.info("resumed at step %d from %s", step, directory, extra=extra)
+
+    # --- on a worker thread of the agent -------------------------------------------------------------------------------
+
+    def source(self, query: Mapping[str, str]) -> Body:
+        """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
+        plane, text, member = self._plane, query.get("round", ""), query.get("member", "")
+        if not text.isdigit() or not member:
+            raise LookupError("expected ?round=NUMBER&member=ID")
+        number = int(text)
+        with plane.changed:
+            plane.changed.wait_for(
+                lambda: len(self._decided) > number or plane.current is not None or plane.phase is Phase.STOPPED, POLL
+            )
+            if len(self._decided) <= number or not self._decided[number]:
+                if plane.current is not None:
+                    raise LookupError(f"{NOTHING}: this member is in a call")
+                raise LookupError(f"{LATER}: {_READING if self._reading else 'load has not been called here'}")
+            data = self._decided[number]
+        return self._given(data, number, member)
+
+    def _given(self, data: bytes, number: int, member: str) -> Body:
+        plane = self._plane
+        for piece in pieces(data):
+            yield piece
+            with plane.changed:
+                self._progress = plane.threads.now()
+        with plane.changed:
+            self._served.add((number, member))
+            plane.changed.notify_all()

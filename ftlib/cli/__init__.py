@@ -1,0 +1,1 @@
+"""The command ``ftlib`` and what it shows."""

@@ -1,0 +1,48 @@
+"""The undisturbed run: one process, plain PyTorch, no ftlib; the same seed, the same global batches, as many steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .digits import Digits
+
+_TELL_EVERY = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What came out. ``losses``: of each step from the first on."""
+
+    correct: int
+    losses: tuple[float, ...]
+
+    @property
+    def last_loss(self) -> float | None:
+        """Mean over the last 100 steps."""
+        return statistics.fmean(self.losses[-100:]) if self.losses else None
+
+
+def undisturbed(digits: Digits, seed: int, steps: int, tell: Callable[[int], None]) -> Reference:
+    """Do ``steps`` steps; ``tell(step)`` every few."""
+    import torch  # noqa: PLC0415 - takes a second, while which the workers could already run
+    from torch.nn.functional import cross_entropy  # noqa: PLC0415
+
+    from . import task  # noqa: PLC0415
+
+    torch.set_num_threads(1)  # the net is too small to gain from more
+    model = task.network(seed)
+    optimizer = task.optimizer_for(model)
+    losses = []
+    for step in range(steps):
+        images, labels = task.global_batch(digits, seed, step)
+        loss = cross_entropy(model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        task.set_rate(optimizer, step + 1)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % _TELL_EVERY == 0:
+            tell(step)
+    return Reference(task.correct(model, digits), tuple(losses))

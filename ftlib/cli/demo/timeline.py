@@ -1,0 +1,280 @@
+"""What has happened so far, put together from the workers' notes, the launcher's events and the demo's own deeds.
+
+One ``Lifetime`` a process. Everything that is shown, decided or reported is read from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Fault(Enum):
+    """What the demo does to the workers. The value is what people read."""
+
+    KILL = "SIGKILL"
+    STOP = "SIGSTOP"
+    SENIOR = "SIGKILL, the most senior"
+    ADD = "one worker added"
+
+
+class State(Enum):
+    """How a lifetime is doing."""
+
+    STARTING = "starting"
+    """Imports, then meets the others."""
+    JOINING = "joining"
+    """Has met them; no average yet."""
+    TRAINING = "training"
+    STOPPED = "stopped"
+    """By SIGSTOP, and nobody has noticed yet."""
+    KILLED = "killed"
+    FENCED = "fenced"
+    """Killed by the launcher, because its peers found it silent."""
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Step(NamedTuple):
+    """One finished average of one worker."""
+
+    t: float
+    """CLOCK_MONOTONIC when it returned, seconds."""
+    step: int
+    epoch: int
+    rank: int
+    size: int
+    loss: float
+    hash: str
+
+
+@dataclass(slots=True)
+class Lifetime:
+    """One process."""
+
+    pid: int
+    worker: int
+    """The slot: restarts keep it."""
+    born: float
+    state: State = State.STARTING
+    steps: list[Step] = field(default_factory=list)
+    ended: float | None = None
+    code: int | None = None
+    correct: int | None = None
+    """Test images it got right after the last step."""
+    address: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs, stopped or not."""
+        return self.ended is None
+
+    @property
+    def last(self) -> Step | None:
+        """Its newest step."""
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def name(self) -> str:
+        """As people say it."""
+        return f"worker {self.worker}"
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One thing that the demo did. ``pid``: the victim, or the worker that was added. ``t``: just before it was done."""
+
+    fault: Fault
+    t: float
+    pid: int
+    worker: int
+    rank: int
+    """The victim's rank; -1 for a worker that was added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line for people. ``fault``: whether it was bad luck, made by the demo."""
+
+    t: float
+    text: str
+    fault: bool = False
+
+
+class Timeline:
+    """Fed with lines in time's order within a file, in any order between files."""
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        """CLOCK_MONOTONIC when the demo began."""
+        self.lives: dict[int, Lifetime] = {}
+        """By pid."""
+        self.views: dict[int, frozenset[int]] = {}
+        """Pids of the members by epoch."""
+        self.deeds: list[Deed] = []
+        self._events: list[Event] = []
+        self._fenced: set[int] = set()
+        self._firsts: dict[int, Step] = {}
+        self.code: int | None = None
+        """The launcher's exit code, once it is over."""
+
+    # What happened.
+
+    def noted(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Lines of the workers' notes."""
+        for line in lines:
+            t, pid = float(line["t"]), int(line["pid"])
+            match line["event"]:
+                case "born":
+                    self._life(pid, int(line["worker"]), t)
+                case "met":
+                    if self.lives[pid].state is State.STARTING:
+                        self.lives[pid].state = State.JOINING
+                case "view":
+                    self._viewed(t, int(line["epoch"]), frozenset(map(int, line["pids"])))
+                case "step":
+                    self._stepped(self.lives[pid], Step(*(line[name] for name in Step._fields)))
+                case "done":
+                    self.lives[pid].correct = int(line["correct"])
+
+    def launched(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Lines of the launcher's file of events."""
+        for line in lines:
+            t = float(line["t"])
+            match line["event"]:
+                case "started":
+                    life = self._life(int(line["pid"]), int(line["worker"]), t)
+                    if int(line["start"]) > 1:
+                        self.say(t, f"{life.name} is started again, as pid {life.pid}")
+                case "announced" if int(line["pid"]) in self.lives:
+                    self.lives[int(line["pid"])].address = str(line["address"])
+                case "fenced":
+                    self._fenced.add(int(line["pid"]))
+                    self.say(t, f"{self.lives[int(line['pid'])].name} is silent to its peers: the launcher kills it")
+                case "ended":
+                    self.ended(t, int(line["pid"]), int(line["code"]))
+                case "over":
+                    self.code = int(line["code"])
+
+    def done(self, deed: Deed) -> None:
+        """The demo did something."""
+        self.deeds.append(deed)
+        if deed.fault is Fault.ADD:
+            self._life(deed.pid, deed.worker, deed.t)
+            self.say(deed.t, f"worker {deed.worker} is added, as pid {deed.pid}", fault=True)
+            return
+        if deed.fault is Fault.STOP:
+            self.lives[deed.pid].state = State.STOPPED
+        self.say(deed.t, f"{deed.fault.value}: worker {deed.worker}, rank {deed.rank}, pid {deed.pid}", fault=True)
+
+    def ended(self, t: float, pid: int, code: int) -> None:
+        """A process ended with ``code`` as ``subprocess`` gives it."""
+        life = self.lives[pid]
+        life.ended, life.code = t, code
+        fell = State.FENCED if pid in self._fenced else State.KILLED
+        life.state = State.DONE if code == 0 else fell if code < 0 else State.FAILED
+        if life.state is State.FAILED:
+            self.say(t, f"{life.name} failed with exit code {code}: see logs/worker-{life.worker}.log")
+
+    def over(self, code: int | None) -> None:
+        """The launcher ended with ``code``, or does not end (None)."""
+        self.code = code
+
+    def say(self, t: float, text: str, *, fault: bool = False) -> None:
+        """A line for people."""
+        self._events.append(Event(t, text, fault))
+
+    # What is the case.
+
+    @property
+    def events(self) -> list[Event]:
+        """All lines for people, in time's order."""
+        return sorted(self._events, key=lambda event: event.t)
+
+    @property
+    def first(self) -> float | None:
+        """When the first average was finished."""
+        return min((life.steps[0].t for life in self.lives.values() if life.steps), default=None)
+
+    @property
+    def newest(self) -> Step | None:
+        """The newest step that anybody finished."""
+        return max((life.steps[-1] for life in self.lives.values() if life.steps), key=lambda s: (s.step, s.t), default=None)
+
+    @property
+    def training(self) -> list[Lifetime]:
+        """Who takes part now, by rank."""
+        found = [life for life in self.lives.values() if life.alive and life.state is State.TRAINING]
+        return sorted(found, key=lambda life: life.steps[-1].rank)
+
+    def slots(self) -> list[Lifetime]:
+        """The newest lifetime of each worker, by worker."""
+        newest = {life.worker: life for life in sorted(self.lives.values(), key=lambda life: life.born)}
+        return [newest[worker] for worker in sorted(newest)]
+
+    def rate(self, now: float, span: float = 2.0) -> float:
+        """Steps a second over the last ``span`` seconds."""
+        recent = {s.step for life in self.lives.values() for s in life.steps[-400:] if s.t > now - span}
+        return len(recent) / span
+
+    def losses(self) -> list[Step]:
+        """One step a number, in order: whoever finished it first."""
+        return [self._firsts[number] for number in sorted(self._firsts)]
+
+    # Consequences of deeds.
+
+    def witnesses(self, deed: Deed) -> list[Lifetime]:
+        """Who was training when it was done and lived on: all but the victim and the victims of what came next."""
+        gone = {other.pid: other.t for other in self.deeds if other.fault is not Fault.ADD}
+        after = min((other.t for other in self.deeds if other.t > deed.t), default=float("inf"))
+        return [
+            life
+            for life in self.lives.values()
+            if life.pid != deed.pid
+            and life.steps
+            and life.steps[0].t < deed.t
+            and gone.get(life.pid, float("inf")) >= after
+            and (life.ended is None or life.ended > deed.t)
+        ]
+
+    def recovery(self, deed: Deed) -> float | None:
+        """Seconds from the deed to the first average finished in an epoch without the victim, the slowest survivor's; or None.
+
+        Of a worker that was added: to its own first average.
+        """
+        if deed.fault is Fault.ADD:
+            steps = self.lives[deed.pid].steps
+            return steps[0].t - deed.t if steps else None
+        ends = []
+        for life in self.witnesses(deed):
+            later = (s.t for s in life.steps if s.t > deed.t and deed.pid not in self.views.get(s.epoch, {deed.pid}))
+            end = next(later, None)
+            if end is None:
+                return None
+            ends.append(end - deed.t)
+        return max(ends, default=None)
+
+    def _life(self, pid: int, worker: int, t: float) -> Lifetime:
+        life = self.lives.setdefault(pid, Lifetime(pid, worker, t))
+        life.born = min(life.born, t)
+        return life
+
+    def _viewed(self, t: float, epoch: int, pids: frozenset[int]) -> None:
+        if epoch in self.views:
+            return
+        self.views[epoch] = pids
+        names = ", ".join(str(self.lives[pid].worker) for pid in pids if pid in self.lives)
+        self.say(t, f"epoch {epoch}: {len(pids)} members, workers {', '.join(sorted(names.split(', ')))}")
+
+    def _stepped(self, life: Lifetime, step: Step) -> None:
+        if not life.steps and life.alive:
+            life.state = State.TRAINING
+            earlier = self.first
+            if earlier is not None and len(self.views) > 1:
+                self.say(step.t, f"{life.name} takes part, {step.t - life.born:.1f} s after its start")
+        life.steps.append(step)
+        first = self._firsts.get(step.step)
+        if first is None or step.t < first.t:
+            self._firsts[step.step] = step

@@ -1,0 +1,320 @@
+"""The command ``ftlib``. Every error is one line that says what to do.
+
+Exit codes: 0 all is well; 1 something failed; 2 the command line is wrong; ``ftlib run`` also passes on a worker's exit
+code, 128 + signal where a signal ended it (130 after Ctrl-C, 143 after SIGTERM).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ..errors import ConfigError, FTLibError
+from ..launch.plan import DEFAULT_RESTARTS, Plan, python_command, random_job
+
+_REST = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: run a command and exit."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        code = commands.main(args=arguments, prog_name="ftlib", standalone_mode=False)
+    except click.UsageError as error:
+        where = "ftlib" if error.ctx is None else error.ctx.command_path
+        return _complain(f"{error.format_message()} See {where} --help", 2)
+    except click.ClickException as error:
+        return _complain(error.format_message(), 2)
+    except ConfigError as error:
+        return _complain(str(error), 2)
+    except FTLibError as error:
+        return _complain(str(error), 1)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"ftlib: error: {' '.join(text.split())}", err=True)
+    return code
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def commands(context: click.Context) -> None:
+    """Data-parallel PyTorch training that goes on when a worker is killed."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@commands.command(context_settings=_REST)
+@click.option("-n", "workers", type=click.IntRange(min=1), required=True, help="How many workers to start.")
+@click.option("--min", "min_workers", type=int, default=1, show_default=True, help="Steps wait below this many members.")
+@click.option("--max", "max_workers", type=int, default=None, help="Members above this many stay spares.")
+@click.option("--max-restarts", type=int, default=DEFAULT_RESTARTS, show_default=True, help="Restarts of all workers together.")
+@click.option("--restart-delay", type=float, default=1.0, show_default=True, help="Seconds from a death to the restart.")
+@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to drain after Ctrl-C or SIGTERM.")
+@click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Write worker-N.log there, too.")
+@click.option("--events", type=click.Path(path_type=Path), default=None, help="Append one JSON line an event to this file.")
+@click.option("--resume", type=click.Path(path_type=Path), default=None, help="Go on from the newest checkpoint in there.")
+@click.option("--job", default=None, help="Job name  [default: a random one]")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(
+    *,
+    workers: int,
+    min_workers: int,
+    max_workers: int | None,
+    max_restarts: int,
+    restart_delay: float,
+    grace: float,
+    log_dir: Path | None,
+    events: Path | None,
+    resume: Path | None,
+    job: str | None,
+    module: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> int:
+    """Start workers of SCRIPT on this host, keep them going, and leave nothing behind.
+
+    A worker that dies is restarted and joins the others; one that its peers find silent is killed first.
+    """
+    from ..launch.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
+
+    plan = Plan(
+        command=python_command(script, args, module=module),
+        workers=workers,
+        job=job or random_job(),
+        min_workers=min_workers,
+        max_workers=max_workers,
+        max_restarts=max_restarts,
+        restart_delay=restart_delay,
+        log_dir=log_dir,
+        events=events,
+        resume=resume,
+        grace=grace,
+    )
+    return launch(plan)
+
+
+@commands.command(context_settings=_REST, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def demo(args: tuple[str, ...]) -> int:
+    """Train on handwritten digits while workers are killed, stopped and added; about a minute."""
+    try:
+        module = importlib.import_module("ftlib.cli.demo.main")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the demo needs the package {error.name}: pip install 'ftlib[demo]'") from None
+    return int(module.main(list(args)) or 0)
+
+
+_TIMEOUT = click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for the answer.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+@commands.command()
+@click.argument("address")
+@_JSON
+@click.option("--watch", is_flag=True, help="Show it anew every second, until Ctrl-C.")
+@_TIMEOUT
+def status(*, address: str, as_json: bool, watch: bool, timeout: float) -> int:
+    """Show what the member at ADDRESS (host:port) believes."""
+    from .overview import show, watch_status  # noqa: PLC0415 - brings the whole runtime, which only this needs
+    from .status import fetch_status, with_followers  # noqa: PLC0415
+
+    if watch:
+        if as_json:
+            raise click.UsageError("--watch is for people, --json for programs: give one of them.")
+        return watch_status(lambda: with_followers(fetch_status(address, timeout), timeout))
+    answer = fetch_status(address, timeout)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        show(with_followers(answer, timeout))
+    return 0
+
+
+@commands.command()
+@click.argument("address")
+@click.option("--epoch", type=click.IntRange(min=1), default=None, help="Only the change to this epoch.")
+@click.option("--last", type=click.IntRange(min=1), default=10, show_default=True, help="So many changes, the newest.")
+@_JSON
+@_TIMEOUT
+def explain(*, address: str, epoch: int | None, last: int, as_json: bool, timeout: float) -> int:
+    """Tell why and how each view changed, as the member at ADDRESS (host:port) and the drivers of the changes know it."""
+    from .explain import explain as text_of  # noqa: PLC0415
+    from .explain import fetch_story  # noqa: PLC0415
+
+    story = fetch_story(address, timeout, epoch=epoch, last=last)
+    click.echo(json.dumps(story.as_list(), indent=2) if as_json else text_of(story))
+    return 0
+
+
+@commands.command()
+@click.argument("address", required=False)
+@click.option("--listen", "listening", is_flag=True, help="Be examined by a doctor at another host, at ADDRESS.")
+@click.option("--job", default=None, help="The job that the member should belong to  [default: FTLIB_JOB]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every check, not only the verdict.")
+@click.option("--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait for each answer.")
+def doctor(*, address: str | None, listening: bool, job: str | None, as_json: bool, verbose: bool, timeout: float) -> int:
+    """Find out what is wrong between this host and the member at ADDRESS (host:port), and say it in one line."""
+    from rich.console import Console  # noqa: PLC0415 - as for status
+
+    from . import doctor as consulting  # noqa: PLC0415
+
+    if listening:
+        return consulting.listen(address or consulting.LISTEN, Console())
+    if address is None:
+        raise click.UsageError("Missing argument 'ADDRESS' (host:port of a member), or --listen.")
+    diagnoses = consulting.examine(address, job=job, timeout=timeout)
+    record = consulting.as_record(address, diagnoses)
+    if as_json:
+        click.echo(json.dumps(record, indent=2))
+    else:
+        consulting.show(diagnoses, Console(), verbose=verbose)
+    return 0 if record["ok"] else 1
+
+
+@commands.command()
+@click.option("--members", type=click.IntRange(1, 10_000), default=5, show_default=True, help="Founders of the job.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="The same seed, the same run.")
+@click.option("--seeds", default=None, help="Many runs: FROM-TO, or how many from --seed on; tells which ones fail.")
+@click.option("--faults", default="all", show_default=True, help="all, none, or names: see above.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.0, max=86400.0),
+    default=20.0,
+    show_default=True,
+    help="How long faults go on; then the network is healed.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["majority", "any", "storage"]),
+    default="majority",
+    show_default=True,
+    help="Who may decide. storage: a store that all share, with leases or without.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Draw it: FILE.svg or FILE.png.")
+@click.option(
+    "--transcript", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write it down, message by message."
+)
+def simulate(
+    *,
+    members: int,
+    seed: int,
+    seeds: str | None,
+    faults: str,
+    seconds: float,
+    policy: str,
+    as_json: bool,
+    picture: Path | None,
+    transcript: Path | None,
+) -> int:
+    """Run the membership protocol in virtual time, break things at random, and check every promise all the while.
+
+    First faults, then a healed network on which the living must agree again. Exit code 1 where a promise was broken.
+
+    \b
+    --faults takes names separated by commas; NAME=3 is drawn three times as often, -NAME not at all (after all).
+      processes    crash restart pause stall trap majority survivor
+      network      one_way isolate halves three_way bridge loss duplication
+                   reordering clog slow latency flap replay
+      clocks       skew drift jump
+      membership   join join_and_crash leave reset refuse
+      the store    store_away store_slow store_lost store_fails store_deaf
+                   store_blind store_strange store_race (all with --policy storage)
+      groups       partition churn clock
+    """  # noqa: D301 - for click the escape is a command, not text
+    if seeds is not None and picture is not None:
+        raise click.UsageError("--picture is for one run, --seeds for many: give one of them.")
+    if seeds is not None and transcript is not None:
+        raise click.UsageError("--transcript is for one run, --seeds for many: give one of them.")
+    from .simulate.main import simulate as run_it  # noqa: PLC0415 - as for status
+    from .simulate.order import Order  # noqa: PLC0415
+
+    order = Order(members, seed, faults, seconds, policy)
+    return run_it(order, seeds=seeds, as_json=as_json, picture=picture, transcript=transcript)
+
+
+@commands.group()
+def keys() -> None:
+    """Make the secret that members share, and change it while they run.
+
+    A member reads its secret_file again when it changes; the first secret in it seals, all are accepted. To change the secret
+    of a running job, on the file that all members read (or on each host's copy, one step everywhere before the next one):
+
+    \b
+      1. ftlib keys rotate FILE     adds a new secret as the last
+      2. ftlib keys promote FILE    makes it the first, two seconds later
+      3. ftlib keys drop FILE       removes the others, two seconds later
+    """  # noqa: D301 - for click the escape is a command, not text
+
+
+@keys.command("new")
+def keys_new() -> int:
+    """Print a new secret: umask 077; ftlib keys new > FILE."""
+    from ..launch.credentials import new_secret  # noqa: PLC0415 - brings cryptography
+
+    click.echo(new_secret())
+    return 0
+
+
+_KEY_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+
+
+@keys.command("rotate")
+@_KEY_FILE
+def keys_rotate(*, file: Path) -> int:
+    """Step 1: add a new secret to FILE as the last, which all then accept."""
+    from .keys import add_key  # noqa: PLC0415
+
+    add_key(file)
+    click.echo(f"a new secret is the last in {file}; once all members have this file (2 s): ftlib keys promote {file}")
+    return 0
+
+
+@keys.command("promote")
+@_KEY_FILE
+def keys_promote(*, file: Path) -> int:
+    """Step 2: make the last secret in FILE the first, which members then seal with."""
+    from .keys import promote_key  # noqa: PLC0415
+
+    promote_key(file)
+    click.echo(f"the new secret is the first in {file}; once all members have this file (2 s): ftlib keys drop {file}")
+    return 0
+
+
+@keys.command("drop")
+@_KEY_FILE
+def keys_drop(*, file: Path) -> int:
+    """Step 3: remove all secrets but the first from FILE."""
+    from .keys import drop_keys  # noqa: PLC0415
+
+    drop_keys(file)
+    click.echo(f"the old secrets are gone from {file}: whoever has only those is a stranger now")
+    return 0
+
+
+@keys.command("token")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+def keys_token(*, file: Path | None) -> int:
+    """Print the bearer token with which Prometheus may GET /metrics (of the secret in FILE, or in the settings)."""
+    from .keys import metrics_token  # noqa: PLC0415
+
+    click.echo(metrics_token(file))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What every layer may use: clocks and threads, log fields, counters, units, memory."""

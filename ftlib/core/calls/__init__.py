@@ -1,0 +1,1 @@
+"""One call as plain values, and one attempt at it in one session."""

@@ -1,0 +1,87 @@
+"""Giving a finished call's result to a survivor that was still in it: sums as they lie in staging, and what every member used
+up of the data. Verified by digest.
+
+The donor's rebuild thread only starts the sends: its slots stay untouched until an operation of the next call has finished, and
+that takes the adopter. If something fails, the adopter sees it, and the next epoch's plan provides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+
+import torch
+
+from ...data.sampling import packed_shares, unpacked_shares
+from ...errors import GroupError, StepMismatch
+from ...frameworks.base import Group, Work
+from ..tensors.staging import Slot, Staging, finite
+from .call import Call, Results
+
+__all__ = ["Adoption", "donate"]
+
+_HEADER = struct.Struct("<4sIQdI16s16s")
+_MAGIC = b"ftl2"
+_SHARES_LIMIT = 1 << 20
+"""Bytes that the members' shares may have."""
+
+
+def donate(group: Group, rank: int, results: Results) -> list[Work]:
+    """Start sending ``results`` to ``rank``."""
+    shares = bytearray(packed_shares(results.shares))
+    digest, signature = _digest(shares, results.slots), results.layout.signature
+    header = _HEADER.pack(_MAGIC, len(results.slots), results.number, results.weight, len(shares), signature, digest)
+    tensors = [torch.frombuffer(data, dtype=torch.uint8) for data in (bytearray(header), shares)]
+    tensors += [slot.data for slot in results.slots if slot.data.numel()]
+    return [group.send(tensor, rank, _tag(results.number, number)) for number, tensor in enumerate(tensors)]
+
+
+class Adoption:
+    """The other side, on the training thread: receive, then verify."""
+
+    def __init__(self, call: Call, group: Group, donor: int, staging: Staging) -> None:
+        self._call, self._group, self._donor = call, group, donor
+        slots = [staging.slot(number, 0) for number in range(len(call.layout.buckets))]
+        self._slots = slots
+        self._header = torch.zeros(_HEADER.size, dtype=torch.uint8, device="cpu")
+
+    def receive(self, wait: Callable[[Work, Slot | None], None]) -> Results:
+        """The verified results; ``wait`` blocks until a work has ended. GroupError if they do not arrive intact."""
+        call = self._call
+        wait(self._group.recv(self._header, self._donor, _tag(call.number, 0)), None)
+        magic, count, number, weight, told, signature, digest = _HEADER.unpack(self._header.numpy().tobytes())
+        if magic != _MAGIC or number != call.number or told > _SHARES_LIMIT:
+            raise GroupError(f"rank {self._donor} donated something else than {call}", (self._donor,))
+        if signature != call.layout.signature or count != len(self._slots):
+            raise StepMismatch(
+                f"{call} was finished by the others with other tensors or another operation: call the same things in the same "
+                "order everywhere"
+            )
+        row = torch.zeros(told, dtype=torch.uint8, device="cpu")
+        wait(self._group.recv(row, self._donor, _tag(call.number, 1)), None)
+        filled = [slot for slot in self._slots if slot.data.numel()]
+        for index, slot in enumerate(filled, start=2):
+            wait(self._group.recv(slot.data, self._donor, _tag(call.number, index)), slot)
+        shares = row.numpy().tobytes()
+        if _digest(shares, self._slots) != digest:
+            raise GroupError(f"the result of {call} arrived damaged from rank {self._donor}", (self._donor,))
+        intact = not call.veto or all(finite(slot.data) for slot in self._slots)
+        results = Results(call.number, call.layout, self._slots, weight, intact)
+        try:
+            results.share(unpacked_shares(shares))
+        except ValueError as error:
+            raise GroupError(f"rank {self._donor} donated {call} with nonsense: {error}", (self._donor,)) from None
+        return results
+
+
+def _digest(shares: bytes | bytearray, slots: tuple[Slot, ...] | list[Slot]) -> bytes:
+    digest = hashlib.blake2b(shares, digest_size=16)
+    for slot in slots:
+        if slot.data.numel():
+            digest.update(slot.data.view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def _tag(call: int, index: int) -> int:
+    return call % 4096 * 65536 + index + 1

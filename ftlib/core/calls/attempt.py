@@ -1,0 +1,207 @@
+"""One attempt at a call within one session: stage, reduce, and read the trailer. Runs on the training thread.
+
+What every call starts with has a size that all members know alike, whatever they are about to do: the head of the call
+that they finished together last. (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker with
+other tensors must be found out before it sends any.) A member whose call is laid out differently first takes part in a
+*prelude* of that size, which costs one small operation where the layout changes and nothing where it stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from ...errors import GroupError
+from ...frameworks.base import Kind, Operation, Work
+from ..tensors.layout import Bucket
+from ..tensors.staging import Slot, Staging, finite
+from ..tensors.trailer import Flag, Region, Trailer
+from ..tensors.trailer import Slot as Saying
+from .call import Call, Results
+from .salvage import blame
+from .session import Session
+
+__all__ = ["BARE", "SETTLE", "WAIT_SLICE", "Attempt", "Disagreement", "Waits"]
+
+SETTLE = 0.1
+"""Seconds that operations of an aborted group get to end before their buffers are given up.
+
+They end within milliseconds, but for one of a hundred that Gloo never wakes: the others would wait for this member meanwhile.
+"""
+WAIT_SLICE = 0.05
+"""Seconds between looks at deadlines, signals and the end of the session while an operation is under way."""
+
+BARE = Bucket(torch.uint8, 0, "SUM", ())
+"""A head without data: what the first call of a session starts with."""
+
+
+class Disagreement(GroupError):
+    """Members entered this call with different signatures. ``blamed``: ids of those who have to stop."""
+
+    def __init__(self, text: str, blamed: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.blamed = blamed
+
+
+class Waits(Protocol):
+    """Whoever an attempt tells that it waits."""
+
+    now: Callable[[], float]
+
+    def waited(self, call: Call, session: Session, seconds: float) -> None:
+        """One operation of ``call`` has taken so long. Raises what ends the wait."""
+
+
+class Entered(Protocol):
+    """Whoever is told that all members are in the call."""
+
+    def entered(self) -> None:
+        """An operation of the call has finished: everybody is in it, hence finished the one before."""
+
+
+class Attempt:
+    """A call's operations in one session."""
+
+    def __init__(self, call: Call, session: Session, staging: Staging, waits: Waits, plane: Entered | None = None) -> None:
+        """``waits``: told every ``WAIT_SLICE`` of an operation. ``plane``: told once that everybody is in the call."""
+        self._call = call
+        self._session = session
+        self._staging = staging
+        self._waits = waits
+        self._plane = plane
+        self._window: deque[tuple[Work, Slot | None]] = deque()
+        self._trailer: Trailer | None = None
+        self._finite = True
+
+    def run(self, saying: Saying, in_flight: int) -> tuple[Trailer, Results]:
+        """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
+        session, call, layout, window = self._session, self._call, self._call.layout, self._window
+        group = session.group
+        assert group is not None
+        agreed, said = session.agreed, None
+        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
+            said = self._say(BARE if agreed is None else agreed.head, saying)
+        slots = []
+        for number, bucket in enumerate(layout.buckets):
+            if number and len(window) == in_flight:
+                self._reap()
+            slot = self._staging.slot(number, session.codec.elements)
+            call.fill(slot)  # the head beside a prelude: it has a slot to spare
+            if number == 0:
+                session.codec.write(slot.trailer, saying, bucket.op)
+                if said is not None:
+                    self._hear(said)
+            window.append((group.submit(Operation(Kind.ALLREDUCE, slot.flat, bucket.op)), slot))
+            slots.append(slot)
+        while window:
+            self._reap()
+        assert self._trailer is not None
+        if agreed is not layout or call.changes_state:
+            session.agree(layout, call.script)
+        return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
+
+    def wait(self, work: Work, slot: Slot | None) -> None:
+        """Wait for one operation outside of ``run``; ``slot``: what it works on."""
+        self._window.append((work, slot))
+        self._end_oldest()
+
+    def settle(self, timeout: float) -> None:
+        """After the group was aborted: see that nothing writes into the staging any more, or give up what is written into."""
+        deadline = self._waits.now() + timeout
+        while self._window:
+            work, slot = self._window.popleft()
+            if not work.done():
+                with contextlib.suppress(GroupError):
+                    work.wait(max(0.0, deadline - self._waits.now()))
+            if not work.done() and slot is not None:
+                self._staging.abandon(slot)
+
+    def _prelude(self, head: Bucket, saying: Saying) -> None:
+        self._hear(self._say(head, saying))
+
+    def _say(self, head: Bucket, saying: Saying) -> Region:
+        """Begin a prelude as large as ``head``; what everybody says in it, once it has ended."""
+        session = self._session
+        assert session.group is not None
+        buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype, device="cpu")
+        said = buffer[head.count :].numpy()
+        session.codec.write(said, saying, head.op)
+        self._window.append((session.group.submit(Operation(Kind.ALLREDUCE, buffer, head.op)), None))
+        return said
+
+    def _hear(self, said: Region) -> None:
+        """Wait for the prelude, all that is under way."""
+        self._end_oldest()
+        self._check(self._session.codec.read(said))
+        if self._plane is not None:
+            self._plane.entered()
+
+    def _end_oldest(self) -> None:
+        """Wait for the operation that was begun first."""
+        work = self._window[0][0]
+        if not work.wait(WAIT_SLICE):
+            began = self._waits.now() - WAIT_SLICE
+            while True:
+                self._waits.waited(self._call, self._session, self._waits.now() - began)
+                if work.wait(WAIT_SLICE):
+                    break
+        self._window.popleft()
+
+    def _reap(self) -> None:
+        """Wait for the oldest operation."""
+        slot = self._window[0][1]
+        self._end_oldest()
+        if self._trailer is None:
+            assert slot is not None
+            self._trailer = self._session.codec.read(slot.trailer)
+            self._check(self._trailer)
+            if self._plane is not None:
+                self._plane.entered()
+        if self._call.veto and self._finite and slot is not None:
+            # Of the result, not of the own input: its bits are the same at all members, so they decide alike without a word.
+            # Here, while the next operations are under way and the bucket is in the cache.
+            self._finite = finite(slot.data, slot.numbers)
+
+    def _check(self, trailer: Trailer) -> None:
+        check, session = self._call.layout.check, self._session
+        if all(slot.check == check or slot.flags & Flag.FOLLOWING for slot in trailer.slots):
+            if trailer.draws:
+                self._check_deal(trailer)
+            return
+        said = {rank: slot.check for rank, slot in enumerate(trailer.slots) if not slot.flags & Flag.FOLLOWING}
+        blamed = self._blamed(said)
+        own = session.name(session.member_id)
+        text = (
+            f"members entered {self._call} with different tensors or operations (this is what {own} "
+            f"entered{self._call.remark()}); it disagrees at {session.names(blamed)}: "
+            "call the same things in the same order everywhere"
+        )
+        raise Disagreement(text, blamed)
+
+    def _check_deal(self, trailer: Trailer) -> None:
+        """Samples are dealt alike everywhere, or some would be used twice and others never."""
+        drawing = [(rank, slot) for rank, slot in enumerate(trailer.slots) if slot.data_epoch]
+        for epoch in sorted({slot.data_epoch for _, slot in drawing}):  # one may have begun the next
+            said = {rank: slot.deal.to_bytes(2, "little") for rank, slot in drawing if slot.data_epoch == epoch}
+            blamed = self._blamed(said)
+            if not blamed:
+                continue
+            text = (
+                f"members entered {self._call} with different ideas of who draws which samples; it disagrees at "
+                f"{self._session.names(blamed)}: give ElasticSampler the same dataset, batch size and seed everywhere, and "
+                "call set_epoch with the same epochs"
+            )
+            raise Disagreement(text, blamed)
+
+    def _blamed(self, said: Mapping[int, bytes]) -> tuple[str, ...]:
+        """Who has to stop because of what the ranks said; nobody where all said the same."""
+        if len(set(said.values())) < 2:
+            return ()
+        session = self._session
+        by_id = {session.by_rank[rank]: value for rank, value in said.items()}
+        in_order = {member_id: by_id[member_id] for member_id in session.view.ids if member_id in by_id}
+        return blame(in_order, session.plan.newcomers)

@@ -1,0 +1,306 @@
+"""A call: one average, allreduce, broadcast or barrier, the unit that is finished by all members or by none.
+
+Every kind is carried out as allreduces over the buckets of its layout, so that each call ends all-to-all and can be salvaged
+alike. A broadcast sums bytes of which all but the root's are zero: exact for every dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+import torch
+
+from ...data.sampling import Share
+from ...errors import ConfigError
+from ..tensors.dtypes import load, store
+from ..tensors.layout import Layout
+from ..tensors.staging import Slot, finite
+from .session import Session
+
+__all__ = ["Call", "Kind", "Results"]
+
+
+_NOTHING, _INFERENCE = -1, -2
+"""Instead of a version: there is no tensor yet; it keeps no count."""
+
+
+class Kind(Enum):
+    """What a call does with its tensors."""
+
+    AVERAGE = "average"
+    ALLREDUCE = "allreduce"
+    BROADCAST = "broadcast"
+    BARRIER = "barrier"
+    UNIT = "execute"
+
+
+class Results:
+    """What a finished call left in staging: sums not yet divided. Valid until an operation of the next call has finished."""
+
+    __slots__ = ("finite", "layout", "number", "shares", "slots", "weight")
+
+    def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float, intact: bool = True) -> None:
+        self.number = number
+        self.layout = layout
+        self.slots = tuple(slots)
+        self.weight = weight
+        self.finite = intact
+        """False if the call was to be looked through for inf and nan, and has some."""
+        self.shares: Mapping[str, Share] = {}
+        """What every member used up of the data, by its id; empty where nobody draws samples."""
+
+    def share(self, shares: Mapping[str, Share]) -> None:
+        """Note what every member used up of the data."""
+        self.shares = shares
+
+
+class Call:
+    """A call in progress at this member; used by the training thread only (``number`` and ``layout`` are constant)."""
+
+    foreign = False
+    """Whether it is not the program's, which uses up no samples with it."""
+
+    stand_in = False
+    """Whether a deputy is in it, and the program is outside of calls (see ``deputy``)."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        layout: Layout,
+        sources: Sequence[torch.Tensor | None],
+        *,
+        owners: Sequence[torch.Tensor] = (),
+        weight: float = 1.0,
+        by_samples: bool = False,
+        batches: int = 0,
+        divide: bool = False,
+        veto: bool = False,
+        root_rank: int | None = None,
+        name: Callable[[int], str] = "tensor {}".format,
+        remark: Callable[[], str] = str,
+    ) -> None:
+        """``sources``: read, and written once the call has finished; None (``owners`` has its parameter): zeros, created then.
+
+        ``weight``: this member's share in an average (``divide``); ``by_samples``: where samples are counted, it is their
+        number. ``batches``: how many of the elastic sampler's it uses up. ``veto``: nobody applies a result with inf or nan.
+        ``root_rank``: whose tensors a broadcast spreads. ``name``: how people know a tensor. ``remark``:
+        what may explain a mismatch.
+        """
+        self.kind = kind
+        self.layout = layout
+        self.nbytes = layout.nbytes
+        """Bytes of tensors that it reduced, once it has finished."""
+        self.counts_as_step = kind is Kind.AVERAGE
+        """Whether finishing it grants an optimizer step."""
+        self.sources = list(sources)
+        self.owners = owners
+        self.weight = weight
+        self.batches = batches
+        self._by_samples = by_samples
+        self._outdated = False
+        self.divide = divide
+        self.veto = veto
+        self.name = name
+        self.remark = remark
+        self.silent = False
+        """Contribute zeros: all but the root of a broadcast."""
+        self.root_rank = root_rank
+        self._root = ""
+        self.number = 0
+        self.began = 0.0
+        """When it was entered, on the clock of the threads that carry it out."""
+        self.computing = False
+        """Whether the program's code runs within it. Guarded by the plane's lock."""
+        self.present = True
+        """Whether the others may be told that this member is in it."""
+        self.late = False
+        """Whether it was finished without this worker, which was late: what was computed for it counts nowhere."""
+        self._flat: dict[int, torch.Tensor] = {}
+        self._versions = [_version(source) for source in sources]
+
+    def __str__(self) -> str:
+        return f"call {self.number}, {self.layout.text}"
+
+    changes_state = False
+    """Whether the registered state changes while it is in progress."""
+
+    script: tuple[Layout, ...] = ()
+    """Of a unit: layouts of what its function did, and of its commit."""
+
+    def entry(self, live: Callable[[], object]) -> Callable[[], object] | None:
+        """What gives the registered state as it was on entry to this call: ``live``, as nothing changes meanwhile.
+
+        None while that is not known.
+        """
+        return live
+
+    def steps(self, results: Results) -> int:
+        """Optimizer steps that it grants with these results."""
+        return int(self.counts_as_step and not self.void(results))
+
+    # --- where it is ---------------------------------------------------------------------------------------------------
+
+    def enter(self, number: int, now: float) -> None:
+        """It begins, as call ``number`` of the job."""
+        self.number, self.began = number, now
+
+    def restart(self, now: float) -> None:
+        """What was waited for until now does not count against its deadline."""
+        self.began = now
+
+    def renumber(self, number: int) -> None:
+        """Others have finished calls that this member was not in; it is in the next one."""
+        self.number = number
+
+    def become(self, other: Call) -> None:
+        """It turns out to be that call of the others, in its place."""
+        self.number, self.began = other.number, other.began
+
+    def overtaken(self, number: int) -> None:
+        """It was finished, as call ``number``, without this worker, which was late."""
+        self.number, self.late = number, True
+
+    def compute(self, computing: bool) -> None:
+        """Whether the program's code runs within it. Under the plane's lock."""
+        self.computing = computing
+
+    def show(self) -> None:
+        """The others may be told from now on that this member is in it. Under the plane's lock."""
+        self.present = True
+
+    # --- what it does --------------------------------------------------------------------------------------------------
+
+    def address(self, session: Session) -> None:
+        """Before an attempt. A broadcast's root is the member that has the rank when the call first finds a session.
+
+        Only the root has a weight: should it die, or should members mean different ones, the weights tell.
+        """
+        if self.root_rank is None:
+            return
+        if not self._root:
+            if not 0 <= self.root_rank < session.size:
+                raise ConfigError(f"root_rank={self.root_rank} is no rank of {session.view}: give 0 to {session.size - 1}")
+            self._root = session.by_rank[self.root_rank]
+        self.silent = self._root != session.member_id
+        self.weight = 0.0 if self.silent else 1.0
+
+    def weigh(self, samples: float) -> None:
+        """What was computed for an average was computed from so many samples; without any it counts nothing."""
+        if not self._outdated and (self._by_samples or not samples):
+            self.weight = samples
+
+    def void(self, results: Results) -> bool:
+        """Whether this call has no result, at any member: by the sum of the weights, or by a veto."""
+        if not results.finite:
+            return True
+        return (self.divide and results.weight == 0.0) or (self.root_rank is not None and results.weight != 1.0)
+
+    def spoilt(self) -> list[int]:
+        """Tensors of this member that hold inf or nan, as far as they count."""
+        if self.weight == 0.0:
+            return []
+        return [index for index, source in enumerate(self.sources) if source is not None and not finite(source)]
+
+    def reloaded(self) -> None:
+        """Registered state was loaded within this call: its gradients were computed on other weights, and do not count.
+
+        The state may hold this call's very tensors (buffers that are broadcast): what was loaded is now their input.
+        """
+        self.weight = 0.0
+        self._outdated = True
+        self._versions = [_version(source) for source in self.sources]
+        self._flat.clear()
+
+    def reattach(self) -> None:
+        """Whoever applied a result may have dropped gradients since: the parameters get those of this call again."""
+        for owner, source in zip(self.owners, self.sources, strict=False):
+            if isinstance(owner, torch.nn.Parameter) and source is not None and owner.grad is not source:
+                owner.grad = source
+
+    def anew(self) -> None:
+        """The call was in progress when its lifetime ended, and is this worker's first of the next one."""
+        self._root = ""
+        self.number = 0
+
+    def check_untouched(self) -> None:
+        """Before a redo: the inputs must be what they were."""
+        for index, (source, version) in enumerate(zip(self.sources, self._versions, strict=True)):
+            if _version(source) != version:
+                raise ConfigError(
+                    f"{self.name(index)} of {self} was changed by another thread while the call was in progress: wait for it"
+                )
+
+    def fill(self, slot: Slot, *, weighted: bool = True) -> None:
+        """Stage one bucket's inputs, scaled by the weight where this is an average."""
+        sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
+        scale = self.weight if self.divide and weighted else 1.0
+        if self.silent or scale == 0.0:
+            slot.data.zero_()  # not a product: 0 * inf is nan
+            return
+        op, dtype = slot.bucket.op, slot.bucket.dtype
+        if scale == 1.0 and (op not in ("MIN", "MAX") or dtype.is_floating_point):
+            found = [source for piece in pieces if (source := sources[piece.index]) is not None and piece.shape is not None]
+            if found and len(found) == len(pieces):
+                torch._foreach_copy_(views, found)
+                return
+        for piece, view in zip(pieces, views, strict=True):
+            source = sources[piece.index]
+            if source is None:
+                view.zero_()
+                continue
+            if piece.shape is None:
+                source = self._flattened(piece.index, source)[piece.start : piece.stop]
+            store(view, source, op, scale)
+
+    def deliver(self, results: Results) -> None:
+        """Copy the finished call's results to the caller's tensors, divided by the sum of the weights in an average."""
+        divisor = results.weight if self.divide else 1.0
+        if _INFERENCE not in self._versions:
+            self._write(results.slots, divisor)
+            return
+        indices = {piece.index for slot in results.slots for piece in slot.bucket.pieces}
+        for index in indices:  # gradients that are created shall not be inference tensors
+            self._target(index)
+        with torch.inference_mode():
+            self._write(results.slots, divisor)
+
+    def _write(self, slots: Sequence[Slot], divisor: float) -> None:
+        averaged = divisor != 1.0  # then nothing is encoded: the short way, as models have a thousand tensors
+        for slot in slots:
+            for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
+                target = self.sources[piece.index]
+                if target is None:
+                    target = self._target(piece.index)
+                if piece.shape is None:
+                    target = self._flattened(piece.index, target)[piece.start : piece.stop]
+                if averaged:
+                    torch.div(view, divisor, out=target)
+                else:
+                    load(target, view, divisor)
+        for index, flat in self._flat.items():
+            target = self._target(index)
+            if not target.is_contiguous():
+                target.copy_(flat.view(target.shape))
+        self._flat.clear()
+
+    def _target(self, index: int) -> torch.Tensor:
+        target = self.sources[index]
+        if target is None:
+            target = torch.zeros_like(self.owners[index], requires_grad=False)
+            self.owners[index].grad = target
+            self.sources[index] = target
+        return target
+
+    def _flattened(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that is cut as one row: a view where it is contiguous, else a copy that ``deliver`` writes back."""
+        flat = self._flat.get(index)
+        if flat is None:
+            flat = self._flat[index] = tensor.contiguous().view(-1)
+        return flat
+
+
+def _version(source: torch.Tensor | None) -> int:
+    if source is None:
+        return _NOTHING
+    return _INFERENCE if source.is_inference() else source._version  # noqa: SLF001 - the only way to ask

@@ -1,0 +1,158 @@
+"""A call of the others, as a follower takes part in it: with nothing of its own, and without knowing beforehand what it is.
+
+Every call begins with an operation whose size all members know: the head of the call before, or a prelude just as large. So a
+follower reads in the first trailer what the others are about to do, and asks one of them for the layout where it is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ...errors import GroupError
+from ...frameworks.base import Kind as Op
+from ...frameworks.base import Operation
+from ..tensors.layout import Layout
+from ..tensors.staging import Slot, Staging, StagingPool, finite
+from ..tensors.trailer import Flag, Trailer
+from ..tensors.trailer import Slot as Saying
+from .attempt import BARE, Attempt, Entered, Waits
+from .call import Call, Kind, Results
+from .follower import NoFollowing
+from .session import Session
+
+__all__ = ["Followed", "FollowedAttempt", "NobodyThere", "neutral"]
+
+UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
+
+
+class NobodyThere(Exception):
+    """All who take part follow, some of them since they are late: nobody has entered the call yet, and it does not begin."""
+
+
+class Followed(Call):
+    """A call of the others, as far as a follower knows it."""
+
+    foreign = True
+
+    def __init__(self, began: float, *, veto: bool) -> None:
+        """``veto``: whether averages with inf or nan are applied by nobody."""
+        super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)
+        self._vetoes = veto
+        self.began = began
+        self._turned: set[bytes] = set()
+
+    def learn(self, layout: Layout) -> None:
+        """This is what it is. NoFollowing where nobody can follow that."""
+        self.layout, self.nbytes = layout, layout.nbytes
+        self.kind = next((kind for kind in Kind if layout.kind.startswith(kind.value)), Kind.BARRIER)
+        self.counts_as_step = self.kind is Kind.AVERAGE
+        self.veto = self.counts_as_step and self._vetoes
+        if self.kind is Kind.UNIT:
+            raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
+
+    def turn(self, staging: Staging) -> Staging:
+        """``staging``, ready for this call's first attempt in it or a further one."""
+        if staging.layout.signature not in self._turned:
+            self._turned.add(staging.layout.signature)
+            staging.turn()
+        return staging
+
+    def fill(self, slot: Slot, *, weighted: bool = True) -> None:  # noqa: ARG002
+        """Stage what changes nothing."""
+        slot.data.fill_(neutral(slot.bucket.op, slot.bucket.dtype))
+
+
+class FollowedAttempt(Attempt):
+    """One attempt at a call of the others within one session."""
+
+    def __init__(
+        self,
+        call: Followed,
+        session: Session,
+        pool: StagingPool,
+        waits: Waits,
+        layout_of: Callable[[Session, bytes], Layout],
+        plane: Entered | None = None,
+    ) -> None:
+        """``layout_of``: the layout whose signature starts so; GroupError where nobody tells. Else see ``Attempt``."""
+        agreed = UNKNOWN if session.agreed is None else session.agreed
+        super().__init__(call, session, call.turn(pool.staging(agreed)), waits, plane)
+        self._followed = call
+        self._pool = pool
+        self._layout_of = layout_of
+        self._agreed = agreed
+
+    def run(self, saying: Saying, in_flight: int) -> tuple[Trailer, Results]:
+        """See ``Attempt.run``."""
+        first = self._first(saying)
+        assert self._trailer is not None
+        said = self._said(self._trailer)
+        if self._agreed is not UNKNOWN and said == self._agreed.check:
+            layout, begun = self._agreed, [first]
+        else:  # that was a prelude
+            layout, begun = self._layout_of(self._session, said), []
+            self._staging, self._trailer, self._finite = self._followed.turn(self._pool.staging(layout)), None, True
+        self._followed.learn(layout)
+        if begun and self._followed.veto:
+            self._finite = self._finite and finite(first.data)
+        slots = list(begun)
+        for number in range(len(begun), len(layout.buckets)):
+            if len(self._window) == in_flight:
+                self._reap()
+            slots.append(self._begin(saying, number))
+        while self._window:
+            self._reap()
+        trailer = self._trailer
+        assert trailer is not None
+        self._session.agree(layout)
+        return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite)
+
+    def _first(self, saying: Saying) -> Slot:
+        """What tells what the others are about to do; again, where nobody is there yet."""
+        while True:
+            slot = self._begin(saying, 0)
+            try:
+                self._reap()
+            except NobodyThere:
+                if self._call.stand_in:
+                    raise
+                self._trailer = None
+            else:
+                return slot
+
+    def _begin(self, saying: Saying, number: int) -> Slot:
+        group, codec = self._session.group, self._session.codec
+        assert group is not None
+        slot = self._staging.slot(number, codec.elements)
+        self._call.fill(slot)
+        if number == 0:
+            codec.write(slot.trailer, saying, slot.bucket.op)
+        self._window.append((group.submit(Operation(Op.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
+        return slot
+
+    def _said(self, trailer: Trailer) -> bytes:
+        """The check of those that do not follow. GroupError where they differ: they find out who has to stop.
+
+        NobodyThere where there are none, and those who are late will come.
+        """
+        checks = {slot.check for slot in trailer.slots if not slot.flags & Flag.FOLLOWING}
+        if not checks and any(slot.flags & Flag.LATE for slot in trailer.slots):
+            raise NobodyThere
+        if len(checks) != 1:
+            raise GroupError(f"there is no one call to follow: {len(checks)} different ones were entered")
+        return next(iter(checks))
+
+    def _check(self, trailer: Trailer) -> None:
+        """A follower has no opinion."""
+        self._said(trailer)
+
+
+def neutral(op: str, dtype: torch.dtype) -> int:
+    """What changes no result of ``op`` on the wire; floats never have minima there (see ``dtypes``)."""
+    if op == "PRODUCT":
+        return 1
+    if op == "SUM":
+        return 0
+    return torch.iinfo(dtype).max if op == "MIN" else torch.iinfo(dtype).min

@@ -1,0 +1,64 @@
+"""A session: one activated view with its process group and plan. Immutable but for what the training thread notes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from consensus import View
+
+from ...frameworks.base import Group
+from ..tensors.layout import Layout
+from ..tensors.trailer import TrailerCodec
+from .salvage import Plan
+
+__all__ = ["Session"]
+
+
+class Session:
+    """What a member needs to act in a view. ``group`` is None where the member is alone."""
+
+    def __init__(self, view: View, plan: Plan, member_id: str, ranks: Mapping[str, int], group: Group | None) -> None:
+        self.view = view
+        self.plan = plan
+        self.member_id = member_id
+        self.group = group
+        self.rank = ranks[member_id]
+        self.size = len(ranks)
+        self.ranks = dict(ranks)
+        self.by_rank = tuple(sorted(ranks, key=ranks.__getitem__))
+        self.codec = TrailerCodec(self.rank, self.size)
+        self.donor = plan.donor_of(member_id)
+        """Who gives this member the result of the newest call that anybody finished; None where it has it."""
+        self.agreed: Layout | None = None
+        """Of the newest call that was finished in this session (training thread only)."""
+        self.script: tuple[Layout, ...] = ()
+        """Layouts of what the newest unit did that was finished in this session, its commit last (training thread only)."""
+
+    def __str__(self) -> str:
+        return f"{self.view}, rank {self.rank} of {self.size}"
+
+    def agree(self, layout: Layout | None, script: tuple[Layout, ...] = ()) -> None:
+        """All members have come to the end of a call with that layout. ``script``: that of a unit. Training thread only."""
+        self.agreed = script[0] if script else layout
+        self.script = script or self.script
+
+    def members_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Member ids at these ranks; nonsense is dropped."""
+        return tuple(self.by_rank[rank] for rank in ranks if 0 <= rank < self.size)
+
+    def name(self, member_id: str) -> str:
+        """How people know a member of this view: its worker label where it has one, else a short id."""
+        if member_id not in self.view:
+            return member_id[:6]
+        member = self.view.member(member_id)
+        label = member.fact("name")
+        return f"{label} ({member_id[:6]})" if label else str(member)
+
+    def short(self, member_id: str) -> str:
+        """Its worker label where it has one, else a short id."""
+        label = self.view.member(member_id).fact("name") if member_id in self.view else None
+        return label or member_id[:6]
+
+    def names(self, member_ids: Sequence[str]) -> str:
+        """Several of them, for a sentence."""
+        return ", ".join(self.name(member_id) for member_id in member_ids)

@@ -1,0 +1,446 @@
+"""How a call is carried out: wait for a group, decide what the call does in it, and do that; where it fails, all of that again.
+
+The program sees nothing of what happens in between. ``Engine._carry_out`` is the whole story of a call, ``decide`` its one
+decision, and ``Engine.attempt`` the place where a failure shows. What goes wrong for good is raised; whatever leaves a call by
+an exception aborts the group first, so that nobody waits for this member in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from consensus import Consensus, LeftError
+
+from ...errors import Excluded, GroupError, StateLost, StepMismatch
+from ...state.registry import Registered
+from ...status import Status
+from ..calls.adoption import Adoption
+from ..calls.attempt import SETTLE, Attempt, Disagreement
+from ..calls.call import Call, Results
+from ..calls.follow import Followed, FollowedAttempt, NobodyThere
+from ..calls.follower import NoFollowing, Recovery, kept
+from ..calls.observer import Observers
+from ..calls.session import Session
+from ..execute.execution import Executor, Means
+from ..execute.unit import Unit
+from ..plane.boundary import halted
+from ..plane.failures import Failures
+from ..plane.hang import log_stragglers
+from ..plane.nonfinite_check import Veto
+from ..plane.orders import Finish
+from ..plane.phase import Phase
+from ..plane.plane import Plane
+from ..plane.rebuild import Rebuilder
+from ..plane.step_times import QUIET
+from ..tensors.layout import Layout
+from ..tensors.layout_book import LayoutBook
+from ..tensors.staging import Slot, StagingPool
+from ..tensors.trailer import Flag, Trailer
+from ..tensors.trailer import Slot as Saying
+from .arrival import Arrival
+from .call_lock import Turns
+from .inquiry import Entered, Inquiry
+from .waiting import Limits, Waiting
+
+__all__ = ["Engine", "Facts", "Next", "decide"]
+
+
+class Next(Enum):
+    """What a call does in a session."""
+
+    ADOPT = "the others have finished it: take its result from one of them"
+    FOLLOW = "take part in the others' calls until the state is here, beside them; then it is one of theirs"
+    ASK = "find out which call the others are in"
+    ACCOMPANY = "the others are in another call: take part in that one, with nothing of the program's"
+    WAIT = "the session has ended"
+    LOAD = "get the state, while the others wait; then as ATTEMPT"
+    ATTEMPT = "carry out its operations"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a decision depends on, besides the call and the session."""
+
+    level: bool
+    """Whether the state that counts is here."""
+    newcomer: bool = False
+    """Whether the program may be at another place than the others' programs."""
+    follows: bool = False
+    """Whether this member can take part in the others' calls until it has the state."""
+    others: Entered | None = None
+    """What the others are in, where a newcomer has asked."""
+
+
+LEVEL = Facts(level=True)
+"""Of a member that was there before: in a job that just trains nothing else is the case."""
+
+
+def decide(call: Call, session: Session, facts: Facts) -> Next:
+    """What ``call`` does in ``session``."""
+    finished = session.donor is not None and call.number == session.plan.call
+    # To a newcomer, what the others finished is its program's call only if it looks so, and its state was theirs in it.
+    if finished and (not facts.newcomer or (facts.level and session.plan.signature == call.layout.signature)):
+        return Next.ADOPT
+    if facts.follows:
+        return Next.FOLLOW
+    if facts.newcomer:
+        if finished:
+            return Next.ACCOMPANY
+        if facts.others is not Entered.OWN:
+            return _OTHERS[facts.others]
+    return Next.ATTEMPT if facts.level else Next.LOAD
+
+
+_OTHERS = {
+    None: Next.ASK,
+    Entered.UNKNOWN: Next.WAIT,
+    Entered.OTHER: Next.ACCOMPANY,
+    Entered.FOREIGN: Next.ACCOMPANY,
+}
+
+
+class Engine:
+    """Carries out the calls of one lifetime, one at a time."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        consensus: Consensus,
+        rebuilder: Rebuilder,
+        turns: Turns,
+        limits: Limits,
+        in_flight: int,
+        *,
+        load: Callable[[Call, Session], bool],
+        registered: Callable[[], Registered | None] = lambda: None,
+        inquiry: Inquiry | None = None,
+        recovery: Recovery | None = None,
+        observers: Observers | None = None,
+        layouts: LayoutBook | None = None,
+    ) -> None:
+        """``load``: loads registered state where this member lacks it; whether it did. ``registered``: what that is.
+
+        ``inquiry``: tells a newcomer what the others are in; None where calls are all alike. ``recovery``: gets the state
+        beside the others' calls. ``layouts``: of all calls.
+        """
+        self._plane = plane
+        self._consensus = consensus
+        self._rebuilder = rebuilder
+        self._turns = turns
+        self._limits = limits
+        self._in_flight = in_flight
+        self._load = load
+        self._observers = Observers() if observers is None else observers
+        self._layouts = LayoutBook() if layouts is None else layouts
+        self._newest: Layout | None = None
+        """Of the call that was noted last."""
+        self._threads = plane.threads
+        self._pool = StagingPool(in_flight)
+        self._handed = False
+        """Whether the slots of the newest results were kept by an observer."""
+        self._nonfinite = Veto(plane)
+        self._failures = Failures(plane, consensus, rebuilder)
+        self._waiting = Waiting(plane, limits, consensus.confirm, recovery)
+        means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered)
+        self._units = Executor(means)
+        self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts)
+        self.said_goodbye = False
+        """Whether a finished call said that this member leaves: everybody knows."""
+
+    def run(self, call: Call) -> Status:
+        """Finish ``call`` in this thread's turn; the status it ends with. Raises what ends this lifetime."""
+        plane = self._plane
+        if self._turns.departed:
+            return Status.ABORT
+        try:
+            plane.enter(call)
+            plane.tempo.entered(call.began)
+            staging = self._pool.staging(call.layout)
+            if plane.phase is Phase.WAITING:
+                self._admit(call)
+            staging.turn()
+            found = self._carry_out(call)
+            return Status.FAIL if found is None else self._delivered(call, *found)
+        except LeftError:
+            self._units.leave(call)
+            return Status.ABORT
+        except (Excluded, StateLost):
+            if not self._turns.leaving:
+                raise
+            return Status.ABORT  # it leaves anyway: the others were quicker
+        except BaseException as error:
+            self._failures.undelivered(call, error)
+            self._units.leave(call)
+            raise
+        finally:
+            try:
+                if plane.current is not None:
+                    self._failures.abandon()
+            finally:
+                if self._arrival.call is not None:
+                    self._arrival.end()
+                plane.tempo.left(self._threads.now())
+
+    # --- the story of a call -------------------------------------------------------------------------------------------
+
+    def _carry_out(self, call: Call) -> tuple[Results, Session] | None:
+        """What ``call`` leads to, and where. None: to nothing, since too few are there, or this worker said goodbye before."""
+        plane = self._plane
+        # With a session comes its plan, which all members have alike: who has finished which call.
+        while (session := plane.ready(self._limits.min_size) or self._waiting.session(call)) is not None:
+            facts = LEVEL if plane.level and not plane.newcomer else self._facts(call, session)
+            step = decide(call, session, facts)
+            if step is Next.ADOPT:
+                results = self.adopt(call, session)
+            elif step is Next.ATTEMPT or step is Next.LOAD:
+                if self._observers.present:
+                    self._observers.entering(call.number)
+                if step is Next.LOAD and self._load(call, session):
+                    self.reloaded(call)
+                results = self.attempt(call, session)
+            elif step is Next.FOLLOW:
+                results = self._arrival.follow(self, call)
+                session = plane.session or session
+            elif step is Next.ACCOMPANY:
+                results = self._arrival.accompany(self, call)
+            elif step is Next.ASK:
+                results = self._arrival.ask(call, session)
+            else:
+                results = None
+            if results is not None and (self.said_goodbye or not plane.newcomer):
+                return results, session
+            if self.said_goodbye:
+                return None
+            if results is not None:
+                self._arrival.stay_out(self, call)
+            call.check_untouched()  # it failed, and the next view decides anew: adopt it, or redo it from the same inputs
+        return None
+
+    def attempt(self, call: Call, session: Session) -> Results | None:
+        """All operations in ``session``; None where it failed or was frozen meanwhile."""
+        plane = self._plane
+        if call.root_rank is not None:
+            call.address(session)
+        if not (self._units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
+            return None
+        saying, goodbye = self._saying(call)
+        if session.group is None:
+            return self._alone(call, session, saying)
+        if goodbye:
+            self._consensus.commit_to_leave()  # before anybody can read it, and perhaps act on it, while this call fails here
+        attempt = self._operations(call, session)
+        try:
+            trailer, results = attempt.run(saying, self._in_flight)
+        except NobodyThere:
+            self._failures.withdraw(session)
+            return None
+        except GroupError as error:
+            self._failures.report(call, session, error)  # and abort: every operation under way ends, here and at the peers
+            attempt.settle(SETTLE)
+            if isinstance(error, Disagreement) and plane.member_id in error.blamed:
+                raise StepMismatch(str(error)) from None  # the others' word for it may have stopped the plane first
+            plane.counters.redone += 1
+            return None
+        except BaseException:
+            self._failures.abandon()
+            attempt.settle(SETTLE)
+            raise
+        if self._observers.present:
+            self._observers.ended(call.number)
+        return self._finish(call, session, trailer, results)
+
+    def adopt(self, call: Call, session: Session) -> Results | None:
+        """Take the result of this call from a survivor that had finished it."""
+        plane, group, donor = self._plane, session.group, session.donor
+        assert donor is not None and group is not None
+        if not plane.begin(session):
+            return None
+        staging = self._pool.staging(call.layout)
+        attempt = Attempt(call, session, staging, self._waiting)
+        try:
+            results = Adoption(call, group, session.ranks[donor], staging).receive(attempt.wait)
+        except GroupError as error:
+            self._failures.report(call, session, error)
+            attempt.settle(SETTLE)
+            plane.counters.redone += 1
+            return None
+        except BaseException:
+            self._failures.abandon()
+            attempt.settle(SETTLE)
+            raise
+        if not plane.adopt(session, call, results):
+            plane.counters.redone += 1
+            return None
+        self._nonfinite.missed()
+        self._finished(call, results)
+        return results
+
+    def _facts(self, call: Call, session: Session) -> Facts:
+        """What the decision about ``call`` depends on, where this member lacks the state or has just come."""
+        arrival = self._arrival
+        return Facts(self._plane.level, arrival.newcomer, arrival.follows(call, session), arrival.others(session))
+
+    # --- its parts -----------------------------------------------------------------------------------------------------
+
+    def _saying(self, call: Call) -> tuple[Saying, bool]:
+        """What this member's slot says in the attempt that begins; whether that is a goodbye."""
+        plane, turns = self._plane, self._turns
+        flags, goodbye = 0, turns.leaving and turns.says_goodbye
+        if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
+            flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
+            flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
+        if plane.data.sampler is None:
+            return Saying(call.weight, 0, flags, call.layout.check, busy=plane.tempo.busy), goodbye
+        share = plane.data.share(call)
+        given = (share.ahead, share.dropped, share.data_epoch, share.deal)
+        return Saying(call.weight, share.samples, flags, call.layout.check, *given, plane.tempo.busy), goodbye
+
+    def _operations(self, call: Call, session: Session) -> Attempt:
+        if isinstance(call, Followed):
+            return FollowedAttempt(call, session, self._pool, self._waiting, self._arrival.layout, self._plane)
+        if call.layout is not self._newest:
+            self._note(call.layout)
+        return Attempt(call, session, self._pool.staging(call.layout), self._waiting, self._plane)
+
+    def _alone(self, call: Call, session: Session, saying: Saying) -> Results | None:
+        """A single member needs no operation; what it did is the result."""
+        intact = not (call.veto and call.spoilt())
+        trailer = Trailer.of((saying,))
+        return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
+
+    def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
+        """Finish ``call`` here. None where a freeze came first: then it is finished in the next session, by whatever way."""
+        plane = self._plane
+        finish = (self._halt if trailer.freeze else plane.finish)(session, call, trailer, results)
+        if finish is None:
+            plane.counters.redone += 1
+            return None
+        if finish.order is not None:
+            self._rebuilder.order(finish.order)
+        if results.layout is not self._newest:
+            self._note(results.layout)
+        if self._nonfinite.asks:
+            self._nonfinite.finished(session, trailer)
+        codes = session.codec.busy if session.group is not None else bytes([plane.tempo.busy])
+        verdict = plane.tempo.note(session.by_rank, codes, average=call.counts_as_step)
+        if verdict is not QUIET:
+            log_stragglers(plane, session, verdict)
+        self._finished(call, results)
+        return results
+
+    def _halt(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
+        """As ``Plane.finish``; all freeze after the call."""
+        with self._plane.changed:  # told before anybody can see the freeze: the consensus relies on that order
+            finish = self._plane.finish(session, call, trailer, results)
+            if finish is not None:
+                halted(self._plane, self._consensus, call, session, trailer)
+                self.said_goodbye = session.rank in trailer.leaving
+        return finish
+
+    def _finished(self, call: Call, results: Results) -> None:
+        """Tell whoever looks on; they may keep the buffers, as they take longer to read them than the next call takes."""
+        self._consensus.average_success(call.number)
+        spare: Sequence[Slot] | None = self._observers.finished(call, results) if self._observers.present else None
+        if spare is not None:
+            self._pool.staging(results.layout).exchange(results.slots, spare)
+        elif self._handed:
+            self._pool.staging(results.layout).cool()
+        self._handed = spare is not None
+
+    def _delivered(self, call: Call, results: Results, session: Session) -> Status:
+        if call.void(results):
+            if not results.finite:
+                self._nonfinite.explain(call, session)
+            return Status.FAIL
+        call.deliver(results)
+        self._plane.counters.call_seconds.add(self._threads.now() - call.began)
+        return Status.SUCCESS if session.size > 1 else Status.NO_NEED
+
+    def _admit(self, call: Call) -> None:
+        """This member is in no view yet, and with this call it is ready for one."""
+        self._pool.staging(call.layout).warm(kept(call.layout, self._limits.held))
+        self._consensus.seek_admission()
+        if self._limits.may_be_spare:
+            self._arrival.wait(call)
+
+    def _note(self, layout: Layout) -> None:
+        self._newest = layout
+        self._layouts.note(layout)
+
+    # --- calls that are not the program's ------------------------------------------------------------------------------
+
+    def take_part(
+        self, followed: Followed, sessions: Callable[[], Session | None], enter: Callable[[Session, int], bool]
+    ) -> Results | None:
+        """Take part in one call of the others, which this member is in; None where ``sessions`` gives none any more.
+
+        ``sessions``: where to act. ``enter``: as ``Recovery.enter``.
+        """
+        while (session := sessions()) is not None:
+            results = None
+            if session.donor is not None and followed.number == session.plan.call:
+                if self._arrival.learnt(followed, session):
+                    results = self.adopt(followed, session)
+            elif enter(session, followed.number):
+                results = self.attempt(followed, session)
+            if results is not None:
+                return results
+        return None
+
+    def follow(self, followed: Followed, enter: Callable[[Session, int], bool]) -> Results:
+        """As ``take_part``, for as long as it takes. NoFollowing where too few members are there."""
+        plane = self._plane
+
+        def sessions() -> Session | None:
+            return plane.ready(self._limits.min_size) or self._waiting.session(followed)
+
+        results = self.take_part(followed, sessions, lambda session, number: self._turns.says_goodbye or enter(session, number))
+        if results is None:
+            raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
+        return results
+
+    def stand_in(
+        self, call: Followed, sessions: Callable[[], Session | None], keep: Callable[[Results], Sequence[Slot]]
+    ) -> bool:
+        """Take part in one call of the others, in a deputy's thread and turn; whether it was finished.
+
+        ``sessions``: where to act, None to withdraw. ``keep``: takes the results; the buffers to use instead of theirs.
+        """
+        try:
+            self._plane.enter(call)
+            results = self.take_part(call, sessions, lambda _session, _number: True)
+            if results is not None:
+                self.keep(results, keep(results))
+        except BaseException as error:
+            self.undelivered(call, error)
+            raise
+        finally:
+            if self._plane.current is not None:
+                self._failures.abandon()  # where nothing is under way nobody sees it
+        return results is not None
+
+    def keep(self, results: Results, spare: Sequence[Slot]) -> None:
+        """Leave the slots of ``results`` to who keeps them, and use ``spare`` ones from now on."""
+        self._pool.staging(results.layout).exchange(results.slots, spare)
+
+    def undelivered(self, call: Call, error: BaseException) -> None:
+        """See ``Failures``."""
+        self._failures.undelivered(call, error)
+
+    def reloaded(self, own: Call) -> None:
+        """The program's call has another state than it was made with."""
+        own.reloaded()
+        self._pool.staging(own.layout).cool()  # of what was there for averages to be kept in
+
+    def turn_back(self, own: Call) -> None:
+        """Go on with the program's call, after calls of the others."""
+        self._pool.staging(own.layout).turn()  # a survivor may still need the result of the call before
+        self._plane.turn_to(own)
+
+    def forget(self) -> None:
+        """Let go of all buffers, once no call is carried out here any more."""
+        self._pool = StagingPool(self._in_flight)
+        self._units.forget()
+        self._plane.forget()

@@ -1,0 +1,162 @@
+"""Which call the others are in: what a newcomer asks one of them before it takes part in any.
+
+A newcomer's program is in its first call, the others' in whatever comes next in their loops: another average, an ``allreduce``
+of the loss, a barrier. Where it is a call of the same kind, the newcomer makes it its own; any other it follows (``follow``)
+and asks about the next one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+
+from consensus import KeyRing, Member, SecretError, get
+
+from ...errors import ConfigError
+from ...state.registry import UNKNOWN, Registered
+from ..calls.call import Call, Kind
+from ..calls.session import Session
+from ..plane.phase import Phase
+from ..plane.plane import Plane
+from ..tensors.layout_book import LayoutBook
+
+__all__ = ["ABSENT", "LATER", "PATH", "Entered", "Inquiry"]
+
+logger = logging.getLogger("ftlib")
+
+PATH = "/call"
+POLL = 5.0
+"""Seconds that a member keeps a question waiting before it says "ask again"."""
+SILENCE = 15.0
+"""Seconds without a byte after which another member is asked."""
+RETRY = 0.05
+"""Seconds to wait where nobody could tell."""
+LATER, ABSENT = "ask again", "absent"
+"""What a member says that is not in that call: it may soon be; its program is late, and a deputy is there in its place."""
+_LONGEST = 64
+"""Bytes of an answer."""
+_YES, _NO = b"y", b"n"
+_SIGNATURE = re.compile("[0-9a-f]{32}")
+_NOTHING = b"nothing".ljust(16)
+"""In the place of the shape of a state, where none was registered."""
+
+
+class Entered(Enum):
+    """What the others are in, as far as a newcomer has to know it."""
+
+    OWN = "a call like the program's own; or none in which it could ever have their state, as loading that will say"
+    OTHER = "another one, or one that no program has entered yet"
+    FOREIGN = "another one, and who is in it has made none like the program's own so far"
+    UNKNOWN = "the session has ended"
+
+
+class Inquiry:
+    """Both sides of it at one member."""
+
+    def __init__(
+        self, plane: Plane, layouts: LayoutBook, registered: Callable[[], Registered | None], ring: KeyRing | None = None
+    ) -> None:
+        """``layouts``: of the calls made here. ``registered``: the program's state, if it registered any. ``ring``: keys of the
+        job, None without a secret.
+        """
+        self._plane = plane
+        self._layouts = layouts
+        self._registered = registered
+        self._ring = ring
+
+    # --- the newcomer, on the training thread --------------------------------------------------------------------------
+
+    def ask(self, own: Call, session: Session) -> Entered:
+        """What the others are in, or are about to enter, as call ``own.number``.
+
+        ConfigError where it is a unit, and ``own`` is none: nobody can take part in a unit without its function.
+        """
+        plane = self._plane
+        asked = [session.view.member(member_id) for member_id in self._settled(session)]
+        if not asked:
+            return Entered.OWN
+        while plane.acting_in(session):
+            absent = 0
+            for member in asked:
+                answer = self._ask_one(member, own)
+                if answer == ABSENT:
+                    absent += 1
+                elif isinstance(answer, bytes):
+                    return self._compared(own, answer, session.name(member.id))
+                if not plane.acting_in(session):
+                    return Entered.UNKNOWN
+            if absent == len(asked):
+                return Entered.OTHER
+            plane.wait_end(session, RETRY)
+        return Entered.UNKNOWN
+
+    def _settled(self, session: Session) -> tuple[str, ...]:
+        """Whose calls are the job's: who is no newcomer; where all are, who has the state."""
+        plan, own = session.plan, self._plane.member_id
+        found = tuple(member_id for member_id in session.view.ids if member_id not in plan.newcomers)
+        if not found and own not in plan.holders:
+            return plan.holders
+        return found
+
+    def _ask_one(self, member: Member, own: Call) -> bytes | str:
+        """What ``source`` says there; or its words, empty where it did not answer."""
+        query = f"{PATH}?number={own.number}&like={own.layout.signature.hex()}"
+        try:
+            with get(member.address, query, self._ring, timeout=SILENCE) as answer:
+                data = answer.read(_LONGEST)
+                return bytes(data) if answer.status == http.client.OK else data.decode(errors="replace").partition(":")[0]
+        except (OSError, http.client.HTTPException, ValueError, SecretError) as error:
+            logger.debug("%s did not say what it is in: %s", member, error, extra=self._plane.about("no_answer"))
+            return ""
+
+    def _compared(self, own: Call, answer: bytes, name: str) -> Entered:
+        signature, shape, known, kind = answer[:16], answer[16:32], answer[32:33], answer[33:].decode(errors="replace")
+        if signature == own.layout.signature:
+            return Entered.OWN
+        if self._never_fits(shape):
+            return Entered.OWN
+        if kind == Kind.UNIT.value:
+            raise ConfigError(
+                f"{own}: {name} carries out a whole step (execute) just now, and a worker that has just come can take part "
+                "only if its own first call is execute, too: make either all steps of the loop with execute, or none"
+            )
+        return Entered.OTHER if known == _YES else Entered.FOREIGN
+
+    # --- the member that is asked, on a worker thread of the agent -----------------------------------------------------
+
+    def source(self, query: Mapping[str, str]) -> Iterator[bytes]:
+        """Serves ``PATH``: of this member's call the signature, of its state the shape, whether it has made a call ``like``
+        that one, and its call's kind. LookupError says why there is no answer yet.
+        """
+        text, like = query.get("number", ""), query.get("like", "")
+        if not text.isdigit() or not _SIGNATURE.fullmatch(like):
+            raise LookupError("expected ?number=NUMBER&like=SIGNATURE")
+        number, plane = int(text), self._plane
+        with plane.changed:
+            plane.changed.wait_for(lambda: self._decided(number), POLL)
+            call = plane.current
+            if call is None or call.number != number or call.foreign:
+                away = call is not None and call.number == number and call.stand_in
+                raise LookupError(f"{ABSENT if away else LATER}: not inside call {number}")
+            if plane.newcomer and plane.origin != plane.authority:
+                raise LookupError(f"{LATER}: this worker is a newcomer itself")
+            known = _YES if self._layouts.may_know(bytes.fromhex(like)) else _NO
+            return iter([call.layout.signature + self._shape() + known + call.layout.kind.encode()])
+
+    def _never_fits(self, shape: bytes) -> bool:
+        """Whether a state of that shape cannot be loaded here: then their calls may never be like this program's own."""
+        plane, own = self._plane, self._shape()
+        return plane.origin != plane.authority and own != shape and UNKNOWN not in (own, shape)
+
+    def _shape(self) -> bytes:
+        registered = self._registered()
+        return _NOTHING if registered is None else registered.shape()
+
+    def _decided(self, number: int) -> bool:
+        """Whether this member is in that call, or will never be."""
+        plane = self._plane
+        here = plane.current is not None and plane.current.number == number
+        return here or plane.finished >= number or plane.phase is Phase.STOPPED

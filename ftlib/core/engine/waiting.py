@@ -1,0 +1,198 @@
+"""The waits of a call: for a session to act in, and for its operations; deadlines, and warnings that name who is waited for."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from consensus import LeftError
+
+from ...errors import Excluded, GroupError, JoinError, RebuildTimeout
+from ..calls.attempt import SETTLE
+from ..calls.call import Call
+from ..calls.follower import Recovery
+from ..calls.session import Session
+from ..plane.phase import Phase
+from ..plane.plane import Plane
+
+__all__ = ["WARN_AFTER", "Limits", "Patience", "Waiting"]
+
+logger = logging.getLogger("ftlib")
+
+WARN_AFTER = 10.0
+"""Seconds of waiting after which a warning names who is waited for; again each time it doubles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines in seconds, and ``min_size`` members below which calls wait."""
+
+    step_timeout: float = 600.0
+    min_size: int = 1
+    may_be_spare: bool = False
+    """Whether this member may have to wait for room in the view; as long as it takes, since the job answers meanwhile."""
+    drain_patience: float = 5.0
+    """For how long a worker that has to go waits for a view change to end."""
+    veto: bool = True
+    """Whether averages with inf or nan are applied by nobody."""
+    held: int = 0
+    """Bytes of averages that this member may hold where it follows the others; 0 if it never does."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """That of one call. ``deadline``: on the clock ``now``, in seconds."""
+
+    deadline: float
+    now: Callable[[], float]
+    began: float = field(init=False)
+    warn_at: float = WARN_AFTER
+
+    def __post_init__(self) -> None:
+        self.began = self.now()
+
+    def extend(self, deadline: float) -> None:
+        """What was waited for until now does not count against the deadline."""
+        self.deadline = deadline
+
+    def due(self) -> float | None:
+        """Seconds waited if a warning is due now."""
+        waited = self.now() - self.began
+        if waited < self.warn_at:
+            return None
+        self.warn_at *= 2
+        return waited
+
+
+@runtime_checkable
+class Unhurried(Protocol):
+    """A call that has a patience of its own."""
+
+    def patience(self, timeout: float, now: Callable[[], float]) -> Patience:
+        """How long whoever is in it waits for the others."""
+
+
+class Waiting:
+    """Of the calls of one lifetime. Used by the thread that carries them out; a call that need not wait never comes here."""
+
+    def __init__(self, plane: Plane, limits: Limits, confirmed: Callable[[], bool], recovery: Recovery | None = None) -> None:
+        """``confirmed``: whether the view is undisputed. ``recovery``: how a spare gets the state while it waits."""
+        self._plane = plane
+        self._limits = limits
+        self._confirmed = confirmed
+        self._recovery = recovery
+        self.now = plane.threads.now
+        self._for_session: tuple[object, Patience] | None = None
+        """Of the newest wait for a session: which call's, and how long that has waited."""
+        self._for_operations: tuple[object, Patience] | None = None
+        """The same of the newest wait for operations."""
+
+    def session(self, call: Call) -> Session | None:
+        """The session to act in; None where too few members are there and it is time to tell the caller.
+
+        Raises what ended this lifetime, RebuildTimeout at the deadline, and LeftError where there is none to act in and this
+        worker has to go.
+        """
+        plane, limits, now = self._plane, self._limits, self.now
+        since, spare = now(), False
+        if self._for_session is None or self._for_session[0] != (call.number, call.began):  # else its warnings become rarer
+            self._for_session = (call.number, call.began), self._patience(call)
+        patience = self._for_session[1]
+        while True:
+            with plane.changed:
+                session = plane.session
+                if plane.phase is Phase.STOPPED:
+                    raise _ended(plane)
+                active = plane.phase is Phase.ACTIVE and session is not None
+                spare, was_spare = plane.phase is Phase.WAITING and limits.may_be_spare, spare
+                if spare or was_spare:  # for whoever was one, too: its time begins as it is admitted
+                    call.restart(now())
+                    patience.extend(call.began + limits.step_timeout)
+                    self._for_session = (call.number, call.began), patience
+                if active and session is not None and session.size >= limits.min_size:
+                    return session
+                until = self._last_moment(since) if plane.leaving() else math.inf
+                if spare and self._recovery is not None and self._recovery.trouble is not None:
+                    raise self._recovery.trouble
+                left = patience.deadline - now()
+                if left > 0:
+                    plane.tell()
+                    plane.changed.wait(min(left, WARN_AFTER, max(0.0, until - now())))
+            if left <= 0:
+                if active and not call.changes_state:  # a unit has no status to return
+                    return None
+                raise RebuildTimeout(f"{call}: {self.phase_text()} for {limits.step_timeout:g} s; {self.blocking()}")
+            waited = patience.due()
+            if waited is not None:
+                extra = plane.about("waiting", call=call.number, waited_seconds=waited)
+                logger.warning("%s: %s for %.0f s; %s", call, self.phase_text(), waited, self.blocking(), extra=extra)
+
+    def _last_moment(self, since: float) -> float:
+        """Until when this worker waits, which has to go: a view change ends soon, and nothing else may ever end."""
+        until = since + self._limits.drain_patience if self._plane.phase is Phase.FROZEN else -math.inf
+        if self.now() >= until:
+            raise LeftError("asked to leave while it waited for a view to act in")
+        return until
+
+    def waited(self, call: Call, session: Session, seconds: float) -> None:
+        """One operation of ``call`` has taken so long. GroupError where its group was given up; RebuildTimeout.
+
+        LeftError where the view is disputed, no other comes, and this worker has to go.
+        """
+        plane, limits = self._plane, self._limits
+        with plane.changed:
+            plane.tell()  # whoever is not here yet is waited for
+            over = plane.session is not session or plane.phase is not Phase.ACTIVE
+        if over and seconds > SETTLE:
+            raise GroupError("the group was given up, but this operation does not end")
+        if seconds > limits.drain_patience and plane.leaving() and not self._confirmed():
+            raise LeftError("asked to leave, and there is no quorum for a view in which this call could end")
+        key = call.number, call.began, session.view.view_id
+        if self._for_operations is None or self._for_operations[0] != key:
+            self._for_operations = key, self._patience(call)
+        patience = self._for_operations[1]
+        if self.now() > patience.deadline:
+            raise RebuildTimeout(f"{call}: not finished within {limits.step_timeout:g} s; {self.blocking()}")
+        long = patience.due()
+        if long is not None:
+            extra = plane.about("waiting", call=call.number, waited_seconds=long)
+            logger.warning("%s: waiting for %.0f s; %s", call, long, self.blocking(), extra=extra)
+
+    def phase_text(self) -> str:
+        """What a call is waiting in."""
+        plane, limits = self._plane, self._limits
+        session = plane.session
+        if plane.phase is Phase.ACTIVE and session is not None:
+            return f"only {session.size} of at least {limits.min_size} members are there"
+        if plane.phase is Phase.WAITING:
+            return "not admitted to a view yet" + (" (a spare, above max_size)" if limits.may_be_spare else "")
+        return "no new view"
+
+    def blocking(self) -> str:
+        """Whom this member waits for, as far as the others' pings tell."""
+        plane = self._plane
+        with plane.changed:
+            session, peers, current = plane.session, dict(plane.peers.places), plane.current
+        if session is None:
+            return "no view is active at this worker"
+        number = current.number if current is not None else 0
+        absent = [m for m in session.view.ids if m != plane.member_id and max(peers.get(m, (0, 0))) < number]
+        if not absent:
+            return f"the members of {session.view} have all entered the call"
+        return f"waiting for {session.names(absent)}, not in this call yet"
+
+    def _patience(self, call: Call) -> Patience:
+        """``step_timeout`` since the call was entered."""
+        timeout = self._limits.step_timeout
+        return call.patience(timeout, self.now) if isinstance(call, Unhurried) else Patience(call.began + timeout, self.now)
+
+
+def _ended(plane: Plane) -> Exception:
+    """Why this lifetime is over."""
+    assert plane.error is not None
+    if isinstance(plane.error, JoinError):  # the job it had met is gone, or refuses it
+        return Excluded(str(plane.error))
+    return plane.error.with_traceback(None)  # or the frames of every earlier call would pile up in it

@@ -1,0 +1,323 @@
+"""One attempt at a unit's function in one session, and who carries units out: keep the state, run, await, or undo.
+
+A failure of communication is one that was seen at the group: by a call of the library's, or by an operation on ``ft.group``
+(see ``guarded_group``). It is noted where it is seen, reported and the group aborted at once, whatever the program makes of it.
+And an exception of the program's counts as one if the session is over, as nothing could be committed in it anyway; errors of
+connections, and RuntimeError, which torch raises for them, get ``DOUBT`` seconds for that to show. Any other is the program's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from ...errors import ConfigError, Excluded, FTLibError, GroupError, StepMismatch
+from ...state.registry import Registered
+from ...state.snapshot import Backup
+from ...status import Status
+from ..calls.attempt import SETTLE, WAIT_SLICE, Disagreement, Waits
+from ..calls.call import Call, Results
+from ..calls.session import Session
+from ..plane.failures import Failures
+from ..plane.nonfinite_check import Veto
+from ..plane.plane import Plane
+from ..tensors.layout import Layout
+from ..tensors.layout_book import LayoutBook
+from .guarded_group import GuardedGroup
+from .inner import Buffers, Inner, Pending
+from .unit import Stage, Unit
+
+__all__ = ["DOUBT", "Execution", "Executor", "Means"]
+
+logger = logging.getLogger("ftlib")
+
+DOUBT = 1.0
+"""Seconds in which the death of a member shows whose connection to the program broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What units are carried out with."""
+
+    plane: Plane
+    failures: Failures
+    waits: Waits
+    veto: Veto
+    book: LayoutBook
+    registered: Callable[[], Registered | None]
+    """What the state is."""
+
+
+class Execution:
+    """What happens within the function. Its methods raise GroupError once communication has failed."""
+
+    def __init__(self, unit: Unit, session: Session, means: Means, buffers: Buffers) -> None:
+        self.unit = unit
+        self.session = session
+        self._plane = means.plane
+        self._means = means
+        self._buffers = buffers
+        self.failure: GroupError | None = None
+        """Why this attempt comes to nothing."""
+        self.layouts: list[Layout] = []
+        """Of the calls that were begun."""
+        self._pending: list[Pending] = []
+        self._samples: float | None = None
+        """What the last average counted."""
+        self._begun: list[Inner] = []
+        """Those that may have operations under way."""
+        group = session.group
+        self.group = None if group is None else GuardedGroup(group, self.failed, self._waiting)
+
+    @property
+    def expected(self) -> Layout | None:
+        """What begins the next operation at all members: see ``inner``."""
+        place, session = len(self.layouts), self.session
+        if place == 0:
+            return session.agreed
+        return session.script[place] if place < len(session.script) else None
+
+    def start(self, call: Call) -> Pending:
+        """Begin ``call``."""
+        self._go_on()
+        session = self.session
+        call.enter(self.unit.number, self._plane.threads.now())
+        call.address(session)
+        plane = self._plane
+        self._samples = plane.data.weigh(call, self.unit.batches, self._samples)
+        self.unit.used(call.batches)
+        if plane.has_state and plane.authority and plane.origin != plane.authority:
+            call.reloaded()  # this worker leaves before it got the state: what it computes counts nothing
+        inner = None
+        if session.group is not None:
+            inner = Inner(call, session, self._buffers.take(call.layout), self._means.waits)
+            self._begun.append(inner)
+            self._means.book.note(call.layout)
+            try:
+                with self._waiting():
+                    inner.begin(self.expected)
+            except GroupError as error:
+                raise self.failed(error) from None
+            self.layouts.append(call.layout)
+        pending = Pending(self.end, call, inner)
+        self._pending.append(pending)
+        return pending
+
+    def end(self, pending: Pending) -> Status:
+        """Wait for it, and deliver its result."""
+        self._go_on()
+        call, inner = pending.call, pending.inner
+        if pending not in self._pending:
+            raise ConfigError(f"{call} belongs to an execute that is over: wait for it within the function that began it")
+        call.restart(self._plane.threads.now())
+        if inner is None:
+            intact = not (call.veto and call.spoilt())
+            results = Results(call.number, call.layout, (), call.weight, intact)
+        else:
+            try:
+                with self._waiting():
+                    results = inner.end()
+            except GroupError as error:
+                raise self.failed(error) from None
+        self._pending.remove(pending)
+        call.check_untouched()
+        status = self._delivered(call, results)
+        if inner is not None:
+            self._begun.remove(inner)
+            inner.free(self._buffers)
+        return status
+
+    def finish(self) -> None:
+        """Wait for all that the function began and did not wait for."""
+        self._go_on()
+        while self._pending:
+            self._pending[0].wait()
+        if self.group is None:
+            return
+        now = self._plane.threads.now
+        self.unit.restart(now())
+        while self.group.works:
+            began, work = now(), self.group.works[0]
+            while not work.wait(WAIT_SLICE):
+                self._means.waits.waited(self.unit, self.session, now() - began)
+        self._go_on()
+
+    def failed(self, error: GroupError) -> GroupError:
+        """Note a failure, and have it reported if it is the first; the error to raise."""
+        if self.failure is None:
+            self.failure = error
+            self._means.failures.report(self.unit, self.session, error)
+        return self.failure.afresh()
+
+    def settle(self) -> None:
+        """After the group was aborted: see that nothing writes into buffers any more, or give them up."""
+        threads = self._plane.threads
+        deadline = threads.now() + SETTLE
+        for inner in self._begun:
+            inner.settle(max(0.0, deadline - threads.now()))
+            inner.free(self._buffers)
+        self._begun.clear()
+        self._pending.clear()
+        for work in () if self.group is None else self.group.works:
+            with suppress(GroupError):
+                while not work.done() and (left := deadline - threads.now()) > 0:
+                    work.wait(left)
+
+    def _go_on(self) -> None:
+        if self.failure is not None:
+            raise self.failure.afresh()
+
+    def _delivered(self, call: Call, results: Results) -> Status:
+        void = call.void(results)
+        if not void:
+            call.deliver(results)
+        elif not results.finite:
+            self._means.veto.explain(call, self.session)
+        self.unit.made(call, applied=not void)
+        if void:
+            return Status.FAIL
+        return Status.SUCCESS if self.session.size > 1 else Status.NO_NEED
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Tell the others that this member waits for them."""
+        self._plane.computes(self.unit, False)
+        try:
+            yield
+        finally:
+            self._plane.computes(self.unit, True)
+
+
+class Executor:
+    """Carries out the units of one lifetime up to their commits. Owned by the training thread."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._plane = means.plane
+        self._failures = means.failures
+        self._backup = Backup()
+        self._buffers = Buffers()
+        self._warned = False
+        """Whether the user was told that nothing is registered."""
+
+    def forget(self) -> None:
+        """Let go of all memory."""
+        self._backup.forget()
+        self._buffers = Buffers()
+
+    def perform(self, unit: Unit, session: Session) -> bool:
+        """Run the function; whether it came to its end, so that the unit can be committed in ``session``.
+
+        False: communication failed, or the session was over; all is as it was on entry. The program's exceptions pass through,
+        after the others were told.
+        """
+        plane = self._plane
+        plane.data.unfinished()  # in an earlier attempt
+        self._undo(unit, "nobody finished it")
+        self._keep(unit, session)
+        if not plane.begin(session):
+            return False
+        execution = Execution(unit, session, self._means, self._buffers)
+        unit.begin(execution)
+        try:
+            plane.computes(unit, True)
+            try:
+                unit.run()
+            finally:
+                plane.computes(unit, False)
+            execution.finish()
+        except Exception as error:
+            if not self._failure_of_communication(execution, error):
+                self._give_up(unit, execution)
+                raise
+            execution.failed(GroupError(f"{type(error).__name__}: {error}"))
+        except BaseException:
+            self._give_up(unit, execution)
+            raise
+        finally:
+            plane.computes(unit, False)
+            unit.restart(plane.threads.now())  # what is waited for has its deadline from here on
+        if execution.failure is None:
+            unit.performed(execution.layouts)
+            session.agree(execution.expected)
+            return True
+        self._failed_attempt(unit, execution, execution.failure)
+        return False
+
+    def leave(self, unit: Call) -> None:
+        """A call is left by an exception. If it is a unit in doubt, nobody will tell this member whether it was committed."""
+        if isinstance(unit, Unit) and unit.in_doubt and self._plane.finished < unit.number:
+            self._failures.stop(Excluded(f"{unit} was left while it was being committed: {_ANEW}"))
+            self._undo(unit, "it was left")
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _keep(self, unit: Unit, session: Session) -> None:
+        registered = self._means.registered()
+        if session.group is None:  # there is nobody to lose: nothing is copied
+            if registered is None and not self._warned:
+                self._warned = True
+                text = "execute: no state is registered, so this is refused once another worker has joined: call register_state"
+                logger.warning(text, extra=self._plane.about("nothing_registered"))
+            return
+        if registered is None:
+            raise ConfigError(
+                f"execute: {session.view} has {session.size} members, and no state is registered here to return to where one "
+                "is lost: call register_state(model=..., optimizer=...) first"
+            )
+        if unit.kept is None:
+            kept = self._backup.keep(registered, self._plane.step)
+            with self._plane.changed:
+                unit.keep(kept)
+                self._plane.changed.notify_all()
+
+    def _undo(self, unit: Unit, why: str) -> None:
+        """Return to the state on entry, if it was left."""
+        stage = unit.left()
+        if stage is Stage.READY:
+            return
+        if unit.kept is None:
+            if stage is Stage.PERFORMED:  # alone: nothing was kept, and a function is not run twice on one state
+                error = Excluded(f"{unit} could not be committed, and what it did alone cannot be undone: {_ANEW}")
+                self._failures.stop(error)
+                raise error
+            return
+        try:
+            unit.kept.restore()
+        except BaseException as error:
+            self._failures.stop(
+                Excluded(f"the state on entry to {unit} could not be restored ({type(error).__name__}): {_ANEW}")
+            )
+            raise
+        self._plane.counters.rolled_back += 1
+        extra = self._plane.about("rolled_back", call=unit.number)
+        logger.info("%s is undone, the state is that of the last commit: %s", unit, why, extra=extra)
+
+    def _failed_attempt(self, unit: Unit, execution: Execution, failure: GroupError) -> None:
+        plane = self._plane
+        execution.settle()
+        self._undo(unit, str(failure))
+        plane.counters.redone += 1
+        if isinstance(failure, Disagreement) and plane.member_id in failure.blamed:
+            raise StepMismatch(str(failure)) from None
+
+    def _give_up(self, unit: Unit, execution: Execution) -> None:
+        """An exception leaves the function: nobody may wait for this member, and its state is that of the last commit again."""
+        self._failures.abandon()
+        execution.settle()
+        self._undo(unit, "an exception left it")
+
+    def _failure_of_communication(self, execution: Execution, error: Exception) -> bool:
+        if execution.failure is not None:
+            return True
+        plane, session = self._plane, execution.session
+        if session.group is None or (isinstance(error, FTLibError) and not isinstance(error, GroupError)):
+            return False
+        if isinstance(error, (GroupError, OSError, RuntimeError)):
+            plane.wait_end(session, DOUBT)
+        return not plane.acting_in(session)
+
+
+_ANEW = "start this worker anew, as a joiner"

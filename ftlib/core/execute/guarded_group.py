@@ -1,0 +1,69 @@
+"""``ft.group`` within a unit: the session's group, which notes where one of the program's own collectives failed.
+
+What the program makes of the failure (another exception, or nothing) does not matter then: the unit knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from ...errors import GroupError
+from ...frameworks.base import Group, Operation, Work
+
+__all__ = ["GuardedGroup"]
+
+
+class GuardedGroup(Group):
+    """One attempt's."""
+
+    def __init__(
+        self, group: Group, failed: Callable[[GroupError], GroupError], waiting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """``failed``: told of a failure; the error to raise. ``waiting``: entered while an operation is waited for."""
+        self.rank, self.size = group.rank, group.size
+        self._group = group
+        self._failed = failed
+        self._waiting = waiting
+        self.works: list[Work] = []
+        """Operations whose end the program has not seen."""
+
+    def submit(self, operation: Operation) -> Work:
+        """See ``Group``."""
+        guarded = _GuardedWork(self._group.submit(operation), self)
+        self.works.append(guarded)
+        return guarded
+
+    def abort(self) -> None:
+        """See ``Group``. The unit is carried out again."""
+        self._group.abort()
+        self._failed(GroupError("the program aborted the group"))
+
+    def close(self) -> None:
+        """The library's to close: as ``abort``."""
+        self.abort()
+
+    def wait(self, guarded: Work, work: Work, timeout: float) -> bool:
+        """Wait for ``work``, on behalf of ``guarded``."""
+        try:
+            with self._waiting():
+                ended = work.wait(timeout)
+        except GroupError as error:
+            raise self._failed(error) from None
+        if ended and guarded in self.works:
+            self.works.remove(guarded)
+        return ended
+
+
+class _GuardedWork(Work):
+    def __init__(self, work: Work, group: GuardedGroup) -> None:
+        self._work = work
+        self._group = group
+
+    def wait(self, timeout: float) -> bool:
+        """See ``Work``."""
+        return self._group.wait(self, self._work, timeout)
+
+    def done(self) -> bool:
+        """See ``Work``."""
+        return self._work.done()

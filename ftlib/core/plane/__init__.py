@@ -1,0 +1,1 @@
+"""What one member's data plane is doing, and how its group is rebuilt."""

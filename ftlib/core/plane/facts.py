@@ -1,0 +1,74 @@
+"""What this worker's data plane can say of itself as plain values: ``FTLib.metrics``, ``/status`` and ``/metrics`` show it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ..tensors.trailer import Flag
+from .plane import Plane
+
+__all__ = ["facts"]
+
+
+def facts(plane: Plane) -> dict[str, Any]:
+    """Counts since the start, and where this worker is. Any thread; waits only for the plane's lock. Times in seconds."""
+    counters = plane.counters
+    now = plane.threads.now()
+    with plane.changed:
+        session, call = plane.session, plane.current
+        in_call = None if call is None else {"number": call.number, "seconds": now - call.began, "text": call.layout.text}
+        slots = () if plane.trailer is None else plane.trailer.slots
+        ranks = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.FOLLOWING and not slot.flags & Flag.LATE]
+        followers = () if session is None else session.members_of(ranks)
+        absent = [rank for rank, slot in enumerate(slots) if slot.flags & Flag.LATE]
+        late = () if session is None else session.members_of(absent)
+        others = () if session is None else [member_id for member_id in session.view.ids if member_id != plane.member_id]
+        peers = {}
+        for member_id in others:
+            # A new one is known before its first ping has told where it is.
+            finished, current = plane.peers.places.get(member_id, (None, None))
+            peers[member_id] = {
+                "finished": finished,
+                "current": current,
+                "seconds": now - plane.peers.changes[member_id] if finished is not None else None,
+                "following": member_id in followers,
+                "late": member_id in late,
+            }
+        phase, recovery, missed = plane.phase, plane.recovery, plane.lag.calls
+    return {
+        "phase": phase.value,
+        "rank": -1 if session is None else session.rank,
+        "size": 0 if session is None else session.size,
+        "epoch": 0 if session is None else session.view.epoch,
+        "step": plane.step,
+        "finished_calls": plane.finished,
+        "in_call": in_call,
+        "peers": peers,
+        "step_times": plane.tempo.facts(),
+        "calls": counters.calls,
+        "redone": counters.redone,
+        "adopted": counters.adopted,
+        "donated": counters.donated,
+        "rolled_back": counters.rolled_back,
+        "vetoed": counters.vetoed,
+        "bytes_averaged": counters.bytes_averaged,
+        "call_seconds": counters.call_seconds.as_dict(),
+        "view_changes": counters.views,
+        "rebuild_failures": counters.rebuild_failures,
+        "last_pause": counters.last_pause,
+        "pauses": counters.pauses.as_dict(),
+        "rejoins": counters.rejoins,
+        "state_loads": counters.state_loads,
+        "state_bytes": counters.state_bytes,
+        "recovery": None if recovery is None else asdict(recovery()),
+        "recoveries": counters.recoveries,
+        "recovery_fallbacks": counters.recovery_fallbacks,
+        "averages_replayed": counters.averages_replayed,
+        "stood_in": counters.stood_in,
+        "missed": missed,
+        "checkpoints": counters.checkpoints,
+        "checkpoint_failures": counters.checkpoint_failures,
+        "checkpoints_skipped": counters.checkpoints_skipped,
+        "checkpoint_step": counters.checkpoint_step,
+    }

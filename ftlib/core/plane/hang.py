@@ -1,0 +1,79 @@
+"""Members that keep the others waiting, in words: those that are slow, and this one if its training thread hangs.
+
+Only its own process can say where that thread is, and end it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+from ...common.units import span
+from ..calls.session import Session
+from .plane import Plane
+from .step_times import Straggler, Verdict
+
+__all__ = ["HUNG", "end_hung", "log_stall", "log_stragglers", "stack"]
+
+logger = logging.getLogger("ftlib")
+
+HUNG = 75
+"""Exit code of a process that ends since its program hangs (EX_TEMPFAIL: try again)."""
+_LOOK = 0.2
+"""Seconds between two looks whether the program is back."""
+
+
+def stack(plane: Plane) -> str:
+    """Where the training thread is, one line a frame."""
+    frame = sys._current_frames().get(plane.training_thread)  # noqa: SLF001 - there is no other way to see another's stack
+    return "".join(traceback.format_stack(frame)) if frame is not None else "  the thread has ended\n"
+
+
+def log_stall(plane: Plane, call: int, waited: float) -> None:
+    """Log the stack of the training thread, which has not entered ``call`` for ``waited`` seconds."""
+    logger.error(
+        "the others have waited in call %d for %.1f s, this worker has not entered it and is given up; raise stall_timeout if "
+        "that was work. Its training thread is at:\n%s",
+        call,
+        waited,
+        stack(plane),
+        extra=plane.about("stalled", call=call, waited_seconds=waited),
+    )
+
+
+def end_hung(plane: Plane, back: Callable[[], bool], patience: float, end: Callable[[int], object] = os._exit) -> None:
+    """End this process unless ``back()``, the program has come to a call, within ``patience`` seconds. On a thread of its own.
+
+    For a worker that somebody starts anew: the others have given it up, and an exception would never be seen.
+    """
+    until = time.monotonic() + patience
+    while not back():
+        if time.monotonic() >= until:
+            logger.error(
+                "this worker was given up, and has not come to a call within another %g s (stall_timeout): it ends, so that "
+                "its launcher starts it anew. Its training thread is at:\n%s",
+                patience,
+                stack(plane),
+                extra=plane.about("hung"),
+            )
+            end(HUNG)
+            return
+        time.sleep(_LOOK)
+
+
+def log_stragglers(plane: Plane, session: Session, verdict: Verdict) -> None:
+    """Log who has fallen behind in ``session``, or keeps pace again, and note it for the program."""
+    tempo = plane.tempo
+    for member_id, own, median, steps in verdict.fell:
+        found = Straggler(member_id, session.name(member_id), session.ranks[member_id], own, median, steps)
+        tempo.fallen.append(found)
+        text = "%s is slow: %s between calls, the others %s (median), in %d steps in a row"
+        fields = {"straggler": member_id, "seconds": time, "median_seconds": median, "steps": steps}
+        logger.warning(text, found.name, span(own), span(median), steps, extra=plane.about("straggler", **fields))
+    for member_id in verdict.recovered:
+        extra = plane.about("straggler_recovered", straggler=member_id)
+        logger.info("%s keeps pace with the others again", session.name(member_id), extra=extra)

@@ -1,0 +1,470 @@
+"""What one member's data plane is doing, and every transition of it. One lock, held for moments; no thread, no I/O here.
+
+Three threads meet here: the training thread (in a call or outside), the rebuild thread (freeze, install, activate; see
+``rebuild``) and the agent's (progress only). The rule that carries everything: *finish or freeze is one transition*. A call is
+finished under the lock, in the session in which its operations ran, while the phase is ACTIVE; after a freeze nothing finishes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from consensus import View
+
+from ...common.counters import Counters
+from ...common.threads import SYSTEM, Threads
+from ...frameworks.base import Group
+from ..calls.call import Call, Results
+from ..calls.salvage import Report
+from ..calls.session import Session
+from ..tensors.trailer import Trailer
+from .data_accounting import Consumption, shares_in
+from .lag import Lag
+from .news import News
+from .orders import FINISHED, Finish, Order
+from .phase import PLANE, Phase, Switch
+from .progress import Peers, Progress
+from .step_times import Tempo
+
+__all__ = ["Finish", "Order", "Plane"]
+
+
+class Plane:
+    """The state. Methods named after transitions take the lock themselves; attributes are read under ``changed``."""
+
+    def __init__(
+        self,
+        member_id: str,
+        tell: Callable[..., None] = lambda *_place, **_more: None,
+        threads: Threads = SYSTEM,
+        *,
+        job: str = "",
+        step_times: Tempo | None = None,
+        leaving: Callable[[], bool] = lambda: False,
+        rejoins: bool = False,
+        patience: float = 600.0,
+        former: Plane | None = None,
+    ) -> None:
+        """``tell``: takes where this member is (finished, current call) once somebody may wait for it; it must be quick.
+
+        ``threads``: also those of whoever meets here. ``job``: for log records. ``leaving``: whether this worker has to go;
+        then nothing that takes long is begun for it. ``rejoins``, ``patience``: see ``Consumption``. ``former``: that of the
+        lifetime before, whose counts pass on, and the views of which the program was not told yet.
+        """
+        self.member_id = member_id
+        self._tell = tell
+        self.threads = threads
+        self.leaving = leaving
+        self.job = job
+        self.changed = threads.condition()
+        self.phase = PLANE.start
+        self.error: Exception | None = None
+        """Why STOPPED."""
+        self.session: Session | None = None
+        """The newest activated one (kept while FROZEN)."""
+        self.finished = 0
+        self.step: int = 0 if former is None else former.step  # for who looks before it is admitted: then it is the cluster's
+        self.current: Call | None = None
+        self.running: Session | None = None
+        """The session in which the training thread has operations under way."""
+        self.results: Results | None = None
+        self.founder = False
+        self.blank = True
+        self.newcomer = False
+        """Whether the program has not finished a call of its own since it was let in, or healed: it may be at another place
+        than the others' programs, until it comes in with a call that is theirs as well."""
+        self.origin = ""
+        self.authority = ""
+        """The origin that counts in the active session: its plan's, until founders load a checkpoint in it."""
+        self.has_state: bool = former is not None and former.has_state
+        self.wished = False
+        self.training_thread = threading.get_ident()
+        """Who entered a call last."""
+        self.counters: Counters = Counters() if former is None else former.counters
+        self.peers = Peers()
+        self.recovery: Callable[[], Progress] | None = None
+        """How far this member is with getting the state; None where it does not. Not to be asked under the lock."""
+        self.lag = Lag()
+        """How far the program is behind its deputy."""
+        self.trailer: Trailer | None = None
+        """Of the last call that was finished in the active session."""
+        self.tempo = Tempo() if step_times is None else step_times
+        """The members' times outside of calls."""
+        self.data: Consumption = Consumption(self, None if former is None else former.data, rejoins=rejoins, patience=patience)
+        """What calls use up of the data."""
+        self.news: News = News() if former is None else former.news
+        """What the program is to be told of views."""
+        self._told = (0, 0, False)
+        """Where the others know this member to be: calls finished, the current one, and whether it is busy with it."""
+        self._last_signature = b""
+        self._order: Order | None = None
+        self._reported: tuple[int, bytes] | None = None
+        self._frozen_at = 0.0
+
+    def __repr__(self) -> str:
+        now = f"in {self.current}" if self.current else "outside of calls"
+        return f"<Plane {self.phase.value}, {self.finished} calls finished, {now}, {self.session}>"
+
+    @property
+    def level(self) -> bool:
+        """Whether this member has the state that counts in the active session."""
+        return self.origin == self.authority and bool(self.authority)
+
+    def about(self, event: str, **more: Any) -> dict[str, Any]:
+        """``extra=`` of a log record: what happened in one word, where this worker is, and ``more``."""
+        session = self.session
+        return {
+            "ftlib_event": event,
+            "job": self.job,
+            "member": self.member_id,
+            "epoch": 0 if session is None else session.view.epoch,
+            "rank": -1 if session is None else session.rank,
+            "size": 0 if session is None else session.size,
+            "step": self.step,
+            **more,
+        }
+
+    # --- the training thread -------------------------------------------------------------------------------------------
+
+    def enter(self, call: Call) -> None:
+        """The training thread enters a call; it gets its number. The others are told once it waits for them (``tell``)."""
+        with self.changed:
+            assert self.current is None, "calls are serialized"
+            call.enter(self.finished + 1, self.threads.now())
+            self.current = call
+            if self.data.sampler is not None:
+                self.data.entered(call)
+            if not call.stand_in:
+                self.training_thread = threading.get_ident()
+            self.changed.notify_all()
+
+    def ready(self, min_size: int) -> Session | None:
+        """The session to act in at once, where it has so many members; None where that has to be waited for."""
+        session = self.session
+        return session if self.phase is Phase.ACTIVE and session is not None and session.size >= min_size else None
+
+    def tell(self) -> None:
+        """Tell where this member is: it waits in its call, and others may wait for it, or it for them. Under the lock."""
+        current, present = self.current, self.current is None or self.current.present
+        number = current.number if current is not None and present and not current.computing else 0
+        busy = self.running is not None and present
+        place = self.finished, number, busy
+        if place != self._told:
+            self._told = place
+            self._tell(self.finished, number, busy=busy)
+
+    def turn_to(self, call: Call) -> None:
+        """The training thread goes on inside ``call`` instead of another of which nothing is under way, or after it."""
+        with self.changed:
+            assert self.running is None, "calls are serialized"
+            self.current = None
+            self.enter(call)
+
+    def computes(self, call: Call, computing: bool) -> None:
+        """Whether the training thread runs the program's code within ``call``: whoever waits there waits for it."""
+        with self.changed:
+            call.compute(computing)
+            self.tell()
+
+    def caught_up(self, origin: str, number: int) -> bool:
+        """The state on entry to call ``number``, which has just been finished, is here; it descends from ``origin``."""
+        with self.changed:
+            if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
+                return False
+            self.origin, self.newcomer = origin, False
+            self.data.caught_up()
+            self.counters.state_loads += 1
+            return True
+
+    def abandon(self) -> tuple[Session | None, Order | None]:
+        """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
+        with self.changed:
+            session, self.running, self.current = self.running, None, None
+            self.data.unfinished()
+            self.tell()
+            order, self._order = self._order, None
+            if session is not None and session.group is not None and self._acting_in(session):
+                self._freeze()
+                return session, order
+            return None, order
+
+    def begin(self, session: Session) -> bool:
+        """Operations are about to start in ``session``; False if it is over."""
+        with self.changed:
+            if self.phase is not Phase.ACTIVE or self.session is not session:
+                return False
+            self.running = session
+            if self.wished:
+                self.tell()
+            return True
+
+    def entered(self) -> None:
+        """An operation of the current call has finished, so nobody needs the results of the one before."""
+        with self.changed:
+            self.results = None
+            if self.current is not None and not self.current.present:
+                self.present()
+
+    def present(self) -> None:
+        """The others may know that this member is in its call."""
+        with self.changed:
+            if self.current is not None and not self.current.present:
+                self.current.show()
+                self.tell()
+
+    def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
+        """Finish ``call``, unless there was a freeze meanwhile (None: redo it in the next session)."""
+        with self.changed:
+            self.running = None
+            order, self._order = self._order, None
+            if self.phase is not Phase.ACTIVE or self.session is not session:
+                self._order = order
+                self.tell()
+                return None
+            if trailer.draws:
+                results.share(shares_in(session.by_rank, trailer))
+            self._finished(call, results)
+            self.trailer = trailer
+            if self.news.changes:
+                self.news.finished()
+            if trailer.freeze or order is not None:
+                self._freeze()
+            return FINISHED if order is None and not trailer.freeze else Finish(trailer.freeze, order)
+
+    def adopt(self, session: Session, call: Call, results: Results) -> bool:
+        """Finish ``call`` with a donor's results; False if there was a freeze meanwhile."""
+        with self.changed:
+            self.running = None
+            if not self._acting_in(session):
+                self.tell()
+                return False
+            self._finished(call, results)
+            self.news.adopted()
+            self.counters.adopted += 1
+            return True
+
+    def failed(self, session: Session, *, begun: bool = True) -> tuple[bool, Order | None]:
+        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet).
+
+        ``begun``: False where nothing failed, but nobody was in the call: only a freeze that waited for its end takes place.
+        """
+        with self.changed:
+            self.running = None
+            self.tell()
+            order, self._order = self._order, None
+            first = self.phase is Phase.ACTIVE and self.session is session
+            if first and (begun or order is not None):
+                self._freeze()
+            return first, order
+
+    def loaded(self, session: Session, origin: str) -> bool:
+        """Registered state was loaded that descends from ``origin``; False, and forgotten, if the session ended meanwhile."""
+        with self.changed:
+            if not self._acting_in(session):
+                return False
+            self.origin = origin
+            self.data.loaded()
+            self.counters.state_loads += 1
+            return True
+
+    def resumed(self, session: Session, origin: str, step: int) -> bool:
+        """A founder loaded a checkpoint of ``step``, as all in ``session`` do; their common state is called ``origin``.
+
+        False if the session ended meanwhile: then this member has a state that the others may not have.
+        """
+        with self.changed:
+            acting = self._acting_in(session)
+            self.step = step
+            self.origin = origin if acting else ""
+            if acting:
+                self.authority = origin
+                self.data.resumed()
+                self.counters.state_loads += 1
+            return acting
+
+    def acting_in(self, session: Session) -> bool:
+        """Whether ``session`` is the active one."""
+        with self.changed:
+            return self._acting_in(session)
+
+    def newest_is(self, session: Session) -> bool:
+        """Whether no other has been activated since, frozen or not."""
+        with self.changed:
+            return self.session is session and self.phase is not Phase.STOPPED
+
+    def wait_end(self, session: Session, timeout: float) -> None:
+        """Wait until ``session`` is no longer the active one, at most ``timeout`` seconds."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self._acting_in(session), timeout)
+
+    def in_call(self, number: int) -> bool:
+        """Whether the training thread is inside call ``number``: unless that changes it, the state is what it was on entry."""
+        with self.changed:
+            return self.current is not None and self.current.number == number and not self.current.stand_in
+
+    # --- the rebuild thread --------------------------------------------------------------------------------------------
+
+    def freeze(self, order: Order) -> tuple[bytes, Session | None] | None:
+        """Freeze as ordered: the flush report, and the session whose group has to be aborted before sending it.
+
+        None: stale, or the answer comes when the call in progress has ended.
+        """
+        with self.changed:
+            if self.phase is Phase.STOPPED:
+                return None
+            if self._reported is not None and order.epoch <= self._reported[0]:
+                return (self._reported[1], None) if order.epoch == self._reported[0] else None
+            if self.session is not None and order.epoch <= self.session.view.epoch:
+                return None
+            if order.epoch == 2 and self.session is None:  # asked as a member of the first view, whose install got lost
+                self._found()
+            if self.phase is Phase.ACTIVE and self._ends_with(order.after_call):
+                self._order = order
+                return None
+            self._order = None
+            abort = self.session if order.after_call is None or self.running is not None else None
+            self._freeze()
+            report = self._report().encode()
+            self._reported = (order.epoch, report)
+            return report, abort
+
+    def installing(self, view: View) -> bool:
+        """Whether building for ``view`` makes sense; the phase can no longer be ACTIVE then."""
+        with self.changed:
+            if self.phase is Phase.STOPPED or (self.session is not None and view.epoch <= self.session.view.epoch):
+                return False
+            if self._reported is not None and self._reported[0] > view.epoch:
+                return False
+            if not view.parent_id:
+                self._found()
+                self.data.founded(view.ids)
+            if self.phase is Phase.ACTIVE:
+                self._freeze()
+            return True
+
+    def activate(self, session: Session) -> bool:
+        """Act in ``session`` from now on; False if it is stale."""
+        plan = session.plan
+        with self.changed:
+            if self.phase is Phase.STOPPED or self.phase is Phase.ACTIVE:
+                return False
+            if self._reported is not None and self._reported[0] > session.view.epoch:
+                return False
+            if self.member_id in plan.healed:
+                self.founder, self.blank, self.results = False, True, None
+                self.lag = Lag()
+                self._last_signature = b""
+            if plan.donor_of(self.member_id) is None:
+                if self.blank and self.finished != plan.call:
+                    self.origin = ""  # it is behind, or what was loaded belonged to a call that nobody alive has finished
+                self.finished, self.step = plan.call, plan.step
+                if self.current is not None:
+                    self.current.renumber(self.finished + 1)
+                self.tell()
+            self.newcomer = self.newcomer or self.member_id in plan.blank
+            self.authority = plan.authority
+            if plan.authority == self.member_id and self.member_id in plan.holders:
+                self.origin = self.member_id
+            self.session, self.trailer = session, None
+            self.data.activated(session)
+            self.phase = PLANE.after(self.phase, Switch.ACTIVATE)
+            self.counters.views += 1
+            if self._frozen_at:
+                self.counters.pauses.add(self.threads.now() - self._frozen_at)
+            self._frozen_at = 0.0
+            self.counters.last_wait = self.threads.now() - self.current.began if self.current is not None else 0.0
+            self.peers.keep(session.view)
+            self.news.activated(session.view, adopts=plan.donor_of(self.member_id) is not None)
+            self.changed.notify_all()
+            return True
+
+    def stop(self, error: Exception) -> Group | None:
+        """This lifetime is over; the group to abort. The first reason stays."""
+        with self.changed:
+            if self.phase is Phase.STOPPED:
+                return None
+            self.phase = PLANE.after(self.phase, Switch.STOP)
+            self.error = error
+            self.data.stopped(error)
+            self.changed.notify_all()
+            return self.session.group if self.session is not None else None
+
+    # --- what is registered, and asked for -----------------------------------------------------------------------------
+
+    def registers(self) -> None:
+        """The program registered state."""
+        with self.changed:
+            self.has_state = True
+
+    def wish(self, wanted: bool) -> None:
+        """Whether somebody waits to be let in, so that everybody freezes after a call."""
+        with self.changed:
+            self.wished = wanted
+            if wanted:
+                self.tell()  # it waits for the end of operations that are under way
+
+    def recovers(self, progress: Callable[[], Progress] | None) -> None:
+        """Whether this member gets the state beside the others' training, and how far that is."""
+        self.recovery = progress
+
+    def forget(self) -> None:
+        """Let go of the results: no call is carried out here any more."""
+        self.results = None
+
+    # --- the agent's thread --------------------------------------------------------------------------------------------
+
+    def peer_progress(self, member_id: str, finished: int, current: int) -> None:
+        """Note where another member is."""
+        with self.changed:
+            self.peers.note(member_id, (finished, current), self.threads.now())
+
+    # --- within the lock -----------------------------------------------------------------------------------------------
+
+    def _acting_in(self, session: Session) -> bool:
+        return self.phase is Phase.ACTIVE and self.session is session
+
+    def _ends_with(self, call: int | None) -> bool:
+        """Whether operations of ``call`` or an earlier one are under way, or what a single member cannot undo."""
+        current = None if self.running is None else self.current
+        alone = self.session is not None and self.session.group is None
+        return current is not None and ((alone and current.changes_state) or (call is not None and current.number <= call))
+
+    def _freeze(self) -> None:
+        if self.phase is Phase.ACTIVE:
+            self.phase = PLANE.after(self.phase, Switch.FREEZE)
+            self._frozen_at = self.threads.now()
+        self.changed.notify_all()
+
+    def _found(self) -> None:
+        self.founder, self.blank = True, False
+
+    def _finished(self, call: Call, results: Results) -> None:
+        self.finished = call.number
+        self.current = None
+        self.tell()
+        self.blank = False
+        self.results = results
+        self._last_signature = call.layout.signature
+        self.counters.calls += 1
+        self.counters.bytes_averaged += call.nbytes
+        granted = call.steps(results)
+        self.step += granted
+        if call.stand_in:
+            self.lag.grow(granted)
+        # Where nobody draws samples there is nothing to note, but for who is new and has to come in.
+        accounts = self.data.sampler is not None or results.shares or self.newcomer
+        came_in = self.data.finished(call, results) if accounts else True
+        if self.newcomer:
+            self.newcomer = call.foreign or not came_in
+            if self.newcomer:
+                self.origin = ""  # what was loaded was the state on entry to that call
+
+    def _report(self) -> Report:
+        calls = (self.finished, self.current.number if self.current else 0, self.step)
+        entered = self.current.layout.signature if self.current and not self.newcomer else b""
+        is_founder, late, drawn = self.founder, self.lag.calls > 0, self.data.report()
+        signatures = (self._last_signature, entered)
+        state = (is_founder, self.blank, self.has_state, late)
+        return Report(*calls, *signatures, self.origin, *state, drawn, self.newcomer)

@@ -1,0 +1,77 @@
+"""How far members are: the others in their calls, and a joiner with the state, for the person who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...common.units import size, span
+
+__all__ = ["Peers", "Progress", "told"]
+
+
+class Peers:
+    """Where the other members are, as their pings told. Part of the plane, and guarded by its lock."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, tuple[int, int]] = {}
+        """(finished, current) by member id."""
+        self.changes: dict[str, float] = {}
+        """When that changed last (seconds on the plane's clock)."""
+
+    def note(self, member_id: str, place: tuple[int, int], now: float) -> None:
+        """One of them has told."""
+        if self.places.get(member_id) != place:
+            self.places[member_id] = place
+            self.changes[member_id] = now
+
+    def keep(self, ids: Container[str]) -> None:
+        """Forget all others."""
+        self.places = {member_id: place for member_id, place in self.places.items() if member_id in ids}
+        self.changes = {member_id: since for member_id, since in self.changes.items() if member_id in ids}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A moment of a recovery. Bytes, bytes a second, seconds."""
+
+    total: int
+    """0 where it is not known yet."""
+    got: int
+    rate: float
+    """Over the last seconds; 0 where nothing arrived."""
+    left: float | None
+    """Seconds until all has arrived, at that rate; None where nobody can say."""
+    pending: int
+    """Averages that wait to be replayed."""
+    braking: bool
+    """Whether the others wait for this member: for all of the state, or since it cannot hold more averages or keep pace."""
+    replayed: int = 0
+    """Averages that were."""
+    seconds: float = 0.0
+    """Since it began."""
+
+    def __str__(self) -> str:
+        return told(asdict(self))
+
+
+def told(progress: Mapping[str, Any]) -> str:
+    """A ``Progress`` as plain values, in words; KeyError or TypeError where it is none."""
+    return "; ".join(_parts(progress))
+
+
+def _parts(progress: Mapping[str, Any]) -> Iterator[str]:
+    total, got, rate, left, pending = (progress[name] for name in ("total", "got", "rate", "left", "pending"))
+    pace = f" at {size(rate)}/s" if rate >= 1 else ""
+    if not total:
+        yield f"{size(got)} so far{pace}"
+    elif got >= total:
+        yield f"all {size(total)} are here"
+    else:
+        rest = "" if left is None else f", {span(left)} left" if left >= 1 else ", less than 1 s left"
+        yield f"{size(got)} of {size(total)} ({100 * got // total}%){pace}{rest}"
+    if pending:
+        yield f"{pending} average{'s wait' if pending > 1 else ' waits'} to be replayed"
+    if progress["braking"]:
+        yield "the others wait for it"

@@ -1,0 +1,340 @@
+"""What the consensus orders of the data plane is carried out here, off the training thread.
+
+The agent's thread freezes and reports; whatever takes longer it leaves to the rebuild thread, in order: build the group of a
+view and say ready, activate it, and start donations.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from consensus import Cause, Consensus, LeftError, StoppedError, View
+from consensus.border import (
+    Activated,
+    Expected,
+    Freeze,
+    Installed,
+    Order,
+    PeerProgress,
+    Stalled,
+    Stopped,
+    Wish,
+)
+
+from ... import errors
+from ...errors import FTLibError
+from ...frameworks.base import Framework, Group, Work
+from ..calls.adoption import donate
+from ..calls.salvage import FaultKind, plan
+from ..calls.session import Session
+from .hang import log_stall
+from .phase import Phase
+from .plane import Plane
+
+__all__ = ["RebuildError", "Rebuilder", "translated"]
+
+logger = logging.getLogger("ftlib")
+
+Build = Callable[[View], tuple[Mapping[str, int], Group | None]]
+"""From a view to (rank of every member id, group), the group None for a single member. Any exception is a failed rebuild."""
+
+
+class RebuildError(FTLibError):
+    """A group could not be built. ``suspects``: member ids that it may be because of."""
+
+    def __init__(self, text: str, suspects: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.suspects = tuple(suspects)
+
+
+_CAUSES = {
+    Cause.PROOF: "dead",
+    Cause.LEFT: "left",
+    Cause.SILENCE: "silent",
+    Cause.UNREADY: "never ready",
+    Cause.SEVERED: "cut off",
+}
+_END = None
+_ALL = sys.maxsize
+"""No epoch is as late."""
+_Item = Installed | Expected | Activated | Stopped | None
+
+
+class Rebuilder:
+    """The ``DataPlane`` that a ``Consensus`` drives."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        consensus: Consensus,
+        framework: Framework,
+        build: Build,
+        prepare: Callable[[View], None] = lambda _view: None,
+        activated: Callable[[View], None] = lambda _view: None,
+        facts: Callable[[], Mapping[str, Any]] = dict,
+        given_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``build``: ``Lifetime._rebuild``. ``prepare``: begins to build what ``build`` may be asked for, and returns at once.
+        ``activated``: told of every view acted in; must return at once. ``facts``: for ``DataPlane.facts``.
+        ``given_up``: told that the others have given this worker up, as its program hangs; must return at once.
+        """
+        self._plane = plane
+        self._consensus = consensus
+        self._framework = framework
+        self._build = build
+        self._prepare = prepare
+        self._activated = activated
+        self._facts = facts
+        self._given_up = given_up
+        self._items: SimpleQueue[_Item] = plane.threads.queue()
+        self._thread = plane.threads.thread(self._run, "ftlib-rebuild")
+        self._wanted = 0
+        """Newest epoch that a freeze was asked for. Guarded by the plane's lock."""
+        # The rebuild thread's own:
+        self._newest = 0
+        """Newest epoch whose group was asked for."""
+        self._built: Session | None = None
+        self._group: Group | None = None
+        self._donations: list[Work] = []
+        self._ended_after = -1
+        """The newest call when a member's part was last found to have ended as its program had; -1: there was none."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """End the thread and give the group back. Idempotent."""
+        self._framework.cancel(_ALL)
+        self._items.put(_END)
+        if self._thread.ident is not None and self._thread is not self._plane.threads.current():
+            self._thread.join(timeout)
+
+    def order(self, order: Freeze) -> None:
+        """The training thread passes on a freeze that waited for its call."""
+        self._freeze(order)
+
+    # --- DataPlane, on the agent's thread ------------------------------------------------------------------------------
+
+    def handle(self, order: Order) -> None:
+        """See ``DataPlane``. A freeze takes place here: nobody is to wait for a build that it makes pointless."""
+        match order:
+            case Freeze(epoch, _):
+                with self._plane.changed:
+                    self._wanted = max(self._wanted, epoch)
+                self._framework.cancel(epoch)
+                self._freeze(order)
+            case Wish(wanted):
+                self._plane.wish(wanted)
+            case PeerProgress(member_id, finished, current):
+                self._plane.peer_progress(member_id, finished, current)
+            case Stalled(call, waited):
+                log_stall(self._plane, call, waited)
+                self._given_up()
+            case Stopped():
+                self._framework.cancel(_ALL)
+                self._items.put(order)
+            case _:
+                self._items.put(order)
+
+    def facts(self) -> Mapping[str, Any]:
+        """See ``DataPlane``."""
+        return self._facts()
+
+    # --- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._plane.threads.hurry()
+        try:
+            while (item := self._items.get()) is not _END:
+                self._carry_out(item)
+        except Exception as error:
+            logger.exception("the rebuild thread failed", extra=self._plane.about("crash"))
+            crash = errors.Excluded(f"this worker's rebuild thread failed: {error!r}")
+            crash.__cause__ = error
+            self._stop(crash)
+        finally:
+            self._drop_group()
+
+    def _carry_out(self, order: Installed | Expected | Activated | Stopped) -> None:
+        match order:
+            case Installed(view, reports):
+                self._install(view, reports)
+            case Expected(view):
+                self._expect(view)
+            case Activated(view):
+                self._activate(view)
+            case Stopped(error):
+                self._stop(translated(error))
+
+    def _freeze(self, order: Freeze) -> None:
+        answer = self._plane.freeze(order)
+        if answer is None:
+            return
+        report, session = answer
+        if session is not None and session.group is not None:
+            session.group.abort()
+        self._consensus.flushed(order.epoch, report)
+
+    def _expect(self, view: View) -> None:
+        """Have the group of ``view`` built ahead, beside whatever goes on."""
+        with self._plane.changed:
+            session, phase = self._plane.session, self._plane.phase
+            newest = 0 if session is None else session.view.epoch
+            wanted = phase is not Phase.STOPPED and self._wanted <= view.epoch
+        if wanted and view.epoch > max(newest, self._newest):
+            try:
+                self._prepare(view)
+            except Exception as error:  # noqa: BLE001 - it was a hint: what is wrong is found again where it matters, and said
+                logger.debug("nothing is built ahead for %s: %r", view, error, extra=self._plane.about("not_built_ahead"))
+
+    def _install(self, view: View, reports: Mapping[str, bytes]) -> None:
+        if not self._plane.installing(view):
+            return
+        with self._plane.changed:
+            if self._wanted > view.epoch:  # a newer change is under way: this group would never be used
+                return
+        self._newest = view.epoch
+        self._drop_group()
+        began = self._plane.threads.now()
+        try:
+            chosen = plan(view, reports)
+            if len(view) == 1:
+                self._framework.cancel(view.epoch + 1)  # what was built ahead with others, who are gone
+            ranks, self._group = self._build(view)
+            self._built = Session(view, chosen, self._plane.member_id, ranks, self._group)
+        except Exception as error:  # noqa: BLE001 - whatever it is: this member has no group, and says so
+            self._failed(view, error)
+            return
+        built = self._plane.threads.now() - began
+        extra = self._plane.about("built", view_id=view.view_id, build_seconds=built)
+        logger.debug("group of %s built in %.1f ms", view, built * 1e3, extra=extra)
+        with self._plane.changed:  # or a freeze for the next change might be answered before
+            if self._wanted <= view.epoch:
+                self._consensus.ready(view.view_id)
+
+    def _failed(self, view: View, error: Exception) -> None:
+        """A failed rebuild is never a success: a new epoch is needed, and whoever did not come is looked at."""
+        self._plane.counters.rebuild_failures += 1
+        text = str(error)  # the error itself holds frames, and a handler may keep what it is given
+        with self._plane.changed:
+            superseded = self._wanted > view.epoch
+        if superseded:
+            logger.debug("building the group of %s was given up: %s", view, text, extra=self._plane.about("build_given_up"))
+            return
+        extra = self._plane.about("build_failed", view_id=view.view_id)
+        logger.warning("building the group of %s failed, waiting for a new view: %s", view, text, extra=extra)
+        suspects = error.suspects if isinstance(error, RebuildError) else ()
+        self._consensus.average_failure(self._plane.finished + 1, suspects)
+
+    def _activate(self, view: View) -> None:
+        session = self._built
+        if session is None or session.view.view_id != view.view_id:
+            return
+        old, results = self._plane.session, self._plane.results
+        fault = session.plan.fault
+        if fault is not None and self._plane.member_id in fault.blamed:
+            lost, call = fault.kind is FaultKind.STATE_LOST, self._plane.current
+            if lost and (self._consensus.ended or self._ended_after == self._plane.finished):
+                self._stop(errors.JobEnded("the members that held the state have left, as their programs have ended"))
+                self._consensus.leave()
+                return
+            entered = "" if lost or call is None else f" (this is what {self._plane.member_id} entered: {call}{call.remark()})"
+            self._stop((errors.StateLost if lost else errors.StepMismatch)(fault.text + entered))
+            self._consensus.leave()
+            return
+        behind = session.plan.call - self._plane.finished  # frozen: it stays so
+        if not self._plane.activate(session):
+            return
+        if self._consensus.ended:  # what it had at its end is all that there is, until another call finishes
+            self._ended_after = session.plan.call
+        self._log(old, session)
+        if self._plane.member_id in session.plan.healed:
+            text = "this worker was %d calls behind the others: it gets their state, and counts again from the call after that"
+            logger.warning(text, behind, extra=self._plane.about("healed", behind=behind))
+        self._activated(view)
+        for adopter in session.plan.adopters_of(self._plane.member_id):
+            if results is None or session.group is None or results.number != session.plan.call:
+                raise FTLibError(f"the result of call {session.plan.call} is gone, but {session.name(adopter)} needs it")
+            extra = self._plane.about("donation", call=results.number, to=adopter)
+            logger.info("giving the result of call %d to %s", results.number, session.name(adopter), extra=extra)
+            self._donations += donate(session.group, session.ranks[adopter], results)
+            self._plane.counters.donated += 1
+
+    def _log(self, old: Session | None, new: Session) -> None:
+        """The one INFO line of a view change: who and why, how many are left, how long it took, who drove it."""
+        before = set(old.view.ids) if old is not None else set()
+        removed = [] if old is None else [member_id for member_id in old.view.ids if member_id not in new.view]
+        joined = [member_id for member_id in new.view.ids if member_id not in before]
+        gone = [] if old is None else [f"{old.name(m)} ({self._why(m, old)})" for m in removed]
+        parts = [f"without {', '.join(gone)}"] if gone else []
+        parts += [f"with {new.names(joined)}"] if joined else []
+        why = "; ".join(parts) or "same members"
+        pause = self._plane.counters.last_pause
+        size = f"{old.size} -> {new.size}" if old is not None else f"{new.size}"
+        driver = self._consensus.driver
+        led = f"; led by {(old if old is not None and driver in old.view else new).short(driver)}" if driver else ""
+        fields = {
+            "view_id": new.view.view_id,
+            "size_before": 0 if old is None else old.size,
+            "removed": [self._removed(member_id) for member_id in removed],
+            "joined": joined,
+            "driver": driver,
+            "pause_seconds": pause,
+            "wait_seconds": self._plane.counters.last_wait,
+        }
+        wait = self._plane.counters.last_wait
+        waited = f" after {wait - pause:.1f} s of waiting" if wait > pause + 0.1 else ""
+        text, extra = "epoch %d: %s; size %s, rank %d; paused %.0f ms%s%s", self._plane.about("view", **fields)
+        logger.info(text, new.view.epoch, why, size, new.rank, pause * 1e3, waited, led, extra=extra)
+
+    def _why(self, member_id: str, old: Session) -> str:
+        """In a few words: what became of it, what was found, and by whom where that was another worker."""
+        reason = self._consensus.why(member_id)
+        if reason is None:
+            return "gone"
+        text = _CAUSES[reason.cause]
+        if reason.detail and reason.cause is not Cause.LEFT:
+            text += f": {reason.detail}"
+            if reason.source == member_id:
+                text += ", as it said itself"
+            elif reason.source not in ("", self._plane.member_id):
+                text += f", says {old.short(reason.source)}"
+        return text
+
+    def _removed(self, member_id: str) -> dict[str, str]:
+        reason = self._consensus.why(member_id)
+        if reason is None:
+            return {"id": member_id}
+        return {"id": member_id, "cause": reason.cause.value, "detail": reason.detail, "source": reason.source}
+
+    def _stop(self, error: Exception) -> None:
+        self._plane.stop(error)
+        # Who leaves after a call keeps its group until it closes: a slow peer may still be reading that call's last bytes.
+        if self._group is not None and (self._plane.running is not None or not isinstance(error, LeftError)):
+            self._group.abort()
+
+    def _drop_group(self) -> None:
+        self._built = None
+        self._donations.clear()
+        if self._group is not None:
+            self._group.abort()
+            self._group.close()
+            self._group = None
+
+
+def translated(error: StoppedError) -> Exception:
+    """The consensus's reason to stop as an error of this package; whatever else it is, the others go on without this worker.
+
+    Where a store was wiped nobody goes on: there is nothing to rejoin.
+    """
+    names = {"ExcludedError": errors.Excluded, "QuorumLostError": errors.QuorumLost, "JoinError": errors.JoinError}
+    names |= {"StoreWipedError": errors.QuorumLost, "JobEndedError": errors.JobEnded}
+    kind = names.get(type(error).__name__)
+    if kind is None and not isinstance(error, LeftError):
+        kind = errors.Excluded
+    return kind(str(error)) if kind is not None else error

@@ -1,0 +1,174 @@
+"""The calls that a late program missed: kept by its deputy, and taken over by the program in its next call.
+
+What the others did meanwhile were steps, each of the same calls in the same order (see ``pattern``). Of all whole steps but the
+last the program takes over the averages only: they are applied as a joiner replays them, with the same bits. The first call of
+the last step becomes the program's own, and its further calls get the further results, until none is left: so the program,
+which missed steps but no part of one, is where the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from consensus import View
+
+from ...errors import StepMismatch
+from ...state.registry import Registered
+from ...state.replay import replay
+from ...status import Status
+from ..calls.call import Call, Results
+from ..plane.plane import Plane
+from ..tensors.layout import Layout
+
+__all__ = ["Missed"]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One call that the deputy finished."""
+
+    results: Results
+    granted: int
+    """Steps that it granted."""
+    views: tuple[View, ...]
+    """Of which it was the first call: the program is told of them before it is applied."""
+
+
+class Missed:
+    """Of one program, in one lifetime. Used in its turn only."""
+
+    def __init__(
+        self, plane: Plane, registered: Callable[[], Registered | None], limit: int, tell: Callable[[View], None]
+    ) -> None:
+        """``limit``: bytes of results that may be kept. ``tell``: runs the program's callbacks of a view."""
+        self._plane = plane
+        self._registered = registered
+        self._limit = limit
+        self._tell = tell
+        self._entries: list[_Entry] = []
+        self._step: tuple[Layout, ...] = ()
+        """The calls of a step."""
+        self._regular = 0
+        """So many entries, from the first, are of such steps."""
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def begin(self, step: Sequence[Layout]) -> None:
+        """The program is late for a step, which nobody has begun."""
+        assert not self._entries, "what was missed before has been taken over"
+        self._step, self._regular = tuple(step), 0
+
+    @property
+    def open(self) -> bool:
+        """Whether the next call may be missed as well: all so far were those of the program's steps."""
+        return self._regular == len(self._entries) and bool(self._step)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for the results of another call."""
+        following = self._step[len(self._entries) % len(self._step)]
+        return self._nbytes > 0 and self._nbytes + following.nbytes > self._limit
+
+    def keep(self, results: Results, granted: int) -> None:
+        """The deputy finished a call; the slots of ``results`` are this object's from now on."""
+        index = len(self._entries)
+        expected = self._step[index % len(self._step)]
+        if self.open and results.layout.signature == expected.signature:
+            self._regular += 1
+            if index % len(self._step) == 0:
+                self._forget(index)
+        with self._plane.changed:
+            views = tuple(self._plane.news.due)
+            self._plane.news.due.clear()
+        self._entries.append(_Entry(results, granted, views))
+        self._nbytes += results.layout.nbytes
+
+    def clear(self) -> None:
+        """Nobody will take over what is here."""
+        with self._plane.changed:
+            self._plane.news.due[:0] = [view for entry in self._entries for view in entry.views]
+        self._entries.clear()
+        self._step, self._nbytes = (), 0
+
+    def take_over(self, call: Call) -> Status:
+        """What the program's ``call`` comes to, with all that has to be applied before it. StepMismatch; what ``apply`` raises.
+
+        ``call`` gets its number first: whoever fails from then on has a state that nobody else has.
+        """
+        last = max(0, self._regular - 1) // len(self._step) * len(self._step)
+        entry = self._entries[last]
+        call.overtaken(entry.results.number)
+        if call.layout.signature != entry.results.layout.signature:
+            raise StepMismatch(
+                f"{call}: the others did something else while this worker was late ({entry.results.layout.text}); derive what "
+                "is called from ft.step, or unset straggler_deadline"
+            )
+        void = call.void(entry.results)
+        own = [None if source is None else source.clone() for source in call.sources] if void and last else []
+        for former in self._entries[:last]:
+            self._apply(former, call)
+        if own:
+            _give_back(call, own)  # as a call that comes to nothing leaves them
+        self._drop(last + 1)
+        self._regular = 0  # what is left are the further calls of the last step: each is the program's next one
+        call.reloaded()
+        if void:
+            return Status.FAIL
+        call.reattach()
+        call.deliver(entry.results)
+        return Status.SUCCESS
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _apply(self, entry: _Entry, call: Call) -> None:
+        """What the program would have done with that call, and at its end."""
+        for view in entry.views:
+            self._tell(view)
+        with self._plane.changed:
+            self._plane.lag.shrink(entry.granted)
+        if not entry.granted:
+            return
+        registered = self._registered()
+        assert registered is not None, "a deputy stands in only where averages can be replayed"
+        call.reattach()
+        call.reloaded()
+        call.deliver(entry.results)
+        with torch.enable_grad():
+            replay(registered)
+
+    def _drop(self, count: int) -> None:
+        """So many were taken over, the last of them by the program itself."""
+        taken = self._entries[count - 1]
+        with self._plane.changed:
+            self._plane.lag.shrink(taken.granted)
+            self._plane.news.due[:0] = taken.views
+        del self._entries[:count]
+        if self._entries:
+            self._nbytes = sum(entry.results.layout.nbytes for entry in self._entries)
+        else:
+            self.clear()
+
+    def _forget(self, index: int) -> None:
+        """A step begins with entry ``index``: of the calls before nothing but averages will be asked for."""
+        for entry in self._entries[:index]:
+            results = entry.results
+            if results.slots and not entry.granted:
+                self._nbytes -= results.layout.nbytes
+                entry.results = Results(results.number, results.layout, (), results.weight, results.finite)
+
+
+def _give_back(call: Call, own: Sequence[torch.Tensor | None]) -> None:
+    for index, source in enumerate(own):
+        target = call.sources[index]
+        if source is not None and target is not None:
+            target.copy_(source)
+        elif target is not None:
+            call.sources[index] = None
+            owner = call.owners[index]
+            if isinstance(owner, torch.nn.Parameter):
+                owner.grad = None

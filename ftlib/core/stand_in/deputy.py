@@ -1,0 +1,328 @@
+"""A deputy takes part in the others' calls while the program of its worker is late, so that they need not wait for it.
+
+It exists where ``straggler_deadline`` is set. When the program has been outside of calls for so long, and is about to begin a
+step (see ``pattern``), a thread of this process follows the others' calls as a joiner does, with neutral data and weight 0, one
+after another. What they come to is kept (``backlog``); nothing is applied beside the program, which may be in the middle of a
+forward pass. When the program arrives, the call under way ends first, and then it takes over what it missed.
+
+Who is late has the state, but not yet: donors are asked only where the program is inside a call (``Plane.in_call``), and the
+flush report says ``late``, so that nobody is sent to it while others have the state. A holder that could be asked by somebody
+does not stay away at all: ``_needed``. All may be late at once: nobody begins a call that nobody has entered (``NobodyThere``).
+
+A program that hangs shall not be covered for ever: after ``stall_timeout`` the deputy stops, and the others' waiting becomes
+evidence, as without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from consensus import LeftError, View
+
+from ...state.registry import Registered
+from ...state.replay import why_not as why_not_replayed
+from ...status import Status
+from ..calls.call import Call, Results
+from ..calls.follower import NoFollowing
+from ..calls.session import Session
+from ..engine.call_lock import Turns
+from ..engine.engine import Engine
+from ..plane.hang import stack
+from ..plane.phase import Phase
+from ..plane.plane import Plane
+from ..tensors.staging import Slot
+from ..tensors.trailer import Flag
+from .backlog import Missed
+from .pattern import Rhythm
+from .pattern import why_not as why_no_step
+from .stand_in import StandIn
+
+__all__ = ["Deputy", "Terms", "replayable"]
+
+logger = logging.getLogger("ftlib")
+
+_BACK = "back: the others did %d calls without this worker, which has taken them over; %d are left to its next calls"
+_LOOK = 0.05
+"""Seconds between two looks whether something has changed that nobody tells."""
+_QUIET = 60.0
+"""Seconds in which the log warns of one thing once."""
+_PAUSE, _LONGEST_PAUSE = 0.001, 0.016
+"""Seconds between two questions to other deputies whether anybody has entered the call, doubled each time; at most so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """When a deputy acts. Seconds, bytes."""
+
+    deadline: float
+    """Since the end of the program's last call."""
+    stall_timeout: float
+    """The same, after which it acts no more."""
+    min_size: int
+    """Members below which calls wait."""
+    pending: int
+    """Of results that it may keep."""
+    veto: bool
+    """Whether an average with inf or nan is applied by nobody."""
+
+
+class Deputy:
+    """Of one worker in one lifetime: ``start``, then ``end``. Its thread acts in its turn only (``Turns.lend``)."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        engine: Engine,
+        turns: Turns,
+        registered: Callable[[], Registered | None],
+        terms: Terms,
+        tell: Callable[[View], None],
+    ) -> None:
+        """``registered``: what the program registered by now. ``tell``: runs its callbacks of a view."""
+        self._plane = plane
+        self._engine = engine
+        self._turns = turns
+        self._registered = registered
+        self._terms = terms
+        self._threads = plane.threads
+        self._thread = plane.threads.thread(self._run, "ftlib-deputy")
+        self._changed = plane.threads.condition()
+        # Guarded by the condition:
+        self._over = False
+        self._since: float | None = None
+        """When the program left its last call; None while it is in one, and before the first."""
+        # Used in turn:
+        self._rhythm = Rhythm()
+        self._missed = Missed(plane, registered, terms.pending, tell)
+        self._retired = ""
+        """Why it does not act before the program's next call."""
+        self._told: set[str] = set()
+        """What the log says already."""
+        self._warned: dict[str, float] = {}
+        """When the log said so last, with a warning."""
+
+    def start(self) -> None:
+        """Start watching."""
+        self._thread.start()
+
+    def end(self, timeout: float) -> None:
+        """Act no more. A call under way has been aborted. Idempotent."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        if self._thread.ident is not None and self._thread is not self._threads.current():
+            self._thread.join(timeout)
+
+    # --- the program, in its turn --------------------------------------------------------------------------------------
+
+    def run(self, call: Call) -> Status:
+        """As ``Engine.run``, with what the others did meanwhile."""
+        if self._turns.departed:
+            return Status.ABORT
+        with self._changed:
+            self._since = None
+        try:
+            status = self._taken_over(call)
+            return self._engine.run(call) if status is None else status
+        finally:
+            if 0 < call.number <= self._plane.finished:
+                self._rhythm.note(call.layout)
+            self._retired = ""
+            with self._changed:
+                self._since = self._threads.now()
+
+    def _taken_over(self, call: Call) -> Status | None:
+        """What ``call`` comes to, where the others have finished it by now. Raises like a call."""
+        missed, plane = self._missed, self._plane
+        if not missed:
+            return None
+        with plane.changed:
+            useless = plane.phase is Phase.STOPPED or not plane.lag.calls  # excluded, or healed: the state comes from others
+        if useless:
+            missed.clear()
+            return None
+        began = self._threads.now()
+        call.restart(began)
+        try:
+            if self._engine.said_goodbye:
+                status = Status.FAIL  # this worker has left, as it was told to
+            else:
+                count = len(missed)
+                status = missed.take_over(call)
+                taken, seconds = count - len(missed), self._threads.now() - began
+                extra = plane.about("late_arrival", call=call.number, missed=count, seconds=seconds)
+                logger.debug(_BACK, taken, len(missed), extra=extra)
+            plane.data.passed(call)
+        except BaseException as error:
+            self._engine.undelivered(call, error)
+            raise
+        finally:
+            plane.tempo.left(self._threads.now())
+        return status
+
+    # --- its thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._over:
+                    return
+                left = self._left()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+            if not self._turns.lend(self._one):
+                with self._changed:
+                    if not self._over:
+                        self._changed.wait(_LOOK)
+
+    def _left(self) -> float:
+        """Seconds until the program is late, or until it may be."""
+        if self._since is None:
+            return self._terms.deadline
+        return self._since + self._terms.deadline - self._threads.now()
+
+    def _one(self) -> bool:
+        """Take part in one call. False where that cannot be, or the program comes."""
+        try:
+            return self._ready() and self._take_part()
+        except NoFollowing as reason:
+            self._retire(str(reason))
+        except LeftError as reason:  # the program's next call comes to the same
+            self._retired = str(reason)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the program goes on, and the others wait for it again
+            self._failed(error)
+        return False
+
+    def _take_part(self) -> bool:
+        call = StandIn(
+            self._threads.now(), veto=self._terms.veto, awaited=lambda: self._turns.awaited, present=self._plane.present
+        )
+        with torch.no_grad():
+            sessions = functools.partial(self._sessions, itertools.count())
+            return self._engine.stand_in(call, sessions, functools.partial(self._keep, call))
+
+    def _keep(self, call: Call, results: Results) -> Sequence[Slot]:
+        """A call is finished: keep it for the program. No buffers to use instead of those of ``results``: new ones."""
+        missed, first = self._missed, not self._missed
+        missed.keep(results, call.steps(results))
+        self._plane.counters.stood_in += 1
+        if first:
+            text = "this worker is late: the others go on without it from call %d on (straggler_deadline=%g)"
+            extra = self._plane.about("late", call=call.number)
+            logger.log(self._level("late"), text, call.number, self._terms.deadline, extra=extra)
+        if not missed.open:
+            self._retire(f"the others do something else than this worker's last steps ({results.layout.text})")
+        return ()
+
+    def _failed(self, error: Exception) -> None:
+        plane = self._plane
+        if plane.phase is Phase.STOPPED:  # the program's next call says why
+            return
+        self._retired = f"{type(error).__name__}: {error}"
+        logger.error("the others wait for this worker, its deputy failed", exc_info=error, extra=plane.about("deputy_failed"))
+
+    # --- whether it acts -----------------------------------------------------------------------------------------------
+
+    def _ready(self) -> bool:
+        """Whether it may take part in the next call, as far as this worker knows for itself."""
+        plane, missed, since = self._plane, self._missed, self._since
+        over = self._turns.departed or self._engine.said_goodbye or plane.phase is Phase.STOPPED
+        if over or since is None or self._retired:
+            return False
+        if (waited := self._threads.now() - since) > self._terms.stall_timeout:
+            self._hangs(waited)
+            return False
+        if plane.data.closing:
+            if missed:
+                self._retire("the data epoch is complete, and all leave their loops together")
+            return False
+        if not missed:
+            return self._may_begin()
+        if missed.open and missed.full:
+            self._retire("it cannot hold more results (recovery_pending_mb)")
+            return False
+        return missed.open and plane.lag.calls > 0  # none where it was healed: it has to get the state
+
+    def _may_begin(self) -> bool:
+        plane = self._plane
+        with plane.changed:
+            lacking = plane.blank or not plane.authority or plane.origin != plane.authority
+        step = self._rhythm.step()
+        reason = replayable(self._registered()) or why_no_step(step)
+        if reason:
+            self._tell_once(reason)
+        if reason or lacking:
+            return False
+        self._missed.begin(step)
+        return True
+
+    def _sessions(self, asked: Iterator[int]) -> Session | None:
+        """See ``_session``; ``asked`` counts."""
+        return self._session(next(asked))
+
+    def _session(self, asked: int) -> Session | None:
+        """Where to act; None to withdraw. ``asked``: how often for this call; again where nobody was there, or it failed."""
+        if asked:
+            self._threads.sleep(min(_LONGEST_PAUSE, _PAUSE * 2 ** min(asked, 10)))
+        plane = self._plane
+        with plane.changed:
+            while not (self._over or self._turns.departed or self._turns.awaited):
+                session = plane.session
+                if plane.phase is Phase.ACTIVE and session is not None:
+                    alone = session.group is None or session.size < self._terms.min_size
+                    return None if alone or self._needed(session) else session
+                if plane.phase is not Phase.FROZEN:
+                    return None
+                plane.changed.wait(_LOOK)
+        return None
+
+    def _needed(self, session: Session) -> bool:
+        """Whether this member may be asked for the state: then its program has to be in the calls. Under the plane's lock."""
+        plan, trailer = session.plan, self._plane.trailer
+        if session.member_id not in plan.holders:
+            return False
+        if trailer is None:
+            return any(member_id not in plan.holders for member_id in session.view.ids)
+        return any(slot.flags & Flag.FOLLOWING and not slot.flags & Flag.LATE for slot in trailer.slots)
+
+    # --- what the log says ---------------------------------------------------------------------------------------------
+
+    def _retire(self, why: str) -> None:
+        """Until the program comes."""
+        self._retired = why
+        text = "the others wait for this worker again, which is late: %s"
+        level = self._level(why.partition("(")[0])
+        logger.log(level, text, why, extra=self._plane.about("deputy_retires", why=why))
+
+    def _level(self, what: str) -> int:
+        """Of a warning that a slow worker would give in each step."""
+        now = self._threads.now()
+        if now - self._warned.get(what, -math.inf) < _QUIET:
+            return logging.DEBUG
+        self._warned[what] = now
+        return logging.WARNING
+
+    def _hangs(self, waited: float) -> None:
+        where = stack(self._plane)
+        self._retire(f"it has been outside of calls for {waited:.0f} s (stall_timeout); its training thread is at:\n{where}")
+
+    def _tell_once(self, why: str) -> None:
+        if why not in self._told:
+            self._told.add(why)
+            text = "straggler_deadline has no effect now, and the others wait for this worker: %s"
+            logger.info(text, why, extra=self._plane.about("no_deputy", why=why))
+
+
+def replayable(registered: Registered | None) -> str:
+    """Why a program cannot take over averages that it missed; empty where it can."""
+    if registered is None:
+        return "no state is registered: call register_state(model=..., optimizer=...)"
+    return why_not_replayed(registered)

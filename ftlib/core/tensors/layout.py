@@ -1,0 +1,124 @@
+"""How the tensors of a call are laid out in flat buckets: a pure function of kinds, shapes and dtypes, equal at all members.
+
+Tensors that are reduced in one dtype (see ``dtypes``) share buckets, in order; a tensor larger than a bucket is cut. The first
+bucket (the *head*) carries the trailer: together with data where these are few, else alone, so that what every call starts
+with is small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .dtypes import wire_dtype
+from .trailer import CARRIERS
+
+__all__ = ["HEAD_BYTES", "Bucket", "Layout", "Piece", "TensorSpec", "lay_out"]
+
+HEAD_BYTES = 64 * 1024
+"""A head carries data only up to so many bytes."""
+
+TensorSpec = tuple[torch.dtype, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements ``start`` to ``stop`` of tensor ``index`` (in logical order), at ``offset`` elements in the bucket."""
+
+    index: int
+    start: int
+    stop: int
+    offset: int
+    shape: tuple[int, ...] | None
+    """The tensor's shape where the piece is all of it, else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One operation's buffer: ``count`` elements of data, then the trailer in the head. ``dtype``: the wire's."""
+
+    dtype: torch.dtype
+    count: int
+    op: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data, without the trailer."""
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The buckets of one call. Calls with equal signatures are laid out alike, whoever asks."""
+
+    signature: bytes
+    """16 bytes: hash of what the members of a call must agree on."""
+    kind: str
+    """What the call does: ``average``, ``allreduce SUM``, ``broadcast from 2``, ``barrier``."""
+    text: str
+    """Kind and tensors for people, shortened."""
+    buckets: tuple[Bucket, ...]
+    check: bytes = field(init=False)
+    """Four bytes of the signature, for the trailer."""
+    nbytes: int = field(init=False)
+    """Bytes of data in all buckets."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "check", self.signature[:4])
+        object.__setattr__(self, "nbytes", sum(bucket.nbytes for bucket in self.buckets))
+
+    @property
+    def head(self) -> Bucket:
+        """The bucket that carries the trailer."""
+        return self.buckets[0]
+
+
+def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int) -> Layout:
+    """The layout of a call of ``kind`` (name and whatever else must agree) over tensors of ``specs``."""
+    names = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in specs]
+    digest = hashlib.blake2b(f"{kind}|{op}|{bucket_bytes}|{'|'.join(names)}".encode(), digest_size=16).digest()
+    text = f"{kind} of {len(names)} tensors" if len(names) > 3 else f"{kind}({', '.join(names)})"
+    buckets: list[Bucket] = []
+    wired = [wire_dtype(dtype, op) for dtype, _ in specs]
+    for dtype in dict.fromkeys(wired):
+        members = [(index, specs[index][1]) for index, found in enumerate(wired) if found is dtype]
+        buckets += _fill(dtype, members, op, bucket_bytes)
+    if not buckets or buckets[0].nbytes > HEAD_BYTES or buckets[0].dtype not in CARRIERS:
+        buckets.insert(0, Bucket(torch.uint8, 0, "SUM", ()))
+    return Layout(digest, kind, text, tuple(buckets))
+
+
+def _fill(dtype: torch.dtype, members: Sequence[tuple[int, tuple[int, ...]]], op: str, bucket_bytes: int) -> list[Bucket]:
+    room = max(1, bucket_bytes // dtype.itemsize)
+    done: list[Bucket] = []
+    pieces: list[Piece] = []
+    used = 0
+
+    def close() -> None:
+        nonlocal pieces, used
+        if pieces:
+            done.append(Bucket(dtype, used, op, tuple(pieces)))
+        pieces, used = [], 0
+
+    for index, shape in members:
+        count = math.prod(shape)
+        if not count:
+            continue
+        if used + count > room:
+            close()
+        if count <= room:
+            pieces.append(Piece(index, 0, count, used, shape))
+            used += count
+            continue
+        for start in range(0, count, room):
+            close()
+            stop = min(start + room, count)
+            pieces.append(Piece(index, start, stop, 0, None))
+            used = stop - start
+    close()
+    return done

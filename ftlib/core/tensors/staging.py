@@ -1,0 +1,143 @@
+"""The buffers that operations work on, never the user's tensors: an abandoned operation may still write into its buffer.
+
+A call's results stay readable until the next call's first operation has finished, since a survivor may need them (see
+``salvage``). What the next call stages before that goes into spare slots: the first ``in_flight`` buckets have two slots
+each and alternate, the others have one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...common.memory import room
+from .layout import Bucket, Layout
+
+__all__ = ["Slot", "Staging", "StagingPool", "finite"]
+
+_LAYOUTS_KEPT = 16
+_FEW = 1 << 14
+"""Elements."""
+
+Numbers = np.ndarray[Any, Any]
+_HALF = (torch.float16, torch.bfloat16)
+"""A sum of them may overflow by itself."""
+
+
+class Slot:
+    """One bucket's buffer: data first, then room for the trailer in the head."""
+
+    __slots__ = ("bucket", "buffer", "data", "elements", "flat", "numbers", "trailer", "views")
+
+    def __init__(self, bucket: Bucket, trailer_elements: int) -> None:
+        self.bucket = bucket
+        self.buffer = room(bucket.count + trailer_elements, bucket.dtype)
+        self.data = self.buffer[: bucket.count]
+        self.numbers: Numbers = self.data.numpy()
+        """``data``, as numpy sees it."""
+        self.views = [self._view(piece.offset, piece.stop - piece.start, piece.shape) for piece in bucket.pieces]
+        self.elements = -1
+        self.fit(trailer_elements)
+
+    def fit(self, trailer_elements: int) -> bool:
+        """Make ``flat`` end after a trailer of that size; whether there is room. ``trailer``: that part, as numpy sees it."""
+        end = self.bucket.count + trailer_elements
+        self.elements = trailer_elements
+        self.flat = self.buffer[:end]
+        self.trailer = self.buffer[self.bucket.count : end].numpy()
+        return end <= self.buffer.numel()
+
+    def _view(self, offset: int, count: int, shape: tuple[int, ...] | None) -> torch.Tensor:
+        view = self.buffer[offset : offset + count]
+        return view if shape is None else view.view(shape)
+
+
+class Staging:
+    """The slots of one layout. Owned by the training thread."""
+
+    def __init__(self, layout: Layout, in_flight: int) -> None:
+        self.layout = layout
+        self._turns = [2 if number < in_flight else 1 for number in range(len(layout.buckets))]
+        self._slots: list[list[Slot | None]] = [[None] * turns for turns in self._turns]
+        self._spare: list[list[Slot]] = [[] for _ in self._turns]
+        self._turn = 0
+
+    def turn(self) -> None:
+        """A new attempt begins: leave the slots of the one before readable as far as promised."""
+        self._turn ^= 1
+
+    def slot(self, number: int, trailer_elements: int) -> Slot:
+        """The slot of bucket ``number`` for this attempt; ``trailer_elements`` counts in the head only."""
+        turn = self._turn % self._turns[number]
+        slot = self._slots[number][turn]
+        wanted = 0 if number else trailer_elements
+        if slot is None and self._spare[number]:
+            slot = self._slots[number][turn] = self._spare[number].pop()
+        if slot is None or (slot.elements != wanted and not slot.fit(wanted)):
+            slot = self._slots[number][turn] = Slot(self.layout.buckets[number], wanted)
+        return slot
+
+    def warm(self, more: int) -> None:
+        """Touch all memory that attempts will use, and ``more`` sets of slots besides, before anybody waits for it."""
+        for number, bucket in enumerate(self.layout.buckets):
+            while len(self._spare[number]) < self._turns[number] + more:
+                self._spare[number].append(Slot(bucket, 0))
+                self._spare[number][-1].buffer.zero_()
+
+    def cool(self) -> None:
+        """Give back the slots that are in no use."""
+        self._spare = [[] for _ in self._turns]
+
+    def exchange(self, kept: Sequence[Slot], spare: Sequence[Slot]) -> None:
+        """Leave the slots ``kept`` to whoever keeps them, and use ``spare`` ones of this layout instead."""
+        for slot in kept:
+            self.abandon(slot)
+        numbers = {id(bucket): number for number, bucket in enumerate(self.layout.buckets)}
+        for slot in spare:
+            if id(slot.bucket) in numbers:
+                self._spare[numbers[id(slot.bucket)]].append(slot)
+
+    def abandon(self, slot: Slot) -> None:
+        """Never use ``slot`` again: an operation that cannot be ended may still write into it."""
+        for row in self._slots:
+            for turn, held in enumerate(row):
+                if held is slot:
+                    row[turn] = None
+
+
+class StagingPool:
+    """Stagings by signature; the least recently used are let go. Owned by the training thread."""
+
+    def __init__(self, in_flight: int) -> None:
+        self.in_flight = in_flight
+        self._stagings: OrderedDict[bytes, Staging] = OrderedDict()
+
+    def staging(self, layout: Layout) -> Staging:
+        """The staging of ``layout``."""
+        staging = self._stagings.get(layout.signature)
+        if staging is None:
+            staging = self._stagings[layout.signature] = Staging(layout, self.in_flight)
+            while len(self._stagings) > _LAYOUTS_KEPT:
+                self._stagings.popitem(last=False)
+        else:
+            self._stagings.move_to_end(layout.signature)
+        return staging
+
+
+def finite(tensor: torch.Tensor, numbers: Numbers | None = None) -> bool:
+    """Whether there is neither inf nor nan in it. One reading pass: the sum tells, unless it overflows by itself.
+
+    ``numbers``: the same as numpy sees it, which has looked through a few elements before torch has begun.
+    """
+    count = tensor.numel()
+    if not count or not tensor.is_floating_point():
+        return True
+    if numbers is not None and count <= _FEW:
+        return bool(np.isfinite(numbers).all())
+    dtype = torch.float32 if tensor.dtype in _HALF else None
+    return math.isfinite(tensor.sum(dtype=dtype).item()) or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,182 @@
+"""From what a program hands over (a module, parameters, tensors, arrays) to the tensors of a call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from ...errors import ConfigError
+from ...frameworks.base import Framework
+from .dtypes import reason_against, wire_dtype
+from .layout import Layout, lay_out
+
+__all__ = ["Layouts", "Targets", "check_writable", "targets_of"]
+
+_LAYOUTS_KEPT = 64
+
+
+@dataclass(slots=True)
+class Targets:
+    """Tensors to reduce, in order. ``owners``: where a source is None, the parameter whose gradient will be created."""
+
+    sources: list[torch.Tensor | None]
+    owners: list[torch.Tensor]
+    module: nn.Module | None = None
+    """Whose parameters they are."""
+    places: Sequence[int] | None = None
+    """Where each stood in the list that was passed, if not in order."""
+    label: str = "tensor"
+
+    def name(self, index: int) -> str:
+        """How people know one: by the parameter's name where a module was given, else by its place."""
+        if self.module is not None:
+            names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+            if index < len(names):
+                return names[index]
+        place = index if self.places is None else self.places[index]
+        return f"{'parameter' if isinstance(self.owners[index], nn.Parameter) else self.label} {place}"
+
+    def remark(self) -> str:
+        """What makes a worker's module differ from the others' most often: parameters that are frozen here."""
+        if self.module is None:
+            return ""
+        frozen = [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
+        shown = ", ".join(frozen[:8]) + (f" and {len(frozen) - 8} more" if len(frozen) > 8 else "")
+        return f"; frozen parameters here: {shown or 'none'}"
+
+
+def targets_of(target: Any) -> Targets:
+    """Gradients of a module or of parameters, else the tensors or arrays themselves. ConfigError for anything else.
+
+    Frozen parameters are left out, whichever way they are passed.
+    """
+    if isinstance(target, torch.Tensor):
+        given = [target]
+    elif isinstance(target, nn.Module):
+        owners = [parameter for parameter in target.parameters() if parameter.requires_grad]
+        if not owners:
+            raise ConfigError(f"nothing to average: no parameter of this {type(target).__name__} has requires_grad=True")
+        return Targets([parameter.grad for parameter in owners], list(owners), module=target)
+    elif isinstance(target, np.ndarray):
+        given = [_of_array(target, "the array")]
+    elif isinstance(target, Mapping):
+        raise ConfigError(f"a {type(target).__name__} was passed: pass list(it.values()), in the same order at all workers")
+    elif isinstance(target, Iterable) and not isinstance(target, (str, bytes)):
+        given = [_single(item, index) for index, item in enumerate(target)]
+        if not given and not isinstance(target, Sequence):
+            raise ConfigError("nothing to average: an iterator serves one call; pass the model or a list of its parameters")
+    else:
+        raise ConfigError(f"expected a module, parameters, tensors or numpy arrays, not {type(target).__name__}")
+    places = [index for index, item in enumerate(given) if item.requires_grad or not isinstance(item, nn.Parameter)]
+    if given and not places:
+        raise ConfigError("nothing to average: every parameter is frozen; pass parameter.data for the weights themselves")
+    found = [given[place] for place in places]
+    sources = [item.grad if isinstance(item, nn.Parameter) else item.detach() for item in found]
+    return Targets(sources, found, places=places)
+
+
+def _single(item: Any, index: int) -> torch.Tensor:
+    if isinstance(item, torch.Tensor):
+        return item
+    if isinstance(item, np.ndarray):
+        return _of_array(item, f"array {index}")
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor):
+        raise ConfigError("expected parameters, not pairs of name and parameter: pass model.parameters()")
+    if isinstance(item, (np.generic, float, int, complex)):
+        raise ConfigError(f"item {index} is a {type(item).__name__}, which cannot be changed in place: pass np.array(value)")
+    raise ConfigError(f"expected parameters, tensors or numpy arrays, found {type(item).__name__}")
+
+
+def _of_array(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
+    if not array.flags.writeable:
+        raise ConfigError(f"{name} is read-only: pass a writable one, e.g. a copy(); it is averaged in place")
+    if not array.dtype.isnative:
+        native = f"astype({array.dtype.newbyteorder('=').name!r})"
+        raise ConfigError(f"{name} is {array.dtype.str}, not in this machine's byte order: pass array.{native}")
+    if any(stride < 0 for stride in array.strides):
+        raise ConfigError(f"{name} runs backwards (a negative stride): pass array.copy()")
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} of {array.dtype} cannot be averaged: {error}") from None
+
+
+class Layouts:
+    """Layouts by what was asked for: in a steady run each is worked out and checked once."""
+
+    def __init__(self, framework: Framework, bucket_bytes: int) -> None:
+        self._framework = framework
+        self._bucket_bytes = bucket_bytes
+        self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
+
+    def layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
+        """The layout of such a call. ConfigError naming the tensor that cannot take part, and why."""
+        found = [owner if source is None else source for source, owner in zip(targets.sources, targets.owners, strict=True)]
+        try:
+            key = (kind, op, *((t.dtype, t.shape, t.layout, t.device) for t in found))
+        except RuntimeError:  # tensors without a shape
+            raise ConfigError(_shapeless(targets, found)) from None
+        layout = self._known.get(key)
+        if layout is None:
+            for index, tensor in enumerate(found):
+                reason = self._reason(tensor, op, mean=mean)
+                if reason:  # the name is looked up only now: among all names of a module
+                    raise ConfigError(f"{targets.name(index)} of {list(tensor.shape)}{reason}")
+            layout = lay_out(kind, [(t.dtype, tuple(t.shape)) for t in found], op, self._bucket_bytes)
+            self._known[key] = layout
+            while len(self._known) > _LAYOUTS_KEPT:
+                self._known.popitem(last=False)
+        if not all(source is None or source.is_contiguous() for source in targets.sources):
+            check_writable(targets)
+        return layout
+
+    def _reason(self, tensor: torch.Tensor, op: str, *, mean: bool) -> str:
+        """Why a tensor cannot take part, as the end of a sentence; empty where it can."""
+        if tensor.layout is not torch.strided:
+            return f" is {tensor.layout}: only dense tensors can be reduced; use dense gradients (sparse=False) or to_dense()"
+        reason = reason_against(tensor.dtype, op, mean=mean)
+        if reason:
+            return f" is {tensor.dtype}: {reason}"
+        try:
+            self._framework.check(torch.empty(0, dtype=wire_dtype(tensor.dtype, op), device=tensor.device))
+        except ConfigError as error:
+            return f": {error}"
+        return ""
+
+
+def check_writable(targets: Targets) -> None:
+    """ConfigError naming the tensor of which several elements lie at one place, as after ``expand``: no result fits there."""
+    for index, tensor in enumerate(targets.sources):
+        if tensor is not None and not tensor.is_contiguous() and _overlaps(tensor):
+            raise ConfigError(
+                f"{targets.name(index)} of {list(tensor.shape)} has several elements at one place in memory (expand, "
+                "as_strided): pass tensor.clone(), or the tensor it was made from"
+            )
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, or could as far as shape and strides tell."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1) if size > 1 else 0
+    return False
+
+
+def _shapeless(targets: Targets, found: Sequence[torch.Tensor]) -> str:
+    for index, tensor in enumerate(found):
+        try:
+            _ = tensor.shape
+        except RuntimeError:
+            if isinstance(tensor, UninitializedParameter):
+                return f"{targets.name(index)} has no shape yet: run a forward pass first, lazy modules take it from there"
+            return f"{targets.name(index)} is a {type(tensor).__name__} without a shape: pass plain tensors"
+    return "a tensor has no shape: pass plain tensors"

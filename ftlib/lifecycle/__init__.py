@@ -1,0 +1,1 @@
+"""A worker's lifetimes: from looking for the job to leaving it, and rejoining."""

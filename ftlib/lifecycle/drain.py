@@ -1,0 +1,121 @@
+"""Leaving well: a notice that this worker has to go, and what it sets in motion. SIGTERM is one, ``FTLib.drain`` another.
+
+A notice raises a flag. The next call tells the others in its trailer, so they go on without a failed operation; the worker
+leaves when that call has ended, and exits with 0. Whatever waits without an end (a spare, a worker that looks for the job, one
+without a quorum) leaves at once. A program that looks at ``FTLib.should_leave`` decides for itself after which call it ends.
+
+A second SIGTERM ends the process. Two within ``TWIN`` seconds are one: ``timeout`` and some init systems signal a process, and
+then its process group, of which it is a part.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from ..core.engine.call_lock import Turns
+
+__all__ = ["TWIN", "Drain"]
+
+logger = logging.getLogger("ftlib")
+
+TWIN = 0.2
+"""Seconds within which a second signal is the first one, sent twice."""
+
+
+class Drain:
+    """Whether this worker has to go, and the handler of SIGTERM, where the program has none of its own."""
+
+    def __init__(self, turns: Turns, over: Callable[[], bool], wake: Callable[[], None]) -> None:
+        """``over``: whether this worker is no member any more. ``wake``: has whatever waits look at ``turns`` again."""
+        self._turns = turns
+        self._over = over
+        self._wake = wake
+        self._installed = False
+        self._pid = os.getpid()
+        self._signalled = float("-inf")
+        """When SIGTERM came first."""
+        self.parting = False
+        """Whether this worker is just leaving by itself: then a first SIGTERM has nothing to add."""
+
+    def install(self, *, shield: bool) -> None:
+        """Take over SIGTERM if this is the main thread and nobody else has.
+
+        ``shield``: keep it from the processes of data loaders, where it is sent to the whole process group.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            logger.debug("SIGTERM is the program's own: its handler has to call drain() for this worker to leave well")
+            return
+        signal.signal(signal.SIGTERM, self._handle)
+        self._installed = True
+        if shield:
+            multiprocessing.util.register_after_fork(self, _step_aside)
+
+    def remove(self) -> None:
+        """Give SIGTERM back. Only the main thread can."""
+        if self._installed and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._installed = False
+
+    def notice(self, why: str) -> None:
+        """This worker has to go. Any thread, signal handlers too; the first one counts."""
+        if self._turns.leaving or os.getpid() != self._pid:
+            return
+        self._turns.leave()
+        with contextlib.suppress(RuntimeError):  # no threads any more: the interpreter is about to end
+            # A signal handler may hold whatever its thread holds, so that it can neither log nor take a lock.
+            threading.Thread(target=self._spread, args=(why,), name="ftlib-notice", daemon=True).start()
+
+    def part(self, *, parting: bool = True) -> None:
+        """This worker is just leaving by itself, or is not any more."""
+        self.parting = parting
+
+    def looked(self) -> bool:
+        """Whether there was a notice. From now on the program itself ends its loop."""
+        self._turns.ends_itself()
+        return self._turns.leaving
+
+    def _spread(self, why: str) -> None:
+        # The interpreter's last collections visit every object there is, which takes torch's half a second: at its end, and
+        # only where time is short, they are spared.
+        atexit.register(gc.freeze)
+        point = "where its program stops" if self._turns.own_point else "after the call in progress, or else the next"
+        if not self.parting:
+            logger.info("%s: this worker leaves %s", why, point, extra={"ftlib_event": "notice", "why": why})
+        self._wake()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is given
+        now, forked = time.monotonic(), os.getpid() != self._pid
+        if forked or (self._over() and not self.parting):
+            # A forked child inherits the handler, but has nothing to drain; whoever is no member finishes nothing more.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._signalled == float("-inf"):
+            self._signalled = now
+            self.notice("SIGTERM")
+        elif now - self._signalled > TWIN:
+            os._exit(128 + number)
+
+
+def _step_aside(_drain: Drain) -> None:
+    """In a child of ``multiprocessing``: a data loader's gets a process group of its own.
+
+    Else a SIGTERM to the whole group would kill it, and its loader raise in the training loop that is about to finish its step.
+    The loader ends its processes by itself, and they end when this process has.
+    """
+    target = getattr(multiprocessing.current_process(), "_target", None)
+    if getattr(target, "__name__", "") == "_worker_loop":  # of torch's DataLoader, and of torchdata's
+        os.setpgid(0, 0)

@@ -1,0 +1,416 @@
+"""One lifetime: this process as one member, from looking for the job until it has left, or the others went on without it.
+
+All that belongs to a member id is here: consensus with its agent, data plane, rebuild thread, and who carries out calls. A
+process that was excluded gets another lifetime (see ``rejoin``), as no part of an old one may ever act in a new one. What
+the program registered passes on, the framework stays, and everything else is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from consensus import ConfigError as ConsensusConfigError
+from consensus import Consensus, ConsensusError, KeyRing, LeftError, View, format_address
+
+from ..checkpoints.resume import PATH as RESUMPTION
+from ..checkpoints.resume import Resumption
+from ..core.calls.call import Call
+from ..core.calls.observer import Observers
+from ..core.engine.call_lock import Turns
+from ..core.engine.callbacks import Listeners
+from ..core.engine.engine import Engine
+from ..core.engine.inquiry import PATH as INQUIRY
+from ..core.engine.inquiry import Inquiry
+from ..core.engine.waiting import Limits
+from ..core.plane.facts import facts
+from ..core.plane.hang import end_hung
+from ..core.plane.phase import Phase
+from ..core.plane.plane import Plane
+from ..core.plane.ranks import RankAssignScheme
+from ..core.plane.rebuild import Rebuilder, RebuildError
+from ..core.plane.step_times import Tempo
+from ..core.stand_in.deputy import Deputy, Terms, replayable
+from ..core.tensors.layout_book import LayoutBook
+from ..errors import ConfigError, GroupError, JoinError
+from ..frameworks.base import Framework, Group, GroupSpec
+from ..recovery import Catchup, Donor, GroupTransport, HTTPTransport, RecoveryLimits, Transfer, WarmStandby
+from ..settings.config import VETO, Settings
+from ..state.registry import Registered
+from ..status import Status
+from .binding import bind
+from .gathering import gathering
+from .supervisor_client import announce
+
+__all__ = ["CLOSE_TIMEOUT", "Lifetime", "Means"]
+
+logger = logging.getLogger("ftlib")
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds that the others get to agree that this member leaves, where it closes; and threads to end."""
+SETTLED = 1.0
+"""Seconds in which a view change ends, once it is known who is gone."""
+_LOOK = 0.05
+"""Seconds between two looks whether this worker has to go, while it looks for the job."""
+EXPLAIN_TIMEOUT = 3.0
+"""Seconds that the consensus gets, after ``join_timeout``, to say what it found at the introducers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all lifetimes of a process have in common."""
+
+    settings: Settings
+    framework: Framework
+    rank_assign: RankAssignScheme
+    ring: KeyRing | None
+    turns: Turns
+    listeners: Listeners = field(default_factory=Listeners)
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """Of the lifetime before."""
+
+    member_id: str
+    why: str
+    """Why it ended, without the remedy: this is it."""
+    ended: float
+    """When that was taken up (monotonic seconds)."""
+
+
+class Lifetime:
+    """NEW -> ``begin`` -> a member, or on its way -> ``end``. Neither can be done twice."""
+
+    def __init__(self, means: Means, consensus: Consensus, former: Lifetime | None = None, why: str = "") -> None:
+        """Starts nothing. ``former``: the lifetime before this one, which ended for the reason ``why``."""
+        settings = means.settings
+        self.consensus = consensus
+        turns, config = means.turns, settings.consensus
+        plane = Plane(
+            consensus.id,
+            consensus.progress,
+            job=config.job,
+            step_times=Tempo(settings.straggler_factor, settings.straggler_steps),
+            leaving=turns.is_leaving,
+            rejoins=settings.rejoin,
+            patience=settings.step_timeout,
+            former=None if former is None else former.plane,
+        )
+        self.plane: Plane = plane
+        allowed, spares = _allowed(settings), config.max_size is not None
+        observers, layouts = Observers(), LayoutBook()
+        self.transfer: Transfer = Transfer(
+            plane,
+            config.join_timeout,
+            settings.step_timeout,
+            means.ring,
+            observers=observers,
+            former=None if former is None else former.transfer,
+        )
+        registered = self.transfer.what
+        self.resumption = Resumption(plane, self.transfer, config.join_timeout, observers)
+        self.donor = Donor(plane, registered, layouts.find, observers)
+        self._inquiry = Inquiry(plane, layouts, registered, means.ring)
+        self._rebuilder = Rebuilder(
+            plane,
+            consensus,
+            means.framework,
+            self._rebuild,
+            self._prepare,
+            self._activated,
+            functools.partial(facts, plane),
+            self._given_up,
+        )
+        self.engine = Engine(
+            plane,
+            consensus,
+            self._rebuilder,
+            turns,
+            Limits(
+                settings.step_timeout,
+                settings.min_size,
+                may_be_spare=spares,
+                drain_patience=2 * config.exclude_after + SETTLED,
+                veto=settings.nonfinite == VETO,
+                held=allowed.pending if allowed.live else 0,
+            ),
+            settings.in_flight,
+            load=self.transfer.load,
+            registered=registered,
+            inquiry=self._inquiry,
+            recovery=Catchup(plane, registered, self._transport, allowed, self._standby if spares else None),
+            observers=observers,
+            layouts=layouts,
+        )
+        self.deputy = self._deputy(settings, means)
+        self.run: Callable[[Call], Status] = self.engine.run if self.deputy is None else self.deputy.run
+        """Finish a call of the program's, in this thread's turn; the status it ends with. Raises what ends this lifetime."""
+        self.known: View | None = None
+        """The job as it was met."""
+        self._means = means
+        self._past = None if former is None else _Past(former.plane.member_id, why.partition("; ")[0], time.monotonic())
+        self._bounds = threading.Lock()
+        """Held while this begins, or ends: what is half begun could not be ended."""
+        self._ended = False
+
+    def anew(self, why: str) -> Lifetime | None:
+        """The next lifetime of this process, not begun; None where the consensus can have no other."""
+        consensus = self.consensus.anew()
+        return None if consensus is None else Lifetime(self._means, consensus, self, why)
+
+    # --- the beginning -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Meet the job. ConfigError; JoinError after ``join_timeout``; LeftError where ``end`` was called meanwhile."""
+        with self._bounds:
+            if self._ended:
+                raise LeftError("closed")
+            self._start()
+        self._meet()
+        if self._past is not None:
+            self._announce(0)  # before it can be in a view: who fences must not take it for the one before, which is over
+
+    def _start(self) -> None:
+        settings, consensus = self._means.settings, self.consensus
+        try:
+            interface = bind(consensus, settings)
+        except ConsensusError as error:
+            raise JoinError(str(error)) from error
+        meta = dict(self._means.framework.start(interface))
+        meta["_room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
+        if settings.name:
+            meta["name"] = settings.name
+        if settings.supervisor:
+            meta["supervisor"] = settings.supervisor
+        consensus.serve(Transfer.PATH, self.transfer.source)
+        consensus.serve(INQUIRY, self._inquiry.source)
+        consensus.serve(RESUMPTION, self.resumption.source)
+        consensus.serve(Donor.PATH, self.donor.source)
+        self._rebuilder.start()
+        if self.deputy is not None:
+            self.deputy.start()
+        try:
+            consensus.start(self._rebuilder, meta=meta)
+        except ConsensusConfigError as error:
+            raise ConfigError(str(error)) from None
+        except ConsensusError as error:
+            raise JoinError(str(error)) from error
+
+    def _meet(self) -> None:
+        config, plane = self._means.settings.consensus, self.plane
+        timeout = config.join_timeout
+        # The consensus gives up by itself, and knows best why: it looks at the introducers once more before it says so.
+        self.known = self._wait_known(timeout + EXPLAIN_TIMEOUT)
+        admitted = self.known is not None and self.consensus.member.id in self.known
+        if admitted or self.known is None:
+            with plane.changed:
+                plane.changed.wait_for(
+                    lambda: plane.leaving() or plane.phase in (Phase.ACTIVE, Phase.STOPPED),
+                    timeout if admitted else EXPLAIN_TIMEOUT,
+                )
+        if plane.leaving():
+            raise LeftError("asked to leave before it had met the job")
+        if plane.error is not None:
+            raise plane.error
+        if self.known is not None and (plane.phase is Phase.ACTIVE or not admitted):
+            return
+        asked = ", ".join(config.introducers) or "no introducers were given"
+        raise JoinError(
+            f"no cluster of {config.initial_size} members came up within {timeout:g} s ({asked}); "
+            "are they started, and reachable?"
+        )
+
+    def _wait_known(self, timeout: float) -> View | None:
+        """The job's view once it is known; None at the end of the time, of the consensus, or where this worker has to go.
+
+        No event tells of the last: a signal handler cannot set one that its own thread waits for.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            began = time.monotonic()
+            known = self.consensus.wait_known(min(_LOOK, max(0.0, deadline - began)))
+            if known is not None or self.plane.leaving() or self.plane.phase is Phase.STOPPED or began >= deadline:
+                return known
+            if time.monotonic() - began < _LOOK:  # the consensus has ended, and the plane is about to be told
+                with self.plane.changed:
+                    self.plane.changed.wait_for(lambda: self.plane.phase is Phase.STOPPED, _LOOK)
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def goodbye(self, timeout: float, *, ended: bool) -> None:
+        """Leave, if this is still a member, and wait until the others agree, at most ``timeout`` seconds.
+
+        ``ended``: as the program has come to its end. That of a newcomer says nothing of the job.
+        """
+        plane = self.plane
+        if getattr(self.consensus, "member", None) is None:
+            return
+        if self.engine.said_goodbye:  # the trailer told everybody: asking again could only disturb
+            with plane.changed:
+                plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout / 2)
+        if plane.phase is Phase.STOPPED:
+            return
+        with contextlib.suppress(ConsensusError):
+            self.consensus.leave(ended=ended and not plane.newcomer)
+        with plane.changed:
+            left = plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout)
+        if not left:
+            logger.debug(
+                "the others did not confirm this worker's leave within %g s", timeout, extra=plane.about("leave_unconfirmed")
+            )
+            plane.stop(LeftError("left without the others' confirmation"))
+
+    def end(self) -> None:
+        """Give back everything: the agent is gone, and its port free, once this returns. Idempotent."""
+        plane = self.plane
+        group = plane.stop(LeftError("closed"))
+        if group is not None and plane.running is not None:
+            group.abort()
+        if self.deputy is not None:
+            self.deputy.end(CLOSE_TIMEOUT)
+        with self._bounds:
+            self._ended = True
+            with contextlib.suppress(ConsensusError):
+                self.consensus.stop()
+            self._rebuilder.close(CLOSE_TIMEOUT)
+        self.engine.forget()  # this may be garbage for long, and its buffers are as large as the model
+        self.donor.forget()
+        self.transfer.forget()
+        self.resumption.forget()
+
+    def register(self, registered: Registered) -> None:
+        """Note what the state is (see ``Transfer.register``). ConfigError where it does not do for what is set."""
+        if self.deputy is not None and (reason := replayable(registered)):
+            raise ConfigError(f"straggler_deadline is set, but a late worker could not take over what it missed: {reason}")
+        if self._means.settings.nonfinite == VETO and registered.of(torch.amp.GradScaler):
+            logger.warning(
+                "a GradScaler is registered, and nonfinite=veto: an average with inf or nan is applied by nobody, so the "
+                "scaler does not learn of it and never lowers its scale; set nonfinite=pass (FTLIB_NONFINITE) at every worker",
+                extra=self.plane.about("scaler_and_veto"),
+            )
+        self.transfer.register(registered)
+
+    def _deputy(self, settings: Settings, means: Means) -> Deputy | None:
+        """Who stands in while the program is late, where that is wanted."""
+        if settings.straggler_deadline is None:
+            return None
+        terms = Terms(
+            settings.straggler_deadline,
+            settings.consensus.stall_timeout,
+            settings.min_size,
+            _allowed(settings).pending,
+            settings.nonfinite == VETO,
+        )
+        return Deputy(self.plane, self.engine, means.turns, self.transfer.what, terms, means.listeners.tell)
+
+    # --- in a call -----------------------------------------------------------------------------------------------------
+
+    def _http(self) -> HTTPTransport:
+        return HTTPTransport(self._means.ring, self.plane.member_id, bandwidth=self._means.settings.recovery_bandwidth)
+
+    def _standby(self, registered: Registered, own: Call) -> WarmStandby:
+        """How a spare gets the state while it waits."""
+        max_size, allowed = self._means.settings.consensus.max_size, _allowed(self._means.settings)
+        assert max_size is not None
+        known = functools.partial(self.consensus.wait_known, 0.0)
+        return WarmStandby(self.plane, registered, own, self._http(), known, max_size, allowed)
+
+    def _transport(self) -> HTTPTransport:
+        """Where a joiner gets the state from, beside the others' training."""
+        settings = self._means.settings
+        if settings.recovery_transport == "http":
+            return self._http()
+        patience, bandwidth = settings.step_timeout + CLOSE_TIMEOUT, settings.recovery_bandwidth
+        return GroupTransport(self._means.ring, self.plane, patience=patience, bandwidth=bandwidth)
+
+    # --- on the rebuild thread -----------------------------------------------------------------------------------------
+
+    def _rebuild(self, view: View) -> tuple[Mapping[str, int], Group | None]:
+        """From an installed view to a group, in three steps. RebuildError, never a false success."""
+        members = self.consensus.get_member_list()
+        if tuple(member.id for member in members) != view.ids:
+            raise RebuildError(f"the members changed while the group of {view} was to be built")
+        ranks, spec = self._gathering(view)
+        if spec is None:
+            return ranks, None
+        try:
+            return ranks, self._means.framework.rebuild(spec)
+        except GroupError as error:
+            by_rank = {rank: member_id for member_id, rank in ranks.items()}
+            raise RebuildError(str(error), [by_rank[peer] for peer in error.peers if peer in by_rank]) from error
+
+    def _prepare(self, view: View) -> None:
+        """Begin to build the group of a view that may be installed soon."""
+        try:
+            _, spec = self._gathering(view)
+        except RebuildError:  # it is raised again where it matters
+            return
+        if spec is not None:
+            self._means.framework.prepare(spec)
+
+    def _gathering(self, view: View) -> tuple[Mapping[str, int], GroupSpec | None]:
+        return gathering(view, self.consensus.member.id, self._means.rank_assign, self._means.settings.step_timeout)
+
+    def _activated(self, view: View) -> None:
+        """After a view was activated: tell the launcher, on a thread of its own."""
+        session = self.plane.session
+        if session is not None:
+            self.donor.activated(session)
+        if self._past is not None:
+            self._tell_of(self._past, view)
+            self._past = None
+        if self._means.settings.supervisor:
+            threading.Thread(target=self._announce, args=(view.epoch,), name="ftlib-announce", daemon=True).start()
+
+    def _given_up(self) -> None:
+        """The program hangs, as far as the others can tell: it ends where a launcher starts another, unless it may rejoin."""
+        settings, turns = self._means.settings, self._means.turns
+        returned = turns.returned()
+        if settings.supervisor and not settings.rejoin:
+            task = (self.plane, lambda: self._ended or turns.leaving or returned(), settings.consensus.stall_timeout)
+            threading.Thread(target=end_hung, args=task, name="ftlib-hung", daemon=True).start()
+
+    def _tell_of(self, past: _Past, view: View) -> None:
+        took, session = time.monotonic() - past.ended, self.plane.session
+        assert session is not None  # it has just been activated
+        fields = {"was": past.member_id, "why": past.why, "seconds": took}
+        logger.info(
+            "rejoined as %s (was %s) in epoch %d, %.1f s after this was learned: %s",
+            session.name(session.member_id),
+            past.member_id[:6],
+            view.epoch,
+            took,
+            past.why,
+            extra=self.plane.about("rejoined", **fields),
+        )
+
+    def _announce(self, epoch: int) -> None:
+        settings, ring = self._means.settings, self._means.ring
+        if not settings.supervisor:
+            return
+        if ring is not None and (line := ring.renew()) is not None:
+            logger.info("%s", line)
+        member = self.consensus.member
+        announce(
+            settings.supervisor,
+            None if ring is None else ring.first.vouch,
+            job=settings.consensus.job,
+            member=member.id,
+            address=format_address(member.address),
+            epoch=epoch,
+        )
+
+
+def _allowed(settings: Settings) -> RecoveryLimits:
+    """What a joiner may use."""
+    pending = int(settings.recovery_pending_mb * 2**20)
+    return RecoveryLimits(settings.step_timeout / 2, pending, live=settings.recovery == "live")

@@ -1,0 +1,74 @@
+"""Looks for a notice of preemption until there is one, on a daemon thread; where nothing answers, in pauses that grow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+import aiohttp
+
+from ..settings.preemption import Source
+
+__all__ = ["LONGEST_REST", "Watch"]
+
+logger = logging.getLogger("ftlib")
+
+LONGEST_REST = 60.0
+"""Seconds between two looks at most, while none succeeds."""
+
+
+class Watch:
+    """Of one source. ``start``, then ``stop``; it ends by itself with the first notice."""
+
+    def __init__(self, source: Source, notice: Callable[[str], None]) -> None:
+        """``notice``: told, on the thread, what the notice says."""
+        self._source = source
+        self._notice = notice
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(self._look())
+        self._thread = threading.Thread(target=self._run, name="ftlib-preemption", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        logger.info("looking for a notice of preemption: %s", self._source, extra={"ftlib_event": "preemption_watch"})
+        self._thread.start()
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """Look no more; waits so long for the thread's end. Idempotent, and nothing where it has not begun."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._task)
+        finally:
+            self._loop.close()
+
+    async def _look(self) -> None:
+        rest, failing = self._source.interval, False
+        async with aiohttp.ClientSession() as http:  # proxies of the environment are not used: the service is this host's own
+            while True:
+                try:
+                    told = await self._source.look(http)
+                except Exception as error:  # noqa: BLE001 - a service that is away, or answers nonsense, must not end the watch
+                    rest = min(LONGEST_REST, 2 * rest)
+                    if not failing:
+                        why = str(error) or type(error).__name__
+                        text = "no answer from %s where a notice of preemption would be: %s; still looking, at least every %g s"
+                        extra = {"ftlib_event": "preemption_unknown", "why": why}
+                        logger.warning(text, self._source, why, LONGEST_REST, extra=extra)
+                    failing = True
+                else:
+                    if told:
+                        self._notice(f"preemption, {self._source}: {told}")
+                        return
+                    if failing:
+                        logger.info("%s answers again", self._source, extra={"ftlib_event": "preemption_watch"})
+                    rest, failing = self._source.interval, False
+                await asyncio.sleep(rest)

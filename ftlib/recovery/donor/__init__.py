@@ -1,0 +1,1 @@
+"""The side that holds the state and gives it while it trains."""

@@ -1,0 +1,89 @@
+"""Memory for a donor's copies: touched before it is needed, and used again for the next copies.
+
+The first touch of memory costs several times as much as the copy into it, and far more in a virtual machine that gives unused
+memory back to its host. An optimizer's step would wait for that.
+"""
+
+from __future__ import annotations
+
+import queue
+import weakref
+
+import torch
+
+from ...common.memory import huge, touch
+from ...common.threads import SYSTEM, Threads, stand_back
+from ..layout.shards import SMALLEST
+
+
+class BufferPool:
+    """One member's buffers. Thread-safe."""
+
+    def __init__(self, threads: Threads = SYSTEM) -> None:
+        """Empty at first."""
+        self._threads = threads
+        self._lock = threads.lock()
+        # Guarded by the lock:
+        self._free: list[torch.Tensor] = []
+        self._wanted = 0
+        """Free bytes that a thread is preparing; 0 while there is no such thread."""
+        self._left: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        """Buffers whose last reference ended. A queue, as finalizers run anywhere and must not wait for the lock."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the free buffers."""
+        with self._lock:
+            return self._gather()
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A buffer of ``nbytes`` (uint8), of any content. It comes back once nothing refers to its memory any more."""
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8)
+        with self._lock:
+            self._gather()
+            buffer = min((buffer for buffer in self._free if buffer.numel() >= nbytes), key=torch.numel, default=None)
+            self._free = [other for other in self._free if other is not buffer]
+            left = self._left
+        if buffer is None:
+            buffer = _new_buffer(nbytes)
+        memory = buffer.numpy()  # every view of the buffer refers to this
+        weakref.finalize(memory, left.put, buffer).atexit = False
+        return torch.from_numpy(memory)[:nbytes]
+
+    def prepare(self, nbytes: int) -> None:
+        """Have ``nbytes`` free and touched soon, by a thread of low priority."""
+        with self._lock:
+            if self._wanted or self._gather() >= nbytes:
+                self._wanted = max(self._wanted, nbytes) if self._wanted else 0
+                return
+            self._wanted = nbytes
+            self._threads.thread(self._touch, "ftlib-buffers").start()
+
+    def close(self) -> None:
+        """Give the memory back: free buffers now, others once they are not used any more."""
+        with self._lock:
+            self._free, self._left, self._wanted = [], queue.SimpleQueue(), 0
+
+    def _gather(self) -> int:
+        """Bytes that are free. With the lock held."""
+        while not self._left.empty():
+            self._free.append(self._left.get())
+        return sum(map(torch.numel, self._free))
+
+    def _touch(self) -> None:
+        stand_back()
+        while True:
+            with self._lock:
+                if self._gather() >= self._wanted:
+                    self._wanted = 0
+                    return
+                left = self._left
+            buffer = _new_buffer(SMALLEST)
+            touch(buffer)
+            left.put(buffer)  # nobody looks there after ``close``
+
+
+def _new_buffer(nbytes: int) -> torch.Tensor:
+    """Of whole multiples of the smallest shard, so that usual shards fit in any of them."""
+    return huge(-(-nbytes // SMALLEST) * SMALLEST)

@@ -1,0 +1,394 @@
+"""The donor's side: what a joiner may ask of a member that holds the state, over HTTP, and the answers.
+
+Only members that know the job's secret get here, where there is one (``consensus.serve``). A request may have to wait for the
+training thread to enter a call, or for a copy to be complete: after ``POLL`` seconds the answer is "ask again". What is wrong
+or over is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgpack
+import torch
+
+from ...common.threads import stand_back
+from ...core.calls.call import Call, Results
+from ...core.calls.observer import Observer, Observers
+from ...core.calls.session import Session
+from ...core.plane.phase import Phase
+from ...core.plane.plane import Plane
+from ...core.tensors.layout import Layout
+from ...core.tensors.staging import Slot
+from ...errors import ConfigError
+from ...state.live import nbytes_of_parameters, stepping
+from ...state.registry import Registered
+from ..layout import call_layouts
+from ..layout.flat_state import FlatState
+from ..layout.manifest import Manifest, split
+from ..layout.requests import LATER, OVER, PATH, PIECE, POLL, Body, pieces
+from ..layout.shards import LARGE, SMALLEST, ChunkRequest, Shard, blocks, chunks, cut, digest_of
+from .group_sender import GroupSender
+from .read_hold import ReadHold
+from .replication_sender import ReplicationSender, SnapshotRequest
+from .snapshots import Digest, Snapshots
+
+PATIENCE = 10.0
+"""Seconds for digests; less than a joiner's patience with silence."""
+_MOST_RANGES = 4096
+"""Ranges that one request may name."""
+
+Query = Mapping[str, str]
+
+
+class Donor(Observer):
+    """One member's, in one lifetime. ``source`` runs on threads of the agent, several at a time."""
+
+    PATH = PATH
+
+    def __init__(
+        self,
+        plane: Plane,
+        registered: Callable[[], Registered | None],
+        layouts_of: Callable[[bytes], Layout | None],
+        observers: Observers,
+    ) -> None:
+        """``registered``: what the program registered by now. ``observers``: of this member's calls.
+
+        ``layouts_of``: the layout with a signature, of a call that this member made lately.
+        """
+        self._observers = observers
+        self._plane = plane
+        self._registered = registered
+        self._layout_of = layouts_of
+        self._snapshots = Snapshots()
+        self._group_sender = GroupSender(plane)
+        self._read_hold = ReadHold(plane)
+        self._offers: dict[str, object] = {}
+        """joiner -> its latest offer, while that is being made. Guarded by the plane's lock."""
+        self._asking = 0
+        """Questions that are being looked at. Guarded by the plane's lock."""
+        self._looking = plane.threads.lock()
+        """Held while the state is read: when several joiners ask at once, one reading does for all."""
+        self._parts: tuple[Call, tuple[Manifest, FlatState]] | None = None
+        """The call in progress and the state on entry to it, once a joiner has asked. Guarded by the plane's lock."""
+        self.sender = ReplicationSender(plane, registered, self._snapshots)
+        """What it does for spares."""
+        self._asks: dict[str, Callable[[Query], Body]] = {
+            "averages": self._averages,
+            "begin": self._begin,
+            "digest": self._digest,
+            "inline": self._inline,
+            "layout": self._layout,
+            "offer": self._offer,
+            "release": self._release,
+            "send": self._send,
+            "stripe": self._shard,
+        }
+
+    def source(self, query: Query) -> Body:
+        """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
+        answer = self._asks.get(query.get("ask", ""))
+        if answer is None:
+            raise LookupError(f"expected ask= one of {', '.join(self._asks)}")
+        with self._plane.changed:
+            self._asking += 1
+            self._observers.attach(self)
+        try:
+            return answer(query)
+        finally:
+            with self._plane.changed:
+                self._asking -= 1
+
+    # --- the training thread, from the first question on ---------------------------------------------------------------
+
+    def entering(self, number: int) -> None:
+        """See ``Observer``."""
+        call = self._plane.current
+        if self._registered() is not None and not (call is not None and call.changes_state):
+            self._watch()
+            self.sender.entering(number)
+
+    def ended(self, number: int) -> None:
+        """See ``Observer``."""
+        self._read_hold.ending(number)
+        if self._parts is not None:
+            with self._plane.changed:
+                self._parts = None
+
+    def finished(self, call: Call, results: Results) -> Sequence[Slot] | None:
+        """See ``Observer``.
+
+        What was pinned within the call has to be copied before the next step, also where the first question came within it.
+        """
+        if not call.changes_state:
+            self._watch()
+        return self.sender.hand_on(call, results)
+
+    def _watch(self) -> None:
+        registered = self._registered()
+        if registered is not None:
+            self._snapshots.watch(stepping(registered))
+
+    # --- any thread ----------------------------------------------------------------------------------------------------
+
+    def activated(self, session: Session) -> None:
+        """Drop what is kept for members that are gone."""
+        with self._plane.changed:
+            if not (self._asking or self._snapshots.nbytes or self.sender.busy):
+                self._observers.detach(self)
+        lacking = [member_id for member_id in session.view.ids if member_id not in session.plan.holders]
+        self._snapshots.keep_only([*lacking, *self.sender.standbys(session.view)])
+        self._read_hold.forget()
+        self._group_sender.forget()
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self.sender.forget()
+        with self._plane.changed:
+            self._parts = None
+        self._snapshots.forget()
+        self._group_sender.forget()
+
+    # --- what may be asked ---------------------------------------------------------------------------------------------
+
+    def _offer(self, query: Query) -> Body:
+        joiner, version, origin = _text(query, "joiner"), _number(query, "version"), _text(query, "origin")
+        holders, own = _text(query, "holders").split(","), self._plane.member_id
+        turn, wants_inline, apart = (_number(query, name) for name in ("turn", "inline", "apart"))
+        chunk = ChunkRequest(*(_number(query, name) for name in ("portion", "first", "keep")))
+        if own not in holders:
+            raise LookupError(f"holders={','.join(holders)} are others than this member, {own}")
+        if apart:
+            self._expect(joiner, chunk, len(holders))
+        with self._read_hold.asking(version), self._offering(joiner) as offer:
+            manifest, flat = self._look(version, origin)
+            parts = chunks(manifest.borders if apart else (), manifest.nbytes)
+            if chunk.number >= len(parts):
+                raise LookupError(f"portion={chunk.number} is none of {len(parts)}")
+            start, stop = parts[chunk.number]
+            shards = cut(stop - start, holders, turn + chunk.number, version, start=start, first_index=chunk.first)
+            self._arm(joiner, version, [shard for shard in shards if own in shard.donors], flat, chunk.keep, offer)
+        found = {
+            "nbytes": manifest.nbytes,
+            "portions": parts,
+            "stripes": len(shards),
+            "ground": manifest.fingerprint,
+            "packed": manifest.packed if wants_inline else b"",
+        }
+        return pieces(msgpack.packb(found))
+
+    def _shard(self, query: Query) -> Body:
+        data = self._copied(query)
+        try:
+            spans = list(blocks(_number(query, "offset"), data.numel()))
+        except ValueError as error:
+            raise LookupError(str(error)) from None
+        if self._snapshots.state_bytes >= LARGE:
+            stand_back()  # training goes first; this thread answers nothing else
+        return _blocks(data, spans)
+
+    def _send(self, query: Query) -> Body:
+        numbers = [_number(query, name) for name in ("offset", "count", "rank", "tag")]
+        view_id = _text(query, "view")
+        data = self._copied(query)
+        offset, count, rank, tag = numbers
+        return self._group_sender.send(data, offset, count, view_id, rank, tag)
+
+    def _digest(self, query: Query) -> Body:
+        version, origin = _number(query, "version"), _text(query, "origin")
+        ranges = _ranges(query)
+        with self._read_hold.asking(version):
+            manifest, flat = self._look(version, origin)
+            if any(not start < stop <= manifest.nbytes for start, stop in ranges):
+                raise LookupError(f"ranges=... is not within the {manifest.nbytes} bytes of the state")
+            if sum(stop - start for start, stop in ranges) > manifest.nbytes:  # an optimizer's step waits for it
+                raise LookupError(f"ranges=... asks for more than the {manifest.nbytes} bytes of the state")
+            with self._plane.changed:
+                self._still(version)
+                digest = self._snapshots.digest(flat, version, ranges)
+        return _digests(digest)
+
+    def _inline(self, query: Query) -> Body:
+        version, origin = _number(query, "version"), _text(query, "origin")
+        with self._read_hold.asking(version):
+            return pieces(self._look(version, origin)[0].packed)
+
+    def _begin(self, query: Query) -> Body:
+        joiner, origin, holders = (_text(query, name) for name in ("joiner", "origin", "holders"))
+        turn, version, inline = (_number(query, name) for name in ("turn", "version", "inline"))
+        return pieces(self.sender.begin(SnapshotRequest(joiner, origin, holders.split(","), turn, version, bool(inline))))
+
+    def _averages(self, query: Query) -> Body:
+        return self.sender.averages(_signature(query))
+
+    def _release(self, query: Query) -> Body:
+        joiner = _text(query, "joiner")
+        with self._plane.changed:
+            self._offers.pop(joiner, None)  # what it asked for meanwhile is not wanted any more
+        self._snapshots.release(joiner)
+        self._group_sender.forget()
+        self.sender.released(joiner)
+        return iter((b"released",))
+
+    def _layout(self, query: Query) -> Body:
+        signature = _signature(query)
+        found = self._layout_of(signature)
+        if found is None:
+            raise LookupError(f"no call with signature {signature.hex():.40} was made here lately")
+        return iter((call_layouts.encode(found),))
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _offering(self, joiner: str) -> Iterator[object]:
+        """An offer, from now on the latest for ``joiner``: one still being made for an earlier request is void."""
+        offer = object()
+        with self._plane.changed:
+            self._offers[joiner] = offer
+        try:
+            yield offer
+        finally:
+            with self._plane.changed:
+                if self._offers.get(joiner) is offer:
+                    del self._offers[joiner]
+
+    def _look(self, version: int, origin: str) -> tuple[Manifest, FlatState]:
+        """The state on entry to call ``version``. Nothing has changed while it was read."""
+        plane = self._plane
+        self._inside(version, origin)
+        with self._looking:
+            with plane.changed:
+                registered, call, known = self._held(origin), plane.current, self._parts
+            found = known[1] if known is not None and known[0] is call else _split(registered, plane.step)
+            with plane.changed:
+                if plane.finished >= version:  # other words than for a request that came too late: this one did not
+                    raise LookupError(f"the state was not read before the end of call {version}: too much of it is inline")
+                self._still(version)
+                if call is None or plane.current is not call:  # one that was given up, and whose number another has now
+                    raise LookupError(f"{LATER}: call {version} was entered anew here")
+                self._parts = call, found
+        return found
+
+    def _expect(self, joiner: str, chunk: ChunkRequest, holders: int) -> None:
+        """Prepare memory before the chunk is pinned. Its size is not known yet, only what it is at least."""
+        registered = self._registered()
+        if registered is None:
+            return
+        known = LARGE if chunk.number else min(LARGE, nbytes_of_parameters(registered))
+        if known >= SMALLEST:
+            self._snapshots.expect(joiner, chunk.keep, known * min(2, holders) // holders)
+
+    def _inside(self, version: int, origin: str) -> Registered:
+        """What is registered, once the training thread is inside call ``version``: the state is what it was on entry."""
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(
+                lambda: plane.in_call(version) or plane.finished >= version or plane.phase is Phase.STOPPED, POLL
+            )
+            self._still(version)
+            return self._held(origin)
+
+    def _still(self, version: int) -> None:
+        """LookupError unless inside call ``version``. Under the plane's lock: it stays so while that is held."""
+        plane = self._plane
+        if plane.phase is Phase.STOPPED:
+            raise LookupError("this member has left the job")
+        if plane.finished >= version:
+            raise LookupError(f"call {version} {OVER}")
+        if not plane.in_call(version):
+            raise LookupError(f"{LATER}: not inside call {version} yet")
+        if plane.current is not None and plane.current.changes_state:
+            raise LookupError(f"call {version} is a whole step (execute), whose averages nobody else can apply")
+
+    def _held(self, origin: str) -> Registered:
+        registered = self._registered()
+        if registered is None:
+            raise LookupError("no state is registered here")
+        if self._plane.origin != origin:
+            later = "" if self._plane.origin else f"{LATER}: "
+            raise LookupError(f"{later}this member does not hold that state")
+        return registered
+
+    def _arm(self, joiner: str, version: int, shards: list[Shard], flat: FlatState, keep: int, offer: object) -> None:
+        """Pin what was read inside call ``version``, instead of what the joiner had of versions before ``keep``.
+
+        LookupError where ``offer`` is not the joiner's latest any more.
+        """
+        plane = self._plane
+        with plane.changed:
+            self._still(version)
+            if self._offers.get(joiner) is not offer:
+                raise LookupError(f"{joiner} has asked for something else since, or for nothing any more")
+            if plane.session is None or joiner not in plane.session.view:
+                raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
+            try:
+                self._snapshots.arm(joiner, shards, flat, version, keep)
+            except ValueError as error:
+                raise LookupError(str(error)) from None
+
+    def _copied(self, query: Query) -> torch.Tensor:
+        """A shard's bytes, once its copy is complete."""
+        joiner, index, version = _text(query, "joiner"), _number(query, "index"), _number(query, "version")
+        self.sender.seen(joiner)
+        data = self._snapshots.data(joiner, index, version, POLL)
+        if data is None:
+            raise LookupError(f"{LATER}: stripe {index} of version {version} is not copied yet")
+        return data
+
+
+def _split(registered: Registered, step: int) -> tuple[Manifest, FlatState]:
+    try:
+        return split(registered, step)
+    except ConfigError as error:
+        raise LookupError(str(error)) from error
+
+
+def _blocks(data: torch.Tensor, spans: list[tuple[int, int]]) -> Body:
+    """Block by block, each followed by its digest."""
+    view = data.numpy().data
+    for start, stop in spans:
+        digest = digest_of(view[start:stop])
+        for begin in range(start, stop, PIECE):
+            yield view[begin : min(begin + PIECE, stop)]
+        yield digest
+
+
+def _digests(digest: Digest) -> Body:
+    found = digest.result(PATIENCE)
+    if found is None:
+        raise ConnectionAbortedError(f"no digests within {PATIENCE:g} s")
+    yield from found
+
+
+def _text(query: Query, name: str) -> str:
+    text = query.get(name, "")
+    if not text:
+        raise LookupError(f"expected {name}=...")
+    return text
+
+
+def _signature(query: Query) -> bytes:
+    text = _text(query, "signature")
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise LookupError(f"signature={text!r:.80}: expected hexadecimal digits") from None
+
+
+def _number(query: Query, name: str) -> int:
+    text = query.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise LookupError(f"expected {name}=NUMBER, not {text!r:.80}")
+    return int(text)
+
+
+def _ranges(query: Query) -> list[tuple[int, int]]:
+    """START:STOP, with commas between them."""
+    groups = [text.split(":") for text in _text(query, "ranges").split(",", _MOST_RANGES)]
+    if len(groups) > _MOST_RANGES:
+        raise LookupError(f"ranges=...: at most {_MOST_RANGES} at a time")
+    if any(len(group) != 2 for group in groups):
+        raise LookupError("ranges=...: expected START:STOP, and commas between such pairs")
+    return [(_number({"ranges": start}, "ranges"), _number({"ranges": stop}, "ranges")) for start, stop in groups]

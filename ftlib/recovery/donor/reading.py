@@ -1,0 +1,144 @@
+"""One range of the live state, read as it is at one version: copied, or hashed.
+
+It is read in units, so that several threads can share the work. The owner (``snapshots``) holds a lock around all but ``work``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+
+import torch
+import xxhash
+
+from ..layout.flat_state import FlatState
+
+UNIT = 4 << 20
+"""Bytes that a thread reads in one go: about a millisecond, for which an optimizer may have to wait."""
+
+
+class Stage(Enum):
+    """READING -> DONE; FAILED from any, for good."""
+
+    READING = "reading"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Reading(ABC):
+    """Bytes ``start`` to ``stop`` of ``flat``, on entry to call ``version``."""
+
+    def __init__(self, flat: FlatState, start: int, stop: int, version: int) -> None:
+        """From now on its tensors must not change. ValueError where there are no such bytes."""
+        self.version = version
+        self.stage = Stage.READING if start < stop else Stage.DONE
+        self.why = ""
+        """Why it failed."""
+        self.running = 0
+        """Units that are being read."""
+        self._flat = flat
+        self._start, self._stop = start, stop
+        self._next = start
+        self._tensors = [piece.tensor for piece in flat.pieces(start, stop)]
+        self._seen = {index: self._mark(index) for index in self._tensors}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._start}-{self._stop} @{self.version} {self.stage.value}>"
+
+    @property
+    def left(self) -> bool:
+        """Whether there are units that nobody has taken."""
+        return self.stage is Stage.READING and self._next < self._stop
+
+    def take(self) -> tuple[int, int] | None:
+        """A unit for the calling thread to read; None where there is none (now)."""
+        if not self.left:
+            return None
+        start, self._next = self._next, min(self._next + UNIT, self._stop)
+        self.running += 1
+        return start, self._next
+
+    def work(self, unit: tuple[int, int]) -> str:
+        """Read it, without the lock. Why it failed, or nothing."""
+        try:
+            self._read(*unit)
+        except Exception as error:  # noqa: BLE001 - a device's error, or no memory: the training goes on without this
+            return f"{type(error).__name__}: {error}"
+        return self.changed([piece.tensor for piece in self._flat.pieces(*unit)])
+
+    def finish(self, why: str) -> None:
+        """A unit has been read; ``why`` is what ``work`` said."""
+        self.running -= 1
+        if why:
+            self.fail(why)
+        elif self.stage is Stage.READING and not self.left and not self.running:
+            self.stage = Stage.DONE
+
+    def fail(self, why: str) -> None:
+        """Give it up."""
+        if self.stage is not Stage.FAILED:
+            self.stage, self.why = Stage.FAILED, why
+
+    def changed(self, indices: list[int] | None = None) -> str:
+        """A text that names a tensor (of these, or any) that has changed since the beginning; or nothing."""
+        for index in self._tensors if indices is None else indices:
+            if self._mark(index) != self._seen[index]:
+                return (
+                    f"{self._flat.paths[index]} was changed in call {self.version} by something else than an optimizer's step"
+                )
+        return ""
+
+    def _mark(self, index: int) -> tuple[int, int]:
+        tensor = self._flat.tensors[index]
+        return tensor._version, tensor.data_ptr()  # noqa: SLF001 - that is its public name
+
+    @abstractmethod
+    def _read(self, start: int, stop: int) -> None:
+        """Read these bytes."""
+
+
+class Copying(Reading):
+    """A copy of the range. ``joiners``: the members that it is for."""
+
+    def __init__(self, flat: FlatState, start: int, stop: int, version: int, data: torch.Tensor) -> None:
+        """``data``: where to (uint8, as many as there are bytes)."""
+        super().__init__(flat, start, stop, version)
+        self.data = data
+        """The bytes; of no use before it is DONE."""
+        self.joiners: set[str] = set()
+
+    def _read(self, start: int, stop: int) -> None:
+        data = self.data[start - self._start : stop - self._start]
+        if data.numel():  # it was not given up meanwhile
+            self._flat.copy_out(start, stop, data)
+
+    def fail(self, why: str) -> None:
+        """Give it up, and the memory back once nobody reads it any more."""
+        super().fail(why)
+        self.data = self.data.new_empty(0)
+
+
+class Hashing(Reading):
+    """The xxh3_128 digest of the range: one unit after the other."""
+
+    def __init__(self, flat: FlatState, start: int, stop: int, version: int) -> None:
+        super().__init__(flat, start, stop, version)
+        self._hash = xxhash.xxh3_128()
+
+    def take(self) -> tuple[int, int] | None:
+        """None while another thread reads the unit before."""
+        return None if self.running else super().take()
+
+    @property
+    def digest(self) -> bytes:
+        """Once it is DONE."""
+        return self._hash.digest()
+
+    def _read(self, start: int, stop: int) -> None:
+        views = self._flat.views(start, stop)
+        if views is None:
+            data = torch.empty(stop - start, dtype=torch.uint8)
+            self._flat.copy_out(start, stop, data)
+            views = [data.numpy().data]
+        for view in views:
+            self._hash.update(view)

@@ -1,0 +1,233 @@
+"""The replication sender: what a member does for warm standbys, the spares that wait above ``max_size``.
+
+A spare gets the state once, and a record of every call from then on. Nobody waits for a spare: its request is noted, and the
+training thread grants it on entry to the call that it names. It packs what is inline and has the shards pinned. Finished calls
+go to the stream, while anybody is subscribed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import msgpack
+
+from consensus import View
+
+from ...core.calls.call import Call, Kind, Results
+from ...core.plane.phase import Phase
+from ...core.plane.plane import Plane
+from ...core.tensors.staging import Slot
+from ...errors import ConfigError
+from ...state.registry import Registered
+from ..layout.manifest import split
+from ..layout.replication_log import KEEPALIVE, Hello, ReplicationRecord, encode
+from ..layout.requests import LATER, POLL, Body
+from ..layout.shards import single_donor_shards
+from .replication_stream import ReplicationStream, Subscriber
+from .snapshots import Snapshots
+
+STANDBY_SILENCE = 30.0
+"""Seconds without a request after which a spare's copies are dropped."""
+EVERY = 1.0
+"""Seconds between two keepalives of a stream."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotRequest:
+    """A spare's request for this member's shards (see ``shards``), as of a call that this member has not entered yet."""
+
+    joiner: str
+    origin: str
+    holders: Sequence[str]
+    turn: int
+    version: int
+    """That call: the same at all donors, as a parameter and what an optimizer keeps of it have to be of one version."""
+    wants_inline: bool
+    """The manifest too."""
+    answer: Future[bytes] = field(default_factory=Future)
+    """From the training thread, which grants or refuses it; a LookupError says why not."""
+
+
+class ReplicationSender:
+    """One member's, in one lifetime. Requests and standbys are guarded by the plane's lock."""
+
+    def __init__(self, plane: Plane, registered: Callable[[], Registered | None], snapshots: Snapshots) -> None:
+        """No requests yet."""
+        self._plane = plane
+        self._registered = registered
+        self._snapshots = snapshots
+        self._stream = ReplicationStream(plane.threads)
+        self._requests: list[SnapshotRequest] = []
+        self._standbys: dict[str, float] = {}
+        """Spares that have something pinned, and when they asked last."""
+
+    # --- the training thread -------------------------------------------------------------------------------------------
+
+    def entering(self, number: int) -> None:
+        """It has entered call ``number``, and ``Snapshots`` watches its optimizers. Grants what was asked for that call."""
+        if not self._requests and not self._standbys:
+            return
+        with self._plane.changed:
+            requests = [request for request in self._requests if request.version <= number]
+            self._requests = [request for request in self._requests if request.version > number]
+            self._expire()
+        if not requests:
+            return
+        try:
+            self._grant(requests, number)
+        except Exception as error:  # noqa: BLE001 - the spare gets it as a refusal; the training goes on
+            _refuse([request for request in requests if not request.answer.done()], f"{type(error).__name__}: {error}")
+        with self._plane.changed:
+            self._plane.changed.notify_all()
+
+    def hand_on(self, call: Call, results: Results) -> Sequence[Slot] | None:
+        """``call`` has finished. None: the results' slots stay the caller's; else others to use instead of them."""
+        if not self._stream.heard:
+            return None
+        plane = self._plane
+        if plane.origin != plane.authority or call.stand_in:
+            self._stream.end("this member lacks the state itself")
+            return None
+        layout = results.layout
+        applied = call.kind is Kind.AVERAGE and not call.void(results)
+        slots, weight = results.slots if applied else (), results.weight
+        if applied and not slots:  # a view of one: this member's own input is the result
+            slots, weight = tuple(_staged(call)), 1.0
+        spare = self._stream.append(ReplicationRecord(results.number, layout.signature, layout.kind, float(weight), slots))
+        return spare if results.slots else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it does anything for a spare. Under the plane's lock."""
+        return bool(self._requests or self._standbys or self._stream.heard)
+
+    # --- other threads -------------------------------------------------------------------------------------------------
+
+    def standbys(self, view: View) -> list[str]:
+        """Spares whose copies are kept though they are not in ``view``."""
+        with self._plane.changed:
+            return [joiner for joiner in self._standbys if joiner not in view]
+
+    def seen(self, joiner: str) -> None:
+        """It asked for something."""
+        with self._plane.changed:
+            if joiner in self._standbys:
+                self._standbys[joiner] = self._plane.threads.now()
+
+    def released(self, joiner: str) -> None:
+        """Its copies are gone."""
+        with self._plane.changed:
+            self._standbys.pop(joiner, None)
+
+    def forget(self) -> None:
+        """End the stream, and drop all requests."""
+        with self._plane.changed:
+            self._standbys.clear()
+        self._stream.end("this member has left the job")
+
+    # --- what may be asked (see ``donor``) -----------------------------------------------------------------------------
+
+    def begin(self, request: SnapshotRequest) -> bytes:
+        """``ask=begin``: see ``SnapshotRequest``. LookupError says why not, or not yet.
+
+        The answer: the bytes of the flat state and its fingerprint, and the manifest of that version, where it is wanted.
+        """
+        plane = self._plane
+        with plane.changed:
+            self._held(request.origin)
+            if plane.member_id not in request.holders:
+                raise LookupError(f"holders={','.join(request.holders)} are others than this member, {plane.member_id}")
+            if max(plane.finished, plane.current.number if plane.current else 0) >= request.version:
+                raise LookupError(f"this member is past the beginning of call {request.version}")
+            self._requests.append(request)
+            plane.changed.wait_for(lambda: request.answer.done() or plane.phase is Phase.STOPPED, POLL)
+            if request in self._requests:
+                self._requests.remove(request)
+                raise LookupError(f"{LATER}: call {request.version} was not entered here meanwhile")
+            plane.changed.wait_for(request.answer.done, POLL)
+        if not request.answer.done():
+            raise LookupError(f"{LATER}: it takes longer")
+        return request.answer.result()
+
+    def averages(self, signature: bytes) -> Body:
+        """``ask=averages``: what every call comes to from now on, with the sums of those with that signature."""
+        plane = self._plane
+        with plane.changed:
+            self._held(plane.authority)
+            session = plane.session
+            if session is None:
+                raise LookupError(f"{LATER}: this member is in no view")
+            ids = dict.fromkeys((*session.plan.holders, plane.member_id))
+            subscriber = self._stream.subscribe(signature)
+            hello = Hello(plane.finished, plane.origin, tuple(session.view.member(m) for m in ids if m in session.view))
+        return _told(subscriber, hello)
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _held(self, origin: str) -> Registered:
+        plane, registered = self._plane, self._registered()
+        if plane.phase is Phase.STOPPED:
+            raise LookupError("this member has left the job")
+        if registered is None:
+            raise LookupError("no state is registered here")
+        if not origin or plane.origin != origin or plane.lag.calls:
+            raise LookupError(f"{LATER}: this member does not hold that state")
+        return registered
+
+    def _grant(self, requests: Sequence[SnapshotRequest], number: int) -> None:
+        plane, registered = self._plane, self._registered()
+        assert registered is not None
+        try:
+            manifest, flat = split(registered, plane.step)
+        except ConfigError as error:
+            _refuse(requests, str(error))
+            return
+        for request in requests:
+            if plane.origin != request.origin or request.version != number:
+                _refuse([request], f"this member does not hold that state, or is past call {request.version}")
+                continue
+            shards = single_donor_shards(manifest.nbytes, request.holders, request.turn, number)
+            self._snapshots.arm(request.joiner, [each for each in shards if plane.member_id in each.donors], flat, number)
+            with plane.changed:
+                self._standbys[request.joiner] = plane.threads.now()
+            found = {
+                "nbytes": manifest.nbytes,
+                "ground": manifest.fingerprint,
+                "packed": manifest.packed if request.wants_inline else b"",
+            }
+            request.answer.set_result(msgpack.packb(found))
+
+    def _expire(self) -> None:
+        now, session = self._plane.threads.now(), self._plane.session
+        for joiner in [joiner for joiner, seen in self._standbys.items() if now - seen > STANDBY_SILENCE]:
+            del self._standbys[joiner]
+            if session is None or joiner not in session.view:
+                self._snapshots.release(joiner)
+
+
+def _refuse(requests: Sequence[SnapshotRequest], why: str) -> None:
+    for request in requests:
+        request.answer.set_exception(LookupError(why))
+
+
+def _staged(call: Call) -> Iterator[Slot]:
+    """The call's inputs, unweighted."""
+    for bucket in call.layout.buckets:
+        slot = Slot(bucket, 0)
+        call.fill(slot, weighted=False)
+        yield slot
+
+
+def _told(subscriber: Subscriber, hello: Hello) -> Body:
+    try:
+        yield from hello.encode()
+        while True:
+            record = subscriber.next(EVERY)
+            if record is None:
+                yield KEEPALIVE
+            else:
+                yield from encode(record, subscriber.signature)
+    finally:
+        subscriber.close()

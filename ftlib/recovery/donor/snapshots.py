@@ -1,0 +1,300 @@
+"""Copy-on-write snapshots: what a donor keeps of its state on entry to a call, for members that fetch it while it trains on.
+
+A thread copies a range at once. An optimizer about to step (``barrier``) first copies what is left, as it is the one that
+writes. A digest is read in the same way, without a copy. A change by anything else is noticed, and fails what was read.
+
+A range that is being kept like this is *pinned*, in log lines and errors too.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ...common.threads import SYSTEM, Thread, Threads
+from ..layout.flat_state import FlatState
+from ..layout.shards import Shard
+from .buffer_pool import BufferPool
+from .reading import Copying, Hashing, Reading, Stage
+
+PATIENCE = 10.0
+"""Seconds that an optimizer waits for the other thread's unit; what is not read by then has failed."""
+_RELEASED = "it was released"
+
+
+class Snapshots:
+    """One member's, in one lifetime. Thread-safe, but for what says otherwise."""
+
+    def __init__(self, threads: Threads = SYSTEM) -> None:
+        """Nothing is pinned, and no optimizer is watched."""
+        self._threads = threads
+        self._changed = threads.condition()
+        """Guards all below. Nobody reads the state while holding it."""
+        self._copies: dict[Hashable, Copying] = {}
+        """By what is copied: joiners that need the same range share a copy."""
+        self._of: dict[str, dict[tuple[int, int], Copying]] = {}
+        """joiner -> (index, version) of a shard -> its copy."""
+        self.state_bytes = 0
+        """Of the whole state of which parts were pinned last."""
+        self._pool = BufferPool(threads)
+        """Where copies are made; given back when nothing is pinned for anybody."""
+        self._todo: list[Reading] = []
+        """Readings with units that no thread has taken."""
+        self._begun: list[Reading] = []
+        """All readings since the last step."""
+        self._worker: Thread | None = None
+        self._hooks: list[tuple[weakref.ref[Optimizer], RemovableHandle]] = []
+        self._trainer: Thread | None = None
+        """The thread that steps."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that is held, or will be once all is copied."""
+        with self._changed:
+            return sum(copy.data.numel() for copy in self._copies.values())
+
+    # --- the training thread -------------------------------------------------------------------------------------------
+
+    def watch(self, optimizers: Iterable[Optimizer]) -> None:
+        """From now on, each of them calls ``barrier`` before it steps. Idempotent; while none of them steps."""
+        with self._changed:
+            self._trainer = self._threads.current()
+            self._hooks = [entry for entry in self._hooks if entry[0]() is not None]
+            known = {id(entry[0]()) for entry in self._hooks}
+            for optimizer in optimizers:
+                if id(optimizer) not in known:
+                    self._hooks.append((weakref.ref(optimizer), optimizer.register_step_pre_hook(_hook(weakref.ref(self)))))
+
+    def barrier(self) -> None:
+        """Return once all that has begun is read: the state is about to change. Never raises."""
+        with self._changed:
+            if not self._begun:
+                return
+        deadline = self._threads.now() + PATIENCE
+        while True:
+            with self._changed:
+                found = self._take()
+                if found is None:
+                    left = deadline - self._threads.now()
+                    running = [reading for reading in self._begun if reading.running and reading.stage is Stage.READING]
+                    if running and left > 0:
+                        self._changed.wait(left)
+                        continue
+                    for reading in running:
+                        reading.fail(f"the thread that copies has not read its unit within {PATIENCE:g} s")
+                    self._seal()
+                    return
+            self._read(*found)
+
+    # --- threads that serve others -------------------------------------------------------------------------------------
+
+    def arm(self, joiner: str, shards: Sequence[Shard], flat: FlatState, inside: int, keep: int | None = None) -> None:
+        """Pin ``shards`` of ``flat`` for ``joiner``, instead of what it has of versions before ``keep``.
+
+        ``inside``: the call that the training thread is in, and does not leave meanwhile: the state is that on entry to it.
+        ValueError where a shard is of another version, or no part of the flat state.
+        """
+        layout = hash((flat.paths, flat.nbytes))
+        if any(shard.version != inside for shard in shards):
+            raise ValueError(f"the state is that on entry to call {inside}, and no other version can be pinned")
+        with self._changed:
+            former = self._of.get(joiner, {})
+            mine = {} if keep is None else {key: copy for key, copy in former.items() if key[1] >= keep}
+            found = [self._copies.get((layout, shard.start, shard.stop, inside)) for shard in shards]
+            copies = [
+                self._copying(flat, shard) if copy is None or copy.stage is Stage.FAILED else copy
+                for shard, copy in zip(shards, found, strict=True)
+            ]
+            self.state_bytes = flat.nbytes
+            for shard, copy in zip(shards, copies, strict=True):
+                key = (layout, shard.start, shard.stop, inside)
+                if self._copies.get(key) is not copy:
+                    self._copies[key] = copy
+                    self._begin(copy)
+                copy.joiners.add(joiner)
+                mine[shard.index, inside] = copy
+            self._of[joiner] = mine
+            self._drop(joiner, [copy for copy in former.values() if copy not in mine.values()])
+            self._wake()
+
+    def expect(self, joiner: str, keep: int, nbytes: int) -> None:
+        """So much will soon be pinned for ``joiner``, which needs what it has of versions from ``keep`` on, and no other."""
+        with self._changed:
+            former = self._of.get(joiner, {})
+            old = [key for key in former if key[1] < keep]
+            self._drop(joiner, [former.pop(key) for key in old])
+        self._pool.prepare(nbytes)
+
+    def data(self, joiner: str, index: int, version: int, patience: float = 0.0) -> torch.Tensor | None:
+        """The bytes of a shard (uint8), to be read alone; None while they are not complete, after ``patience`` seconds.
+
+        LookupError says why there will be none.
+        """
+        deadline = self._threads.now() + patience
+        with self._changed:
+            while True:
+                copy = self._of.get(joiner, {}).get((index, version))
+                if copy is None:
+                    raise LookupError(f"stripe {index} of version {version} is not pinned for {joiner}")
+                if copy.stage is Stage.FAILED:
+                    raise LookupError(copy.why)
+                if copy.stage is Stage.DONE:
+                    return copy.data
+                left = deadline - self._threads.now()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def digest(self, flat: FlatState, version: int, ranges: Iterable[tuple[int, int]]) -> Digest:
+        """Digests of the ``ranges`` (start, stop), without a copy: an optimizer waits for them.
+
+        ``version``: the call that the training thread is in, and does not leave meanwhile. ValueError where there are no such
+        bytes.
+        """
+        hashings = [Hashing(flat, start, stop, version) for start, stop in ranges]
+        with self._changed:
+            for hashing in hashings:
+                self._begin(hashing)
+            self._wake()
+        return Digest(self._changed, self._threads, hashings)
+
+    def release(self, joiner: str) -> None:
+        """Drop what is pinned for ``joiner``."""
+        with self._changed:
+            self._drop(joiner, list(self._of.pop(joiner, {}).values()))
+            self._tidy()
+            self._changed.notify_all()
+
+    def keep_only(self, joiners: Collection[str]) -> None:
+        """Drop what is pinned for anybody else."""
+        with self._changed:
+            for joiner in [joiner for joiner in self._of if joiner not in joiners]:
+                self.release(joiner)
+            self._tidy()  # for those who died before they had anything
+
+    def forget(self) -> None:
+        """Drop everything; waiting threads get a LookupError. On the training thread, remove the optimizers' hooks, too.
+
+        On another thread the hooks stay, and do nothing: an optimizer may be calling them just now.
+        """
+        with self._changed:
+            for reading in (*self._begun, *self._copies.values()):
+                reading.fail("this member has given up its state, or left")
+            self._todo, self._begun = [], []
+            self._copies, self._of = {}, {}
+            self._tidy()
+            self._changed.notify_all()
+            if self._trainer in (None, self._threads.current()):
+                for _, handle in self._hooks:
+                    handle.remove()
+                self._hooks = []
+
+    # --- with the lock held --------------------------------------------------------------------------------------------
+
+    def _begin(self, reading: Reading) -> None:
+        self._begun.append(reading)
+        self._todo.append(reading)
+
+    def _copying(self, flat: FlatState, shard: Shard) -> Copying:
+        data = self._pool.take(shard.stop - shard.start)
+        return Copying(flat, shard.start, shard.stop, shard.version, data)
+
+    def _tidy(self) -> None:
+        """With no joiner left, give the memory back."""
+        if not self._of:
+            self._pool.close()
+
+    def _wake(self) -> None:
+        """Start the thread where there is work for it."""
+        if self._worker is None and self._todo:
+            self._worker = self._threads.thread(self._work, "ftlib-snapshots")
+            self._worker.start()
+        self._changed.notify_all()
+
+    def _take(self) -> tuple[Reading, tuple[int, int]] | None:
+        """A unit to read."""
+        while self._todo:
+            for reading in self._todo:
+                if (unit := reading.take()) is not None:
+                    return reading, unit
+            left = [reading for reading in self._todo if reading.left]
+            if left == self._todo:
+                return None
+            self._todo = left
+        return None
+
+    def _seal(self) -> None:
+        """Fail what has changed while it was read. A change in progress would show only after it, so this comes last."""
+        for reading in self._begun:
+            if reading.stage is Stage.DONE and (why := reading.changed()):
+                reading.fail(why)
+        self._begun = []
+        self._changed.notify_all()
+
+    def _drop(self, joiner: str, copies: Iterable[Copying]) -> None:
+        for copy in copies:
+            copy.joiners.discard(joiner)
+            if not copy.joiners:
+                copy.fail(_RELEASED)
+        self._copies = {key: copy for key, copy in self._copies.items() if copy.stage is not Stage.FAILED}
+        self._begun = [reading for reading in self._begun if reading.stage is not Stage.FAILED]
+
+    # --- threads that read ---------------------------------------------------------------------------------------------
+
+    def _read(self, reading: Reading, unit: tuple[int, int]) -> None:
+        why = reading.work(unit)
+        with self._changed:
+            reading.finish(why)
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        """Read until nothing is left.
+
+        At the usual priority: an optimizer waits for the unit in hand, and would wait longer for a thread of low priority.
+        """
+        while True:
+            with self._changed:
+                found = self._take()
+                if found is None:
+                    self._worker = None
+                    return
+            self._read(*found)
+
+
+class Digest:
+    """Digests that are being computed."""
+
+    def __init__(self, changed: threading.Condition, threads: Threads, hashings: Sequence[Hashing]) -> None:
+        self._changed, self._threads, self._hashings = changed, threads, hashings
+
+    def result(self, patience: float = 0.0) -> list[bytes] | None:
+        """16 bytes for each range; None while they are not complete, after ``patience`` seconds. LookupError says why not."""
+        deadline = self._threads.now() + patience
+        with self._changed:
+            while True:
+                for hashing in self._hashings:
+                    if hashing.stage is Stage.FAILED:
+                        raise LookupError(hashing.why)
+                if all(hashing.stage is Stage.DONE for hashing in self._hashings):
+                    return [hashing.digest for hashing in self._hashings]
+                left = deadline - self._threads.now()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+
+def _hook(copies: weakref.ref[Snapshots]) -> Callable[..., Any]:
+    """What an optimizer calls before it steps, for as long as there are copies."""
+
+    def barrier(*_: object) -> None:
+        found = copies()
+        if found is not None:
+            found.barrier()
+
+    return barrier

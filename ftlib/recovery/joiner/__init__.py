@@ -1,0 +1,1 @@
+"""The side that gets the state while it follows the others' calls."""

@@ -1,0 +1,67 @@
+"""A request made on a thread of its own, ahead of the call that it is about, so that nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+import torch
+
+from ...core.calls.session import Session
+
+T = TypeVar("T")
+B = TypeVar("B")
+GoOn = Callable[[], bool]
+
+
+class Prefetch(Generic[T, B]):
+    """Sent at once. Owned by the training thread."""
+
+    def __init__(
+        self,
+        session: Session,
+        version: int,
+        ask: Callable[[GoOn], T],
+        go_on: GoOn,
+        begin: Callable[[T], B] | None = None,
+    ) -> None:
+        """``ask`` makes the request. Its argument says whether to go on: ``go_on``, and not closed.
+
+        ``version``: the call on entry to which the state is asked about. ``begin``: what to do with the answer as soon as
+        it is there, unless this has been closed; what it raises is raised by ``result``.
+        """
+        self.session = session
+        self.version = version
+        self.begun: B | None = None
+        """What ``begin`` returned, once ``result`` or ``close`` has returned."""
+        self._over = False
+        self._beginning = threading.Lock()
+        """Held while something is begun, or this is closed: nothing begins after that."""
+        self._answer: Future[T] = Future()
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+        def run() -> None:
+            try:
+                if device is not None:
+                    torch.cuda.set_device(device)
+                answer = ask(lambda: not self._over and go_on())
+                with self._beginning:
+                    if begin is not None and not self._over:
+                        self.begun = begin(answer)
+                self._answer.set_result(answer)
+            except BaseException as error:  # noqa: BLE001 - ``result`` raises it
+                self._answer.set_exception(error)
+
+        threading.Thread(target=run, name="ftlib-prefetch", daemon=True).start()
+
+    def result(self) -> T:
+        """The answer, or what ``ask`` raised: waits for it."""
+        return self._answer.result()
+
+    def close(self) -> None:
+        """Drop the answer: nothing begins once this returns. Idempotent."""
+        self._over = True  # at once: what is under way ends soon
+        with self._beginning:
+            pass

@@ -1,0 +1,394 @@
+"""One recovery under way, beside the training: shards come from the donors, and the averages since then are replayed.
+
+``position`` says how far the replay is: what is here of the state is that on entry to call ``position``. The shards of a
+chunk are of one version. An average is replayed once all shards of its version or an older one have arrived, and is applied
+to the chunks that they make up: the others come later, of a version in which it is applied already.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+
+from consensus import Member
+
+from ...common.threads import stand_back
+from ...core.calls.call import Call, Results
+from ...core.calls.follower import NoFollowing
+from ...core.calls.session import Session
+from ...core.plane.plane import Plane
+from ...core.plane.progress import Progress
+from ...core.tensors.staging import Slot
+from ...errors import ConfigError, RebuildTimeout
+from ...state.registry import Registered
+from ...state.replay import replay
+from ..layout.flat_state import FlatState
+from ..layout.manifest import prepare
+from ..layout.shards import LARGE, ChunkRequest, Shard, surviving
+from .group_transport import Tainted
+from .http_transport import FetchError, HTTPTransport, Later, SnapshotOffer
+from .limits import RecoveryLimits
+from .progress_log import Meter, ProgressLog
+from .replay_state import Chunks, PendingAverages
+
+logger = logging.getLogger("ftlib")
+
+FETCHERS = 3
+"""Shards under way at a time."""
+LOOK = 0.05
+"""Seconds between looks whether a session has ended, while the others wait for this member."""
+PATIENCE = 8
+"""Calls within which the averages that wait must become fewer; else the others wait until none is left."""
+_TRIES = 3
+"""Times that a donor may fail to give a shard."""
+_PATIENCE = 10.0
+"""Seconds in which a dead donor is excluded; then its shards come from others."""
+_SPARE_PATIENCE = 1.0
+"""The same for a spare, which can begin anew at any time."""
+_END = 60.0
+"""Seconds that a replay under way may take to end."""
+
+
+class Round:
+    """Shared by the training thread and its own threads, under one condition."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        registered: Registered,
+        own: Call,
+        transport: HTTPTransport,
+        session: Session | None,
+        members: Sequence[Member],
+        origin: str,
+        number: int,
+        shards: Sequence[Shard],
+        offer: SnapshotOffer,
+        allowed: RecoveryLimits,
+    ) -> None:
+        """``number``: the call on entry to which the state is asked for.
+
+        ``members``: the donors, among others. ``session``: None for a spare, which no view is waiting for.
+        """
+        self.transport = transport
+        self.registered = registered
+        self.session = session
+        self.origin = origin
+        self.begins = number
+        self.flat: FlatState | None = None
+        self._plane = plane
+        self._own = own
+        self._offer = offer
+        self._limit = allowed.pending
+        self._patience = allowed.patience
+        self._changed = threading.Condition()
+        # Guarded by the condition:
+        self.shards = tuple(shards)
+        self._have: set[int] = set()
+        self._taken: set[int] = set()
+        self._offsets: dict[int, int] = {}
+        self._failures: Counter[tuple[int, str]] = Counter()
+        """How often a donor failed to give a shard."""
+        self._donors = {member.id: member for member in members}
+        self._pending = PendingAverages(number)
+        self._chunks = Chunks(offer, number)
+        self._fewest, self._since = math.inf, 0
+        self._braking = False
+        self._error: Exception | None = None
+        self._over = False
+        self._meter = Meter(offer.nbytes, plane.threads.now)
+        self.progress_log = ProgressLog(plane, self.progress)
+        self._threads: list[threading.Thread] = []
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    # --- the training thread -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start. Any thread."""
+        self._plane.recovers(self.progress)
+        work = [("ftlib-recovery", self._run), *((f"ftlib-fetch-{number}", self._fetch_all) for number in range(FETCHERS))]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(function,), name=name, daemon=True) for name, function in work
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Stop, so that nothing writes the state any more. Idempotent. RebuildTimeout."""
+        if self._plane.recovery == self.progress:
+            self._plane.recovers(None)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        deadline = self._plane.threads.now() + _END
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - self._plane.threads.now()))
+            if thread.is_alive():
+                raise RebuildTimeout(f"thread {thread.name} still writes the state after {_END:g} s: start this worker anew")
+
+    def keep(self, number: int, results: Results | None) -> Sequence[Slot] | None:
+        """Keep what call ``number`` led to; None: nothing to replay. Returns buffers to use instead of those of ``results``."""
+        with self._changed:
+            self._changed.notify_all()
+            return self._pending.keep(number, results)
+
+    @property
+    def next_chunk(self) -> ChunkRequest | None:
+        """The chunk to ask for now; None where there is none."""
+        with self._changed:
+            return self._chunks.next(self.shards, self._have)
+
+    def add(self, offer: SnapshotOffer, shards: Sequence[Shard], version: int) -> None:
+        """The next chunk was pinned on entry to call ``version``, of which the average has not been kept yet."""
+        with self._changed:
+            self._chunks.add(offer, version)
+            self.shards += tuple(shards)
+            self._changed.notify_all()
+
+    def apply_backpressure(self, session: Session, number: int, *, level: bool, grace: float = 0.0) -> None:
+        """Backpressure: wait where this member cannot hold more averages, or cannot keep pace. The others then wait for it.
+
+        ``level``: also for the replay of the last average; the others apply theirs in the same time. ``grace``: seconds for
+        the last shards. Raises what went wrong.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived() or self._error is not None, grace)
+            self._check()
+            full = self._pending.held + self._own.layout.nbytes > self._limit and self._pending.held > 0
+            near = self._arrived() and self._pending.position >= number - 1
+            last = near and level
+            slow = self._arrived() and not near and self._falls_behind(number)
+            if (full or slow) and not self._braking:
+                slowly = "cannot replay averages as quickly as they come"
+                why = "cannot hold more averages (recovery_pending_mb)" if full else slowly
+                text = "the others wait for this worker: it %s; %d wait to be replayed"
+                extra = self._plane.about("recovery_brakes", pending=number - self._pending.position)
+                logger.warning(text, why, number - self._pending.position, extra=extra)
+            self._braking = full or slow
+
+            def ready() -> bool:
+                if self._error is not None or self._pending.position == number:
+                    return True
+                return not last and not slow and self._pending.held + self._own.layout.nbytes <= self._limit
+
+            if full or slow or last:
+                deadline = self._plane.threads.now() + self._patience
+                while not ready() and self._plane.acting_in(session) and not self._plane.leaving():
+                    if self._plane.threads.now() > deadline:
+                        raise NoFollowing(
+                            f"{number - self._pending.position} averages were not replayed within {self._patience:g} s"
+                        )
+                    self._changed.wait(LOOK)
+            self._braking = False
+            self._check()
+
+    def level_with(self, number: int, *, but: int = 0) -> bool:
+        """Whether everything has arrived, and every average before call ``number`` was replayed, ``but`` for so many."""
+        with self._changed:
+            return self._arrived() and self._pending.position >= number - but
+
+    @property
+    def error(self) -> Exception | None:
+        """What went wrong."""
+        with self._changed:
+            return self._error
+
+    def wait_room(self, seconds: float) -> bool:
+        """Whether another average may be held, within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._pending.held <= max(0, self._limit - self._own.layout.nbytes), seconds)
+
+    def check_fit(self) -> None:
+        """Wait until the job's state was compared with this program's. ConfigError where it does not fit."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.flat is not None or self._error is not None or self._over)
+            self._check()
+
+    def move(self, session: Session, number: int) -> bool:
+        """A new view: go on with the donors that are left. False where both donors of something missing are gone, or where
+        an average before call ``number`` was missed.
+
+        Then all begins anew: parameters and what belongs to them in the optimizer have to be of one version.
+        """
+        with self._changed:
+            self._check()
+            left = tuple(surviving(shard, session.plan.holders) for shard in self.shards)
+            lost = any(not shard.donors and shard.index not in self._have for shard in left)
+            if lost or self._pending.position + len(self._pending) != number:
+                return False
+            self.session = session
+            self._donors = {member.id: member for member in session.view.members}
+            self.shards = left
+            self._failures.clear()
+            self._changed.notify_all()
+            return True
+
+    def progress(self) -> Progress:
+        """How far it is. Any thread."""
+        with self._changed:
+            return self._meter.progress(len(self._pending), braking=self._braking, replayed=self._pending.replayed)
+
+    # --- within the lock -----------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _arrived(self) -> bool:
+        return self.flat is not None and self._complete()
+
+    def _complete(self) -> bool:
+        return self._chunks.all_pinned and len(self._have) == len(self.shards)
+
+    def _falls_behind(self, number: int) -> bool:
+        waiting = number - self._pending.position
+        if waiting < self._fewest:
+            self._fewest, self._since = waiting, number
+        return number - self._since >= PATIENCE
+
+    def _next_shard(self) -> Shard | None:
+        for shard in self.shards:
+            free = self.flat is not None and shard.index not in self._have and shard.index not in self._taken
+            if free and self._donor_of(shard) is not None:
+                return shard
+        return None
+
+    def _donor_of(self, shard: Shard) -> Member | None:
+        able = [name for name in shard.donors if name in self._donors and self._failures[shard.index, name] < _TRIES]
+        return self._donors[min(able, key=lambda name: self._failures[shard.index, name])] if able else None
+
+    # --- its own threads -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Prepare the tensors, then replay."""
+        flat = prepare(self.registered, self._offer.packed)
+        if flat.nbytes != self._offer.nbytes:
+            raise ConfigError(
+                f"the job's state has {self._offer.nbytes} bytes, this worker's {flat.nbytes}: build the same everywhere"
+            )
+        self._chunks.settle(self.registered, flat)
+        with self._changed:
+            self.flat = flat
+            self._changed.notify_all()
+        self._replay_all()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Run ``work`` on this thread, at low priority where the state is large: training comes first."""
+        if self._offer.nbytes >= LARGE:
+            stand_back()
+        try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)
+            work()
+        except Exception as error:  # noqa: BLE001 - the training thread raises it
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        known = isinstance(error, (ConfigError, NoFollowing, Tainted))
+        with self._changed:
+            self._error = self._error or (error if known else NoFollowing(f"{type(error).__name__}: {error}"))
+            self._changed.notify_all()
+
+    def _replay_all(self) -> None:
+        chunks = self._chunks
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or self._error is not None or chunks.fresh or self._can_replay())
+                if self._over or self._error is not None:
+                    return
+                fresh, due = chunks.pop_fresh(), self._can_replay()
+                results = self._pending.next if due else None
+                without = chunks.without(self._pending.position)
+            chunks.take_over(self.registered, fresh)
+            if not due:
+                continue
+            if results is not None:
+                self._own.reattach()
+                self._own.deliver(results)
+                replay(self.registered, without)
+            with self._changed:
+                self._pending.done()
+                self._changed.notify_all()
+            self.progress_log.update()
+
+    def _can_replay(self) -> bool:
+        if self.flat is None or not self._pending.there:
+            return False
+        return all(shard.index in self._have for shard in self.shards if shard.version <= self._pending.position)
+
+    def _fetch_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._finished_fetching() or self._next_shard() is not None)
+                if self._finished_fetching():
+                    return
+                shard = self._next_shard()
+                assert shard is not None
+                donor = self._donor_of(shard)
+                assert donor is not None
+                self._taken.add(shard.index)
+            whole = False
+            try:
+                whole = self._fetch(shard, donor)
+            finally:
+                with self._changed:
+                    self._taken.discard(shard.index)
+                    if whole and self._wants(shard):
+                        self._have.add(shard.index)
+                    self._changed.notify_all()
+
+    def _finished_fetching(self) -> bool:
+        return self._over or self._error is not None or self._complete()
+
+    def _fetch(self, shard: Shard, donor: Member) -> bool:
+        """Whether all of it is here; else it is tried again from where it was, perhaps at another donor."""
+        with self._changed:
+            offset = self._offsets.get(shard.index, 0)
+        flat = self.flat
+        assert flat is not None
+
+        def got(count: int) -> None:
+            with self._changed:
+                if self._wants(shard):
+                    self._offsets[shard.index] = self._offsets.get(shard.index, 0) + count
+                    self._meter.got(count)
+                    self._plane.counters.state_bytes += count
+            self.progress_log.update()
+
+        try:
+            self.transport.shard(donor, shard, flat, offset, got, lambda: self._wants(shard))
+        except Later:  # the donor has kept the request waiting, unless it is too busy
+            with self._changed:
+                self._changed.wait(LOOK)
+            return False
+        except FetchError as error:
+            text = "stripe %d did not come from %s: %s"
+            extra = self._plane.about("stripe_failed", donor=donor.id, stripe=shard.index)
+            logger.info(text, shard.index, donor, error, extra=extra)
+            with self._changed:
+                if self._wants(shard):
+                    self._failures[shard.index, donor.id] += 1
+            self._none_left(shard)
+            return False
+        return True
+
+    def _wants(self, shard: Shard) -> bool:
+        return (
+            not self._over
+            and self._error is None
+            and any(shard.index == other.index and shard.version == other.version for other in self.shards)
+        )
+
+    def _none_left(self, shard: Shard) -> None:
+        """NoFollowing where no donor can give this shard, and no new view brings another one."""
+        deadline = self._plane.threads.now() + (_PATIENCE if self.session is not None else _SPARE_PATIENCE)
+        with self._changed:
+            while self._wants(shard) and self._donor_of(self.shards[shard.index]) is None:
+                if self._plane.threads.now() > deadline:
+                    raise NoFollowing(f"nobody is left who could give stripe {shard.index} of the state")
+                self._changed.wait(LOOK)

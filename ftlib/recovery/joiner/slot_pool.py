@@ -1,0 +1,72 @@
+"""Buffers for averages that wait to be replayed, touched before they are needed.
+
+An average that is kept also keeps the buffers that it came in, and the next one needs others, as large as all gradients.
+Their first touch takes longer than an average, and the other members would wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ...common.memory import touch
+from ...common.threads import SYSTEM, Threads, stand_back
+from ...core.calls.follower import kept
+from ...core.tensors.layout import Layout
+from ...core.tensors.staging import Slot
+
+_AHEAD = 2
+"""Sets beside those that are kept: for the next call, and for the one after it."""
+_SMALL = 2 << 20
+"""Bytes of gradients whose first touch does not matter."""
+
+
+class SlotPool:
+    """One joiner's. ``kept`` and ``close`` are for the training thread."""
+
+    def __init__(self, limit: int, threads: Threads = SYSTEM) -> None:
+        """``limit``: bytes of averages that may wait."""
+        self._limit = limit
+        self._threads = threads
+        self._lock = threading.Lock()
+        # Guarded by the lock:
+        self._sets = 0
+        """Sets made in addition to those that there were at the beginning."""
+        self._made: list[Slot] = []
+        self._missing = 0
+        """Sets still to be made; while there are any, a thread makes them."""
+        self._recovery = 0
+        """Number of the recovery: a thread ends with the one that it works for."""
+
+    def kept(self, layout: Layout, waiting: int) -> list[Slot]:
+        """``waiting`` averages of that layout wait now. Returns the buffers that were made since."""
+        with self._lock:
+            sets = 1 + kept(layout, self._limit) + self._sets
+            more = max(0, waiting + _AHEAD - sets) if layout.nbytes >= _SMALL else 0
+            self._sets += more
+            if more and not self._missing:
+                recovery = self._recovery
+                self._threads.thread(lambda: self._make(layout, recovery), "ftlib-slots").start()
+            self._missing += more
+            made, self._made = self._made, []
+            return made
+
+    def close(self) -> None:
+        """No more are needed, until another recovery begins. Idempotent."""
+        with self._lock:
+            self._missing, self._made, self._sets = 0, [], 0
+            self._recovery += 1
+
+    def _make(self, layout: Layout, recovery: int) -> None:
+        """One by one, so that each can be used at once. Low priority: training comes first."""
+        stand_back()
+        while True:
+            for bucket in layout.buckets:
+                slot = Slot(bucket, 0)
+                touch(slot.buffer)
+                with self._lock:
+                    if self._recovery != recovery:
+                        return
+                    self._made.append(slot)
+                    self._missing -= bucket is layout.buckets[-1]
+                    if not self._missing:
+                        return

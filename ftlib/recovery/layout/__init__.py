@@ -1,0 +1,1 @@
+"""What donors and joiners agree on: what travels, how it is cut, what requests and refusals say."""

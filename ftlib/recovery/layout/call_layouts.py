@@ -1,0 +1,103 @@
+"""A call's layout as bytes: a joiner that takes part in a call before its own program has entered one learns it from others.
+
+msgpack: ``[signature, text, [[dtype, count, op, [[index, start, stop, offset, shape or nil], ...]], ...]]``. Whoever reads
+checks everything: sizes become allocations.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+import msgpack
+import torch
+
+from ...core.tensors.layout import Bucket, Layout, Piece
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+    )
+}
+"""Those that buckets may have."""
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_OPERATIONS = frozenset({"SUM", "MIN", "MAX", "PRODUCT"})
+_MOST_DIMENSIONS = 64
+_MOST_BYTES = 1 << 40
+"""Of all buckets."""
+_LONGEST = 1 << 62
+
+
+def encode(layout: Layout) -> bytes:
+    """The bytes of ``layout``."""
+    buckets = [
+        [
+            _NAMES[bucket.dtype],
+            bucket.count,
+            bucket.op,
+            [
+                [piece.index, piece.start, piece.stop, piece.offset, None if piece.shape is None else list(piece.shape)]
+                for piece in bucket.pieces
+            ],
+        ]
+        for bucket in layout.buckets
+    ]
+    return bytes(msgpack.packb([layout.signature, layout.kind, layout.text, buckets]))
+
+
+def decode(data: bytes) -> Layout:
+    """The inverse; ValueError where it is none."""
+    try:
+        packed = msgpack.unpackb(data)
+    except Exception as error:
+        raise ValueError(f"this is no layout: {error}") from error
+    match packed:
+        case [bytes(signature), str(kind), str(text), list(found)] if len(signature) == 16 and found:
+            layout = Layout(signature, kind, text, tuple(_bucket(bucket) for bucket in found))
+            if layout.nbytes > _MOST_BYTES:
+                raise ValueError(f"this is no layout: {layout.nbytes} bytes are too many")
+            return layout
+    raise ValueError("this is no layout: it has the wrong shape")
+
+
+def _bucket(packed: object) -> Bucket:
+    match packed:
+        case [str(name), int(count), str(op), list(found)] if name in _DTYPES and _natural(count) and op in _OPERATIONS:
+            pieces = tuple(_piece(piece) for piece in found)
+            end = 0
+            for piece in pieces:
+                if piece.offset != end:
+                    raise ValueError(f"this is no layout: a piece at {piece.offset} follows one that ends at {end}")
+                end += piece.stop - piece.start
+            if end != count:
+                raise ValueError(f"this is no layout: a bucket of {count} elements has pieces of {end}")
+            return Bucket(_DTYPES[name], count, op, pieces)
+    raise ValueError("this is no layout: a bucket has the wrong shape")
+
+
+def _piece(packed: object) -> Piece:
+    match packed:
+        case [int(index), int(start), int(stop), int(offset), shape] if all(map(_natural, (index, start, stop, offset))):
+            if start < stop and (shape is None or _is_whole(shape, start, stop)):
+                return Piece(index, start, stop, offset, None if shape is None else tuple(shape))
+    raise ValueError("this is no layout: a piece has the wrong shape")
+
+
+def _is_whole(shape: object, start: int, stop: int) -> TypeGuard[list[int]]:
+    """Whether a piece from ``start`` to ``stop`` is a whole tensor of that shape."""
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(_natural, shape)):
+        return False
+    return start == 0 and stop == math.prod(shape)
+
+
+def _natural(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LONGEST

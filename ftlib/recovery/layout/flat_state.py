@@ -1,0 +1,123 @@
+"""Tensors as one flat range of bytes, which is cut in shards.
+
+Bytes come in the order of the elements (the last dimension runs fastest), whatever a tensor's strides: so the bytes are the
+same at a member whose convolutions are channels-last. Nothing is copied until it is asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Piece(NamedTuple):
+    """Bytes ``start`` to ``stop`` of tensor number ``tensor``."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+class FlatState:
+    """One range of bytes over tensors of any device, strides and shape.
+
+    Memory is looked up at each access: a parameter whose ``data`` was replaced is read where it lies now.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], paths: Sequence[str]) -> None:
+        """``tensors``: dense; the live ones. ``paths``: what to call them in errors."""
+        if len(tensors) != len(paths):
+            raise ValueError(f"{len(tensors)} tensors, but {len(paths)} paths")
+        self.tensors = tuple(tensors)
+        self.paths = tuple(paths)
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        self.ends = list(accumulate(sizes))
+        """Where each tensor ends."""
+        self.nbytes = self.ends[-1] if self.ends else 0
+
+    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+        """Where the bytes ``start`` to ``stop`` lie, in order. ValueError where there are no such bytes."""
+        if not 0 <= start <= stop <= self.nbytes:
+            raise ValueError(f"bytes {start} to {stop} of {self.nbytes}")
+        index = bisect_right(self.ends, start)
+        while start < stop:
+            first = self.ends[index - 1] if index else 0
+            end = min(stop, self.ends[index])
+            if start < end:  # not an empty tensor
+                yield Piece(index, start - first, end - first)
+            start, index = end, index + 1
+
+    def copy_out(self, start: int, stop: int, into: torch.Tensor) -> None:
+        """Copy the bytes ``start`` to ``stop`` to ``into``, of that many uint8. Others may run Python meanwhile.
+
+        One thread copies: torch would let several do it, which wait for each other where the training needs them.
+        """
+        _fits(into, stop - start)
+        offset = 0
+        with torch.no_grad():
+            for index, first, end in self.pieces(start, stop):
+                source, target = _bytes(self.tensors[index], first, end), into[offset : offset + end - first]
+                if source.device.type == target.device.type == "cpu":
+                    np.copyto(target.numpy(), source.numpy())
+                else:
+                    target.copy_(source)
+                offset += end - first
+
+    def copy_in(self, start: int, data: torch.Tensor) -> None:
+        """Set the bytes from ``start`` on to ``data`` (uint8)."""
+        _fits(data, data.numel())
+        offset = 0
+        with torch.no_grad():
+            for index, first, end in self.pieces(start, start + data.numel()):
+                _set(self.tensors[index], first, data[offset : offset + end - first])
+                offset += end - first
+
+    def views(self, start: int, stop: int) -> list[memoryview] | None:
+        """The memory of these bytes, writable, in order; None where a tensor is on a device, or not contiguous.
+
+        Writing there does not raise ``Tensor._version``.
+        """
+        views = []
+        for index, first, end in self.pieces(start, stop):
+            tensor = self.tensors[index]
+            if tensor.device.type != "cpu" or not tensor.is_contiguous():
+                return None
+            views.append(_bytes(tensor, first, end).numpy().data)
+        return views
+
+
+def _fits(data: torch.Tensor, nbytes: int) -> None:
+    if data.dtype is not torch.uint8 or data.dim() != 1 or data.numel() != nbytes:
+        raise ValueError(f"expected {nbytes} uint8 in one row, not {data.dtype} of shape {tuple(data.shape)}")
+
+
+def _bytes(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Its bytes, in the order of the elements: the memory itself where it lies so, else a copy."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor.view(-1).view(torch.uint8)[start:stop]
+    rows, skip = _rows(tensor, start, stop)
+    return rows.contiguous().view(-1).view(torch.uint8)[skip : skip + stop - start]
+
+
+def _set(tensor: torch.Tensor, start: int, data: torch.Tensor) -> None:
+    if tensor.is_contiguous():
+        _bytes(tensor, start, start + data.numel()).copy_(data)
+        return
+    rows, skip = _rows(tensor.detach(), start, start + data.numel())
+    whole = rows.contiguous()
+    whole.view(-1).view(torch.uint8)[skip : skip + data.numel()].copy_(data)
+    rows.copy_(whole)
+
+
+def _rows(tensor: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, int]:
+    """The rows of the first dimension in which these bytes are, and at which byte of them they begin."""
+    tensor = tensor.squeeze()
+    row = tensor[0].numel() * tensor.element_size()
+    first = start // row
+    return tensor[first : -(-stop // row)], start - first * row

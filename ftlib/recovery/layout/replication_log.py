@@ -1,0 +1,160 @@
+"""The replication log: what finished calls came to, as members send it to spares.
+
+On the wire a record is four bytes of length, so many bytes of msgpack, the sums of each bucket as they lie in staging, and a
+digest. A length of zero is a keepalive: the sender is there, and no call has finished meanwhile. The ``Hello`` comes first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgpack
+import torch
+import xxhash
+
+from consensus import Member
+
+from ...core.tensors.staging import Slot
+from .shards import DIGEST
+
+KEEPALIVE = b"\0\0\0\0"
+_LENGTH = struct.Struct("!I")
+_LONGEST = 1 << 20
+"""Bytes of a head."""
+_PIECE = 1 << 20
+"""Bytes that are handed to the connection at a time."""
+
+Fill = Callable[[memoryview], int]
+"""Receives into all of it; the number of bytes, fewer where the connection has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationRecord:
+    """What a finished call came to."""
+
+    number: int
+    signature: bytes
+    kind: str
+    """Of the layout."""
+    weight: float
+    """The sum of the weights, by which the sums in ``slots`` have to be divided."""
+    slots: tuple[Slot, ...]
+    """The buckets' sums; none where nothing is to be applied."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all sums."""
+        return sum(slot.bucket.nbytes for slot in self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Where a sender is: the records of all calls after ``finished`` follow."""
+
+    finished: int
+    origin: str
+    """Of its state."""
+    holders: tuple[Member, ...]
+    """Who has that state too, itself among them."""
+
+    def encode(self) -> Iterator[bytes]:
+        """The record."""
+        members = [[member.id, member.host, member.port] for member in self.holders]
+        yield from _framed(msgpack.packb([self.finished, self.origin, members]))
+
+    @classmethod
+    def read(cls, fill: Fill) -> Hello:
+        """The inverse; ValueError for anything else, EOFError where it ends before."""
+        match _head(fill):
+            case [int(finished), str(origin), list(members)] if finished >= 0 and origin:
+                return cls(finished, origin, tuple(_member(entry) for entry in members))
+        raise ValueError("this is no beginning of averages: run one release everywhere")
+
+
+def encode(record: ReplicationRecord, signature: bytes) -> Iterator[bytes | memoryview]:
+    """The record for somebody who wants the sums of calls of that ``signature``."""
+    slots = record.slots if record.signature == signature else ()
+    nbytes = sum(slot.bucket.nbytes for slot in slots)
+    head = msgpack.packb([record.number, record.signature, record.kind, record.weight, nbytes])
+    digest = xxhash.xxh3_128(head)
+    yield from _framed(head)
+    for view in _views(slots):
+        digest.update(view)
+        for start in range(0, len(view), _PIECE):
+            yield view[start : start + _PIECE]
+    yield digest.digest()
+
+
+def read(fill: Fill, signature: bytes, slots: Callable[[], Sequence[Slot]]) -> ReplicationRecord | None:
+    """The next record, None for a keepalive; sums are received into ``slots()``, of calls of that ``signature``.
+
+    ValueError where it is none, or damaged; EOFError where it ends before.
+    """
+    packed = _head_bytes(fill)
+    if not packed:
+        return None
+    match _unpacked(packed):
+        case [int(number), bytes(found), str(kind), float(weight), int(nbytes)]:
+            pass
+        case _:
+            raise ValueError("this is no average: run one release everywhere")
+    digest = xxhash.xxh3_128(packed)
+    into: tuple[Slot, ...] = ()
+    if nbytes:
+        into = tuple(slots())
+        if found != signature or nbytes != sum(slot.bucket.nbytes for slot in into):
+            raise ValueError(f"{nbytes} bytes of another average than was asked for")
+        for view in _views(into):
+            _whole(fill, view)
+            digest.update(view)
+    found_digest = bytearray(DIGEST)
+    _whole(fill, memoryview(found_digest))
+    if found_digest != digest.digest():
+        raise ValueError("an average arrived damaged")
+    return ReplicationRecord(number, found, kind, weight, into)
+
+
+def _framed(packed: bytes) -> Iterator[bytes]:
+    yield _LENGTH.pack(len(packed)) + packed
+
+
+def _head_bytes(fill: Fill) -> bytes:
+    length = bytearray(_LENGTH.size)
+    _whole(fill, memoryview(length))
+    (count,) = _LENGTH.unpack(length)
+    if count > _LONGEST:
+        raise ValueError(f"a head of {count} bytes")
+    head = bytearray(count)
+    _whole(fill, memoryview(head))
+    return bytes(head)
+
+
+def _head(fill: Fill) -> object:
+    return _unpacked(_head_bytes(fill))
+
+
+def _unpacked(packed: bytes) -> object:
+    try:
+        return msgpack.unpackb(packed)
+    except Exception as error:
+        raise ValueError(f"this is no average: {error}") from error
+
+
+def _member(entry: object) -> Member:
+    match entry:
+        case [str(member_id), str(host), int(port)] if member_id and 0 < port < 1 << 16:
+            return Member(member_id, host, port)
+    raise ValueError("this is no member: run one release everywhere")
+
+
+def _views(slots: Sequence[Slot]) -> Iterator[memoryview]:
+    for slot in slots:
+        if slot.bucket.count:
+            yield slot.data.view(torch.uint8).numpy().data
+
+
+def _whole(fill: Fill, view: memoryview) -> None:
+    if len(view) and fill(view) != len(view):
+        raise EOFError("it broke off")

@@ -1,0 +1,366 @@
+"""The whole state from one donor over HTTP, while the others wait: for founders, and for joiners that cannot follow.
+
+*Which* state: the one on entry to a call. The donor's training thread is inside that call, which cannot finish without this
+member, so nothing changes while it is read. Should this member be excluded and the call finish, the transfer breaks off before
+it has sent a byte that was changed. Founders load the most senior one's initial state from a snapshot made in
+``register_state``, so that their first step counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from consensus import Answer, KeyRing, Member
+
+from ..common.units import size, span
+from ..core.calls.call import Call
+from ..core.calls.observer import Observer, Observers
+from ..core.calls.session import Session
+from ..core.plane.phase import Phase
+from ..core.plane.plane import Plane
+from ..errors import ConfigError, FTLibError, RebuildTimeout
+from ..state.codec import StateReader, encode, flatten, snapshot
+from ..state.registry import Registered
+from .joiner.http_transport import FetchError, Later, Nothing, Refused, request
+from .joiner.progress_log import Arrival
+from .layout.requests import LATER, NOTHING, POLL, UNFIT, Body, pieces
+
+logger = logging.getLogger("ftlib")
+
+PATH = "/state"
+STATE_LIMIT = 1 << 40
+"""Bytes a state may have."""
+RETRY = 0.5
+"""Seconds to wait for a view change where no donor answered."""
+_COMPARED = 30.0
+"""Seconds for which a member that registered nothing asks whether the others did, at most."""
+REGISTERED = "registered"
+
+
+class Transfer(Observer):
+    """Both sides of it at one member, in one lifetime."""
+
+    PATH = PATH
+
+    def __init__(
+        self,
+        plane: Plane,
+        join_timeout: float,
+        step_timeout: float,
+        ring: KeyRing | None = None,
+        *,
+        observers: Observers | None = None,
+        former: Transfer | None = None,
+    ) -> None:
+        """``observers``: of this member's calls. ``former``: that of the lifetime before. What was registered stays; the state
+        in it must be loaded anew.
+        """
+        self._plane = plane
+        self._ring = ring
+        self._join_timeout = join_timeout
+        self._step_timeout = step_timeout
+        self._registered: Registered | None = None if former is None else former._registered  # noqa: SLF001 - its like
+        self._outdated = former is not None
+        self._compared = False
+        """Whether a member that registered nothing has asked whether the others did."""
+        if self._registered is not None:
+            plane.registers()
+        self._observers = Observers() if observers is None else observers
+        self._snapshot: bytes | None = None
+        """The state before the first step, for the other founders. Guarded by the plane's lock, as is the one above."""
+
+    # --- the member that lacks the state, on the training thread -------------------------------------------------------
+
+    def register(self, registered: Registered) -> None:
+        """Note what the state is. A founder gets the most senior member's before this returns.
+
+        ConfigError where it cannot be transferred: also at a lone worker, since it is not known who will join.
+        """
+        plane = self._plane
+        flatten(registered.tree(plane.step))
+        with plane.changed:
+            self._registered = registered
+            plane.registers()
+            founding = plane.founder and plane.step == 0
+        if founding:
+            self._found(registered)
+
+    @property
+    def registered(self) -> Registered | None:
+        """What the state is; None before ``register``."""
+        return self._registered
+
+    def what(self) -> Registered | None:
+        """As ``registered``."""
+        return self._registered
+
+    def entering(self, number: int) -> None:  # noqa: ARG002 - whichever it is
+        """See ``Observer``: after the first step nobody asks for the initial state any more."""
+        if self._plane.step > 0:
+            self.forget()
+            self._observers.detach(self)
+
+    def forget(self) -> None:
+        """Let go of the initial state."""
+        self._snapshot = None
+
+    def load(self, call: Call, session: Session) -> bool:
+        """Load the state on entry to ``call`` where this member lacks it. Returns early if ``session`` ends.
+
+        Whether the program's gradients are of no use: the state was loaded, or this worker has to go before it gets it.
+        """
+        plane, plan = self._plane, session.plan
+        authority = plane.authority
+        if authority and plane.origin == authority:
+            return False
+        if self._registered is None:
+            self._compare(call, session)
+            return False
+        if not authority:
+            if self._outdated:  # nobody can replace it, and it must not be used
+                raise ConfigError(f"nobody in {session.view} registered state, but this worker did: {_EVERYWHERE}")
+            return False
+        deadline = call.began + self._step_timeout
+        holders = [session.view.member(m) for m in plan.holders]
+        start = session.view.index(plane.member_id) % len(holders)
+        holders = holders[start:] + holders[:start]
+        query = {"call": str(call.number), "origin": authority}
+        while plane.acting_in(session):
+            errors = self._load_from(holders, query, self._registered, session)
+            if errors is None:
+                plane.loaded(session, authority)  # if the session has ended meanwhile, the next one loads again
+                return True
+            if plane.leaving():
+                return True
+            if len(errors) == len(holders) and all(isinstance(error, Nothing) for error in errors):
+                raise ConfigError(f"{session.names(plan.holders)} registered no state, but this worker did: {_EVERYWHERE}")
+            if plane.threads.now() > deadline:
+                raise RebuildTimeout(f"{call}: no state from {session.names(plan.holders)} within {self._step_timeout:g} s")
+            if not any(isinstance(error, Later) for error in errors):
+                plane.wait_end(session, RETRY)
+        return False
+
+    def _compare(self, call: Call, session: Session) -> None:
+        """ConfigError where this member has registered nothing, and the others have: its weights would never be theirs.
+
+        Where it does not learn that for long, it goes on, and waits for the others in ``call`` as always.
+        """
+        plane, plan = self._plane, session.plan
+        if self._compared or not plan.holders or plan.holders[0] == plane.member_id:
+            return
+        donor = session.view.member(plan.holders[0])
+        deadline = call.began + min(self._step_timeout, _COMPARED)
+
+        def go_on() -> bool:
+            return plane.acting_in(session) and not plane.leaving() and plane.threads.now() < deadline
+
+        while go_on():
+            try:
+                with request(self._ring, donor, PATH, {"registered": 1}, go_on) as answer:
+                    answer.read(1000)
+            except Later:
+                plane.wait_end(session, RETRY)
+            except Refused:
+                self._compared = True
+                return
+            except FetchError as error:
+                logger.debug("%s was not asked for its state: %s", donor, error, extra=plane.about("no_state", donor=donor.id))
+                return  # it has ended, as the next session will tell
+            else:
+                raise ConfigError(f"this worker registered no state, but {session.name(donor.id)} did: {_EVERYWHERE}")
+
+    def _load_from(
+        self, holders: Sequence[Member], query: Mapping[str, str], registered: Registered, session: Session
+    ) -> list[FTLibError] | None:
+        """Ask one after the other until one's state is loaded (None). Else why not, for all; fewer where ``session`` ended."""
+
+        def go_on() -> bool:
+            return self._plane.acting_in(session) and not self._plane.leaving()
+
+        errors: list[FTLibError] = []
+        for holder in holders:
+            try:
+                self._fetch(holder, query, registered, go_on)
+            except (FetchError, Later) as error:
+                errors.append(error)
+            else:
+                return None
+            if not go_on():
+                break
+        return errors
+
+    def _found(self, registered: Registered) -> None:
+        plane = self._plane
+        deadline = plane.threads.now() + self._join_timeout
+        while True:
+            session = self.active(deadline)
+            plan = session.plan
+            if plane.step > 0:
+                return  # the others have loaded a checkpoint by now: that, or the first call, provides
+            if plan.authority in (plane.member_id, plane.origin) or not plan.holders:
+                if session.size > 1:
+                    data = snapshot(registered.tree(plane.step))
+                    with plane.changed:
+                        self._snapshot = data
+                        self._observers.attach(self)
+                        plane.changed.notify_all()
+                return
+            donor = session.view.member(plan.holders[0])
+            query = {"founding": "1", "origin": plan.authority}
+            try:
+                self._fetch(donor, query, registered, functools.partial(plane.newest_is, session))
+                if plane.loaded(session, plan.authority):
+                    return
+            except Nothing:
+                return  # too late for this: the first call provides
+            except Later:
+                pass
+            except FetchError:
+                plane.wait_end(session, RETRY)
+            if plane.threads.now() > deadline:
+                raise ConfigError(
+                    f"{session.name(donor.id)} has not registered state within {self._join_timeout:g} s, but this worker has: "
+                    "call register_state at every worker"
+                )
+
+    def active(self, deadline: float) -> Session:
+        """The active session, once there is one. RebuildTimeout at ``deadline``; what ended this lifetime is raised."""
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(
+                lambda: plane.phase in (Phase.ACTIVE, Phase.STOPPED), max(0.0, deadline - plane.threads.now())
+            )
+            if plane.phase is Phase.STOPPED:
+                if isinstance(plane.error, FTLibError):
+                    raise plane.error
+                raise FTLibError("this worker has left the job, or was closed: register its state before that")
+            if plane.phase is not Phase.ACTIVE or plane.session is None:
+                raise RebuildTimeout(
+                    f"no view became active within {self._join_timeout:g} s while waiting for the initial state"
+                )
+            return plane.session
+
+    def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> None:
+        """Load what ``donor`` has. FetchError, Later: it gave nothing. ConfigError where it never will, or it does not fit."""
+        try:
+            tree = self.receive(donor, PATH, query, go_on, waited_for="call" in query)
+        except Refused as error:
+            _, unfit, why = str(error).partition(f"{UNFIT}: ")
+            if unfit:
+                raise ConfigError(f"the job's state cannot be given to this worker: {why}") from None
+            raise
+        registered.load(tree)
+
+    def receive(
+        self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool], *, waited_for: bool = False
+    ) -> object:
+        """The tree that ``donor`` serves at ``path``, which nobody has taken over yet. FetchError, Later: it gave nothing.
+
+        ``waited_for``: whether the others wait meanwhile, for the person who watches.
+        """
+        began = self._plane.threads.now()
+        try:
+            with request(self._ring, donor, path, query, go_on) as answer:
+                tree, nbytes = self._read(answer, go_on, waited_for=waited_for)
+        except (Later, Refused) as error:
+            logger.debug("no state for %s: %s", dict(query), error, extra=self._plane.about("no_state"))
+            raise
+        except FetchError as error:
+            logger.info("no state from %s: %s", donor, error, extra=self._plane.about("no_state", donor=donor.id))
+            raise
+        self._plane.counters.state_bytes += nbytes
+        took = self._plane.threads.now() - began
+        extra = self._plane.about("state", donor=donor.id, state_bytes=nbytes, seconds=took)
+        session = self._plane.session
+        name = str(donor) if session is None else session.name(donor.id)
+        logger.info("state of %s from %s in %s", size(nbytes), name, span(took), extra=extra)
+        return tree
+
+    def _read(self, answer: Answer, go_on: Callable[[], bool], *, waited_for: bool) -> tuple[object, int]:
+        """The tree, and its bytes. ValueError, EOFError where it is none."""
+
+        def read(count: int) -> bytes:
+            if not go_on():
+                raise EOFError("the view changed")
+            data = answer.read(count)
+            if len(data) != count:
+                raise EOFError("the donor broke off")
+            arrival.got(count, reader.total)
+            return data
+
+        reader = StateReader(read)
+        with Arrival(self._plane, waited_for=waited_for) as arrival:
+            tree = reader.read(STATE_LIMIT)
+        answer.finish()
+        return tree, reader.nbytes
+
+    # --- the donor's side, on a worker thread of the agent -------------------------------------------------------------
+
+    def source(self, query: Mapping[str, str]) -> Body:
+        """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
+        if "founding" in query:
+            return self._initial()
+        if "registered" in query:
+            return self._whether()
+        call, origin = query.get("call", ""), query.get("origin", "")
+        if not call.isdigit() or not origin:
+            raise LookupError("expected ?call=NUMBER&origin=ID, or founding=1")
+        return self._on_entry(int(call), origin)
+
+    def _initial(self) -> Body:
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(lambda: self._snapshot is not None or plane.step > 0 or plane.current is not None, POLL)
+            data = self._snapshot
+            if data is None and (plane.step > 0 or plane.current is not None):
+                raise LookupError(f"{NOTHING}: no state was registered before the first call")
+        if data is None:
+            raise LookupError(f"{LATER}: no state is registered yet")
+        return pieces(data)
+
+    def _whether(self) -> Body:
+        """Whether state is registered; asked before the first call it takes until then."""
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(lambda: plane.has_state or plane.step > 0 or plane.current is not None, POLL)
+            if plane.has_state:
+                return pieces(REGISTERED.encode())
+            called = plane.step > 0 or plane.current is not None
+        raise LookupError(f"{NOTHING if called else LATER}: no state is registered")
+
+    def _on_entry(self, call: int, origin: str) -> Body:
+        plane = self._plane
+        with plane.changed:
+            plane.changed.wait_for(lambda: self._entry(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
+            entry, registered, own = self._entry(call), self._registered, plane.origin
+        if entry is None:
+            raise LookupError(f"{LATER}: not inside call {call}")
+        if registered is None:
+            raise LookupError(f"{NOTHING}: no state is registered here")
+        if own != origin:
+            raise LookupError(f"{LATER}: this member does not hold that state")
+        return self._guarded(call, entry)
+
+    def _entry(self, call: int) -> Callable[[], object] | None:
+        """A function that returns the state on entry to ``call``; None unless the program is inside of it."""
+        with self._plane.changed:
+            current = self._plane.current
+            return current.entry(self._now) if current is not None and self._plane.in_call(call) else None
+
+    def _now(self) -> object:
+        """The registered state, as it is now."""
+        return None if self._registered is None else self._registered.tree(self._plane.step)
+
+    def _guarded(self, call: int, entry: Callable[[], object]) -> Body:
+        try:
+            for chunk in encode(entry()):
+                if self._entry(call) != entry:  # after the copy: what was copied before the call ended is intact
+                    raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
+                yield chunk
+        except ConfigError as error:  # before the first chunk
+            raise LookupError(f"{UNFIT}: {error}") from None
+
+
+_EVERYWHERE = "call register_state everywhere"

@@ -1,0 +1,1 @@
+"""Settings: where they come from, how they are read, and what they become."""

@@ -1,0 +1,247 @@
+"""Settings: where each may be given, which wins, and what they become.
+
+Precedence: argument of ``FTLib.init`` > variable ``FTLIB_<NAME>`` > file (``config=``, ``FTLIB_CONFIG``, ``./ftlib.toml``;
+table ``[ftlib]``) > what torchrun or Slurm say (``environment``) > default. An unknown setting is an error with the nearest
+name: a misspelt one would silently do nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import consensus
+from consensus import Gossip, Membership, SharedStorage
+
+from ..common.logs import FORMATS, LEVELS
+from ..errors import ConfigError
+from . import readers
+from .environment import Launched, launched
+from .readers import above, as_preemption, one_of
+
+Seconds: TypeAlias = float
+Count: TypeAlias = int
+
+
+class _Unsaid(str):
+    """A default that can be told from the same word given by somebody."""
+
+    __slots__ = ()
+
+
+UNSAID = _Unsaid("gossip")
+"""The backend where nobody chose one."""
+
+BACKENDS: Mapping[str, type[Membership]] = {"gossip": Gossip, "shared_storage": SharedStorage}
+"""By the names that the setting ``consensus`` takes."""
+
+_PREFIX = "FTLIB_"
+_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT", "FENCE_NAME"})
+"""Variables that are no settings, though some look like one."""
+_DEFAULT_FILE = Path("ftlib.toml")
+VETO = "veto"
+BUCKET_MB = 8.0
+"""Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
+_SECRETS = ("secret", "secret_file")
+"""Two ways to say one thing: of several sources the one that wins decides both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What ``FTLib`` needs. docs/operations.md has a table made of the fields: name, default, the first paragraph below."""
+
+    consensus: consensus.Config
+    backend: type[Membership] = Gossip
+    """How members find out who is alive, and agree (the setting ``consensus``): ``gossip`` among each other, or
+    ``shared_storage`` (docs/storage.md)."""
+
+    step_timeout: Seconds = 600.0
+    """The longest a call may take, view changes included."""
+    min_size: Count = 1
+    """Calls wait while there are fewer members."""
+    bucket_mb: float = field(default=BUCKET_MB, metadata={"reader": above(0)})
+    """Size of a bucket in MiB."""
+    in_flight: Count = 4
+    """Buckets under way at a time."""
+    rejoin: bool = False
+    """Whether a worker that was excluded joins again by itself, within the call that would raise ``Excluded``. True under
+    policy ``any``."""
+    nonfinite: str = field(default=VETO, metadata={"reader": one_of(VETO, "pass", empty=False)})
+    """What inf or nan in an average does: ``veto`` (nobody applies it) or ``pass`` (it is delivered)."""
+    keep: Count = 3
+    """Checkpoints (docs/state.md#checkpoints) that ``ft.save`` leaves in its directory, the newest ones."""
+    recovery: str = field(default="live", metadata={"reader": one_of("live", "wait")})
+    """How a joiner gets the state: ``live``, beside the others' training (where averages can be replayed:
+    docs/state.md#how-a-joiner-gets-the-state), or ``wait``: the others wait."""
+    recovery_transport: str = field(default="http", metadata={"reader": one_of("http", "group")})
+    """How a live one gets it: ``http``, or ``group`` (through the process group, in place)."""
+    recovery_bandwidth: float = 0.0
+    """Bytes a second that a joiner asks for at most; 0: no limit."""
+    recovery_pending_mb: float = field(default=2048.0, metadata={"reader": above(0)})
+    """MiB of averages that a joiner holds until they are replayed; beyond it the others wait for it."""
+    straggler_deadline: Seconds | None = None
+    """Seconds outside of calls after which the others go on without a worker; it takes over what it missed
+    (docs/elasticity.md#a-deadline). None: they wait."""
+    straggler_factor: float = field(default=2.0, metadata={"reader": above(1)})
+    """A member is slow in a step that takes it more than so many times the median of the others
+    (docs/elasticity.md#stragglers)."""
+    straggler_steps: Count = 10
+    """Steps in a row after which a slow member is called a straggler."""
+    preemption: str | Callable[[], Any] = field(default="", metadata={"reader": as_preemption})
+    """Where a notice would appear that this machine is taken away: ``file:PATH``, ``aws``, ``gcp``, ``azure``; in a program
+    also a function (docs/elasticity.md#preemption)."""
+    resume: str = ""
+    """A directory of checkpoints: the founders load the newest complete one in ``register_state`` (``ftlib run --resume``)."""
+    log_format: str = field(default="", metadata={"reader": one_of(*FORMATS)})
+    """``plain`` or ``json``: show this library's log on stderr; none: leave the program's logging alone."""
+    log_level: str = field(default="", metadata={"reader": one_of(*LEVELS)})
+    """The lowest level to show there; alone it means ``plain``."""
+
+    # What is found, not set.
+
+    supervisor: str = ""
+    """``host:port`` of the launcher, empty without one."""
+    name: str = ""
+    """What logs call this worker."""
+    launched: Launched | None = None
+    """What another launcher says; None under ``ftlib run``, without a launcher, and where introducers were given."""
+
+
+def _readers_of(kind: type, *left_out: str) -> dict[str, readers.Reader]:
+    """By the names of the settings that are fields of ``kind``."""
+    return {
+        item.name: item.metadata.get("reader") or readers.BY_TYPE[str(item.type)]
+        for item in dataclasses.fields(kind)
+        if item.name not in left_out
+    }
+
+
+_OWN = _readers_of(Settings, "consensus", "backend", "supervisor", "name", "launched")
+READERS: Mapping[str, readers.Reader] = {
+    "consensus": one_of(*BACKENDS),
+    **_readers_of(consensus.Config, "liveness"),  # which follows from the backend
+    **_OWN,
+}
+"""How each setting is read."""
+
+
+def resolve(
+    arguments: Mapping[str, Any] | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    backend: type[Membership] | None = None,
+) -> Settings:
+    """All settings, checked, for that ``backend`` (None: the one that the settings name). ConfigError naming the setting, where
+    it came from and the remedy.
+    """
+    environment = os.environ if environment is None else environment
+    found: dict[str, Any] = {}
+    for source, values in [
+        _from_file(config, environment),
+        ("the environment", _from_environment(environment)),
+        ("the arguments", dict(arguments or {})),
+    ]:
+        if any(values.get(name) for name in _SECRETS):
+            found = {name: value for name, value in found.items() if name not in _SECRETS}
+        for name, value in values.items():
+            if source == "the environment" and name not in READERS and not _close(name, 0.75):
+                continue  # somebody else's variable
+            label = f"{_PREFIX}{name.upper()}" if source == "the environment" else f"{name} in {source}"
+            found[name] = _checked(name, value, label)
+    named = BACKENDS[found.pop("consensus", "") or "gossip"]
+    backend = backend or named
+    launch = None if found.get("introducers") or found.get("socket_fds") else launched(environment)
+    if launch is not None:
+        found = {**launch.settings, **found}
+    if found.get("introducers"):
+        found.setdefault("bind", "")  # the first of them that is this host's and free
+    own = {name: found.pop(name) for name in _OWN if name in found}
+    own.setdefault("rejoin", found.get("policy") is consensus.Policy.ANY)
+    if backend is SharedStorage and found.get("policy", consensus.Policy.STORAGE) is not consensus.Policy.STORAGE:
+        raise ConfigError(f"policy={found['policy'].value} goes with consensus='gossip': with shared storage the store decides")
+    try:
+        # Members cut their tensors into buckets alike, or they could not reduce them: refused at join where they would not.
+        # Nor would they agree whether a step counts, if some let nan pass.
+        agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g} nonfinite={own.get('nonfinite', VETO)}"
+        inner = backend.settled(consensus.Config(**{"agreement": agreement, **found}))
+    except consensus.ConfigError as error:
+        raise ConfigError(str(error)) from None
+    settings = Settings(
+        inner,
+        **own,
+        backend=backend,
+        supervisor=environment.get(f"{_PREFIX}SUPERVISOR", ""),
+        name=environment.get(f"{_PREFIX}NAME", launch.name if launch is not None else ""),
+        launched=launch,
+    )
+    if inner.max_size is not None and inner.max_size < settings.min_size:
+        raise ConfigError(f"max_size={inner.max_size} is below min_size={settings.min_size}: nothing could ever run")
+    if settings.straggler_deadline is not None and settings.straggler_deadline >= inner.stall_timeout:
+        raise ConfigError(
+            f"straggler_deadline={settings.straggler_deadline:g} is not below stall_timeout={inner.stall_timeout:g}, after "
+            "which nobody stands in for a worker any more: give a smaller one, e.g. twice the usual step"
+        )
+    return settings
+
+
+def check_storage(settings: Settings) -> None:
+    """ConfigError where a store is named that nothing would use: whoever named it expects otherwise."""
+    chosen = settings.consensus
+    if chosen.storage and chosen.policy is not consensus.Policy.STORAGE:
+        raise ConfigError(
+            f"storage is given, but consensus=gossip with policy={chosen.policy.value} does not use it: give "
+            f"consensus=shared_storage ({_PREFIX}CONSENSUS), or policy=storage, or no storage"
+        )
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    names = (key.removeprefix(_PREFIX) for key in environment if key.startswith(_PREFIX))
+    return {name.lower(): environment[_PREFIX + name] for name in names if name not in _OTHER_VARIABLES}
+
+
+def _from_file(
+    config: str | os.PathLike[str] | Mapping[str, Any] | None, environment: Mapping[str, str]
+) -> tuple[str, dict[str, Any]]:
+    if isinstance(config, Mapping):
+        table = config.get("ftlib", config)
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"config: expected a mapping of settings, found {type(table).__name__}")
+        return "config", dict(table)
+    given = config or environment.get(f"{_PREFIX}CONFIG")
+    path = Path(given) if given else _DEFAULT_FILE
+    if not given and not path.is_file():
+        return "no file", {}
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file).get("ftlib", {})
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check config= or {_PREFIX}CONFIG") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: [ftlib] must be a table")
+    return str(path), table
+
+
+def _checked(name: str, value: Any, label: str) -> Any:
+    reader = READERS.get(name)
+    if reader is None:
+        close = _close(name, 0.5)
+        hint = f"did you mean {close[0]}?" if close else f"known settings: {', '.join(sorted(READERS))}"
+        raise ConfigError(f"unknown setting {label}: {hint}")
+    try:
+        return reader(value)
+    except (ValueError, TypeError) as error:
+        shown = "" if name in ("secret", "storage", "storage_password") else f"={value!r}"
+        raise ConfigError(f"{label}{shown}: {error}") from None
+
+
+def _close(name: str, cutoff: float) -> list[str]:
+    return difflib.get_close_matches(name, READERS, n=1, cutoff=cutoff)

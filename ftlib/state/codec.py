@@ -1,0 +1,241 @@
+"""Program state as bytes, without pickle: a msgpack header (the tree, tensors as placeholders), then the tensors' bytes.
+
+A tree is made of dicts with str or int keys, lists, tuples, None, bool, int, float, str, bytes and dense tensors: what
+``state_dict`` of modules, optimizers and schedulers returns. A numpy scalar arrives as the number that it is. Anything else is
+refused by its path. A reader checks every size
+before it allocates, and the digest at the end before it returns anything.
+
+    magic (8)  header length (u32)  header  tensor bytes ...  blake2b-128 of everything before
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from ..errors import ConfigError
+
+MAGIC = b"ftstate1"
+_LENGTH = struct.Struct("<I")
+_DIGEST = 16
+_CHUNK = 1 << 20
+HEADER_LIMIT = 256 << 20
+DEPTH_LIMIT = 64
+
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in [
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "bool",
+        "complex64",
+        "complex128",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    ]
+    if hasattr(torch, name)
+}
+"""What may travel, by name."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Read = Callable[[int], bytes]
+"""Exactly that many bytes; raises EOFError where there are fewer."""
+
+
+def encode(tree: object) -> Iterator[bytes]:
+    """The bytes of ``tree`` in chunks of at most about 1 MB, each a copy made when it is asked for. ConfigError by path."""
+    packed, tensors = flatten(tree)
+    header = msgpack.packb(packed)
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for chunk in (MAGIC + _LENGTH.pack(len(header)), header):
+        digest.update(chunk)
+        yield chunk
+    for tensor in tensors.values():
+        for data in _raw(tensor):
+            digest.update(data)
+            yield data
+    yield digest.digest()
+
+
+def flatten(tree: object) -> tuple[object, dict[str, torch.Tensor]]:
+    """``tree`` with placeholders for its tensors, of plain values; and the tensors by path, in order. ConfigError by path."""
+    tensors: dict[str, torch.Tensor] = {}
+    return _pack(tree, "state", tensors, 0), tensors
+
+
+def restore(packed: object, limit: int) -> tuple[object, list[torch.Tensor]]:
+    """The inverse: the tree, and its tensors in order, to be filled. ValueError if it is none, or over ``limit`` bytes."""
+    tensors: list[torch.Tensor] = []
+    return _unpack(packed, tensors, [limit], 0), tensors
+
+
+def fill(packed: object, tensors: Iterable[torch.Tensor]) -> object:
+    """The inverse of :func:`flatten`, with these very ``tensors`` in its order. ``packed`` is one's own, hence trusted."""
+    return _filled(packed, iter(tensors))
+
+
+def snapshot(tree: object) -> bytes:
+    """All of :func:`encode` in one piece."""
+    return b"".join(encode(tree))
+
+
+class StateReader:
+    """Reads one tree from a stream of bytes."""
+
+    def __init__(self, read: Read) -> None:
+        """``read``: see ``Read``."""
+        self._read = read
+        self._digest = hashlib.blake2b(digest_size=_DIGEST)
+        self.nbytes = 0
+        self.total = 0
+        """Bytes that it has in all, ``nbytes`` at the end; 0 before that is known."""
+
+    def read(self, limit: int) -> object:
+        """The tree, its tensors on the CPU. ValueError if the bytes are none, damaged, or more than ``limit``."""
+        start = self._take(len(MAGIC) + _LENGTH.size)
+        if start[: len(MAGIC)] != MAGIC:
+            raise ValueError("this is no state of this version")
+        (length,) = _LENGTH.unpack(start[len(MAGIC) :])
+        if length > min(limit, HEADER_LIMIT):
+            raise ValueError(f"state header of {length} bytes; at most {min(limit, HEADER_LIMIT)} are accepted")
+        try:
+            packed = msgpack.unpackb(self._take(length), strict_map_key=False)
+        except EOFError:
+            raise
+        except Exception as error:
+            raise ValueError(f"state header is not readable: {error}") from error
+        tree, tensors = restore(packed, limit)
+        self.total = self.nbytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        for tensor in tensors:
+            self._fill(tensor)
+        if self._read(_DIGEST) != self._digest.digest():
+            raise ValueError("state arrived damaged: its digest does not match")
+        return tree
+
+    def _take(self, count: int) -> bytes:
+        data = self._read(count)
+        self._digest.update(data)
+        self.nbytes += count
+        return data
+
+    def _fill(self, tensor: torch.Tensor) -> None:
+        flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1)
+        for start in range(0, tensor.numel() * tensor.element_size(), _CHUNK):
+            stop = min(start + _CHUNK, flat.numel())
+            data = self._take(stop - start)
+            flat[start:stop] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def decode(data: bytes, limit: int | None = None) -> object:
+    """The inverse of :func:`snapshot`."""
+    offset = 0
+
+    def read(count: int) -> bytes:
+        nonlocal offset
+        if offset + count > len(data):
+            raise EOFError("state is cut short")
+        piece = data[offset : offset + count]
+        offset += count
+        return piece
+
+    return StateReader(read).read(len(data) if limit is None else limit)
+
+
+def _raw(tensor: torch.Tensor) -> Iterator[bytes]:
+    flat = tensor.detach().to("cpu").contiguous().view(-1)
+    if not flat.numel():
+        return
+    data = flat.view(torch.uint8).numpy().data
+    for start in range(0, len(data), _CHUNK):
+        yield bytes(data[start : start + _CHUNK])
+
+
+def _pack_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> object:
+    if is_lazy(tensor):
+        raise ConfigError(f"{path}: it has no shape yet; run a forward pass before register_state")
+    if tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
+        raise ConfigError(
+            f"{path}: a tensor of {tensor.dtype} with layout {tensor.layout} cannot be transferred; make it dense"
+        )
+    tensors[path] = tensor
+    return ["T", _NAMES[tensor.dtype], list(tensor.shape)]
+
+
+def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> object:
+    if depth > DEPTH_LIMIT:
+        raise ConfigError(f"{path}: nested deeper than {DEPTH_LIMIT} levels")
+    if isinstance(tree, np.generic):  # the best loss so far, say: as good as a number, but for its class
+        tree = tree.item()
+    kind = type(tree)
+    if tree is None or kind in (bool, float, str, bytes):
+        return tree
+    if kind is int:
+        if not -(2**63) <= tree < 2**64:
+            raise ConfigError(f"{path}: the integer {tree} does not fit 64 bits")
+        return tree
+    if isinstance(tree, torch.Tensor):
+        return _pack_tensor(tree, path, tensors)
+    if isinstance(tree, Mapping):
+        for key in tree:
+            if type(key) not in (str, int):
+                raise ConfigError(f"{path}: a key of type {type(key).__name__} cannot be transferred; use str or int")
+        return ["D", [[key, _pack(value, f"{path}[{key!r}]", tensors, depth + 1)] for key, value in tree.items()]]
+    if isinstance(tree, (list, tuple)):
+        tag = "L" if isinstance(tree, list) else "U"
+        return [tag, [_pack(value, f"{path}[{index}]", tensors, depth + 1) for index, value in enumerate(tree)]]
+    raise ConfigError(
+        f"{path}: a value of type {kind.__name__} cannot be transferred; use tensors, numbers, strings, lists, tuples and dicts"
+    )
+
+
+def _filled(packed: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    if not isinstance(packed, list):
+        return packed
+    tag, *content = packed
+    if tag == "T":
+        return next(tensors)
+    if tag == "D":
+        return {key: _filled(value, tensors) for key, value in content[0]}
+    items = [_filled(value, tensors) for value in content[0]]
+    return tuple(items) if tag == "U" else items
+
+
+def _unpack(packed: object, tensors: list[torch.Tensor], left: list[int], depth: int) -> object:
+    """``left``: bytes that may still be allocated, in a list of one."""
+    if depth > DEPTH_LIMIT:
+        raise ValueError("state is nested too deeply")
+    if packed is None or isinstance(packed, (bool, int, float, str, bytes)):
+        return packed
+    match packed:
+        case ["T", str(name), list(shape)] if name in DTYPES and all(type(n) is int and n >= 0 for n in shape):
+            left[0] -= math.prod(shape) * DTYPES[name].itemsize
+            if left[0] < 0:
+                raise ValueError("state is larger than what was announced")
+            tensor = torch.empty(shape, dtype=DTYPES[name])
+            tensors.append(tensor)
+            return tensor
+        case ["D", list(items)] if all(isinstance(item, list) and len(item) == 2 for item in items):
+            return {key: _unpack(value, tensors, left, depth + 1) for key, value in items}
+        case ["L", list(items)]:
+            return [_unpack(value, tensors, left, depth + 1) for value in items]
+        case ["U", list(items)]:
+            return tuple(_unpack(value, tensors, left, depth + 1) for value in items)
+    raise ValueError("state header has the wrong shape")

@@ -1,0 +1,169 @@
+"""What the program registered as its state: objects with ``state_dict`` and ``load_state_dict``, as one tree."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torch.nn import Module
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+from ..data.sampling import Sampling
+from ..errors import ConfigError
+
+UNKNOWN = bytes(16)
+"""See ``Registered.shape``."""
+
+Kind = TypeVar("Kind")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Modules, optimizers, schedulers, samplers."""
+
+    def state_dict(self) -> Any:
+        """The state as a tree (see ``state``)."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Take over such a tree."""
+
+
+class Registered:
+    """All registered objects by role."""
+
+    def __init__(
+        self,
+        roles: Mapping[str, object],
+        state_dict: Callable[[], Any] | None = None,
+        load_state_dict: Callable[[Any], Any] | None = None,
+        apply: Callable[[], Any] | None = None,
+    ) -> None:
+        """``roles``: name -> one object or a sequence. ``apply``: applies the gradients that lie in the parameters.
+
+        ConfigError naming the object that has no state.
+        """
+        self._roles = {role: _listed(role, value) for role, value in roles.items() if value is not None}
+        if (state_dict is None) != (load_state_dict is None):
+            raise ConfigError("register_state needs both state_dict= and load_state_dict=, or neither")
+        self._save, self._load, self.apply = state_dict, load_state_dict, apply
+        if not self._roles and state_dict is None:
+            raise ConfigError(
+                "register_state was given nothing: pass model=, optimizer=, ... or state_dict= and load_state_dict="
+            )
+
+    def tree(self, step: int) -> dict[str, Any]:
+        """The state now. Tensors are not copied."""
+        tree: dict[str, Any] = {role: [item.state_dict() for item in items] for role, items in self._roles.items()}
+        if self._save is not None:
+            tree["custom"] = self._save()
+        return {"step": step, **tree}
+
+    def of(self, kind: type[Kind]) -> dict[tuple[str, int], Kind]:
+        """The objects of that class, by role and index: ``tree()[role][index]`` is such an object's state."""
+        listed = ((role, index, item) for role, items in self._roles.items() for index, item in enumerate(items))
+        return {(role, index): item for role, index, item in listed if isinstance(item, kind)}
+
+    def elastic(self) -> list[Sampling]:
+        """The elastic sampler, if there is one. ConfigError where there are several, or where it has another role."""
+        found = [(role, item) for role, items in self._roles.items() for item in items if isinstance(item, Sampling)]
+        if len(found) > 1:
+            raise ConfigError(
+                "register_state takes one ElasticSampler: join the datasets with torch.utils.data.ConcatDataset, or give the "
+                "others a sampler of their own kind"
+            )
+        if found and found[0][0] != "sampler":
+            raise ConfigError(f"register_state: an ElasticSampler was given as {found[0][0]}=: give it as sampler=")
+        return [item for _, item in found]
+
+    def count(self, role: str) -> int:
+        """How many objects have that role."""
+        return len(self._roles.get(role, ()))
+
+    def shape(self) -> bytes:
+        """The same 16 bytes at two workers that registered the same roles, with parameters of the same dtypes and shapes.
+
+        ``UNKNOWN`` where a parameter gets its shape later. Buffers, and what optimizers keep, may always get theirs later.
+        """
+        text = [f"{role} {len(items)}" for role, items in self._roles.items()] + ["custom"] * (self._save is not None)
+        for (role, index), module in self.of(Module).items():
+            for name, parameter in module.named_parameters():
+                if isinstance(parameter, UninitializedParameter):
+                    return UNKNOWN
+                text.append(f"{role}[{index}].{name} {parameter.dtype} {tuple(parameter.shape)}")
+        return hashlib.blake2b("\n".join(text).encode(), digest_size=len(UNKNOWN)).digest()
+
+    def load(self, tree: object) -> None:
+        """Take over ``tree``; ConfigError where another program wrote it."""
+        self._take(tree, elastic=True)
+
+    def restore(self, tree: object) -> None:
+        """Return to ``tree``. Only finished calls and view changes move an elastic sampler, which stays where it is."""
+        self._take(tree, elastic=False)
+
+    def _take(self, tree: object, *, elastic: bool) -> None:
+        self.check(tree)
+        assert isinstance(tree, dict)
+        for role, items in self._roles.items():
+            for item, state in zip(items, tree[role], strict=True):
+                if isinstance(item, Optimizer):
+                    _same_algorithm(item, state)
+        for role, items in self._roles.items():
+            for item, state in zip(items, tree[role], strict=True):
+                if elastic or not isinstance(item, Sampling):
+                    _load(role, item.load_state_dict, state)
+        if self._load is not None:
+            _load("load_state_dict", self._load, tree["custom"])
+
+    def check(self, tree: object) -> None:
+        """ConfigError where ``tree`` is of other roles, or of another number of objects."""
+        if not isinstance(tree, dict):
+            raise ConfigError("the state that arrived is no dict: do all workers run the same program?")
+        expected = {role: len(items) for role, items in self._roles.items()}
+        arrived = {
+            role: len(value) for role, value in tree.items() if role not in ("step", "custom") and isinstance(value, list)
+        }
+        if expected != arrived or ("custom" in tree) != (self._load is not None):
+            raise ConfigError(
+                f"this worker registered {_summary(expected)}, the donor {_summary(arrived)}: register the same everywhere"
+            )
+
+
+def _load(role: str, load: Callable[[Any], Any], state: object) -> None:
+    try:
+        load(state)
+    except Exception as error:  # the program's own code: whatever it raises, the two states do not fit
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{role}: the job's state does not fit this worker's ({text}): build the same everywhere") from error
+
+
+def _same_algorithm(optimizer: Optimizer, state: object) -> None:
+    """ConfigError where ``state`` is another algorithm's: an optimizer takes that over, and fails in its first step.
+
+    Versions of PyTorch add settings to an algorithm, schedulers add theirs to groups: each side has to know some that the other
+    does not.
+    """
+    groups = state.get("param_groups") if isinstance(state, dict) else None
+    if not isinstance(groups, list) or not groups or not isinstance(groups[0], dict):
+        return
+    missing = sorted(set(optimizer.defaults) - set(groups[0]))
+    foreign = sorted(set(groups[0]) - set(optimizer.param_groups[0]) - {"initial_lr"})
+    if missing and foreign:
+        raise ConfigError(
+            f"optimizer: the job's is another one than this worker's {type(optimizer).__name__} (its settings are "
+            f"{', '.join(foreign)} instead of {', '.join(missing)}): build the same everywhere"
+        )
+
+
+def _listed(role: str, value: object) -> list[Stateful]:
+    listed: list[Stateful] = []
+    for item in value if isinstance(value, Sequence) and not isinstance(value, Stateful) else [value]:
+        if not isinstance(item, Stateful):
+            raise ConfigError(f"{role}={type(item).__name__} has no state_dict and load_state_dict: it cannot be registered")
+        listed.append(item)
+    return listed
+
+
+def _summary(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {role}" for role, count in counts.items()) or "only callables"

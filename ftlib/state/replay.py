@@ -1,0 +1,37 @@
+"""What the program does with an average, done again at a joiner: ``apply=`` of ``register_state``, or the optimizers' step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .live import stepping
+from .registry import Registered
+
+
+def replay(registered: Registered, without: Iterable[torch.Tensor] = ()) -> None:
+    """Apply the gradients that lie in the parameters. Those ``without`` lose theirs: no optimizer steps them then."""
+    for parameter in without:
+        parameter.grad = None
+    if registered.apply is not None:
+        registered.apply()
+        return
+    for optimizer in stepping(registered):
+        optimizer.step()
+
+
+def why_not(registered: Registered) -> str:
+    """Why averages cannot be replayed; empty where they can."""
+    if registered.apply is not None:
+        return ""
+    optimizers = stepping(registered)
+    if not registered.of(nn.Module) or not optimizers:
+        return "no model with an optimizer of torch is registered, nor apply="
+    if len(optimizers) != len(registered.of(Optimizer)) or len(optimizers) != registered.count("optimizer"):
+        return "not all that is registered as optimizer is an optimizer of torch: pass apply= to register_state"
+    if registered.count("extra"):
+        return "what is registered as extra may change how averages are applied: pass apply= to register_state"
+    return ""

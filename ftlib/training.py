@@ -1,0 +1,323 @@
+"""The calls of ``FTLib``: from what a program passes to a ``Call``, one at a time, and what surrounds each."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+
+from consensus import View
+
+from .core.calls.call import Call, Kind
+from .core.engine.call_lock import Turns
+from .core.engine.callbacks import Listeners
+from .core.engine.engine import Engine
+from .core.engine.reminders import Reminders
+from .core.execute.inner import Pending
+from .core.execute.unit import WITHIN, Running, Unit
+from .core.plane.phase import Phase
+from .core.plane.plane import Plane
+from .core.plane.step_times import Straggler
+from .core.tensors.layout import Layout
+from .core.tensors.targets import Layouts, Targets, check_writable, targets_of
+from .data.unregistered import READ
+from .errors import ConfigError, Excluded, FTLibError, JobEnded
+from .lifecycle.rejoin import Succession
+from .status import Status
+
+__all__ = ["Calls"]
+
+logger = logging.getLogger("ftlib")
+
+Result = TypeVar("Result")
+
+_OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
+LIGHTEST, HEAVIEST = 1e-12, 1e12
+"""What a weight may be, besides 0: tensors are multiplied by it in float32, which holds 1e-38 to 1e38."""
+
+MOST_BATCHES = 65535
+"""That one call may use up: slots of the trailer have 16 bits for such counts."""
+
+
+class Calls(ABC):
+    """What a program calls in its training loop. Thread-safe: calls of several threads are carried out one by one."""
+
+    def __init__(self, lives: Succession, turns: Turns, layouts: Layouts, listeners: Listeners, *, veto: bool) -> None:
+        """``listeners``: who is told of views. ``veto``: whether an average with inf or nan is applied by nobody."""
+        self._lives = lives
+        self._turns = turns
+        self._layouts = layouts
+        self._veto = veto
+        self._listeners = listeners
+        self._on_straggler: list[Callable[[Straggler], None]] = []
+        self._untold: list[Callable[[], None]] = []
+        """Callbacks with their views that are still to be run."""
+        self._unit: Unit | None = None
+        """That of the thread that has its turn."""
+        self._told = False
+        """Whether the user was told that there is no gradient."""
+        self._trains = False
+        """Whether gradients were averaged."""
+        self._reminders = Reminders()
+
+    @property
+    def _plane(self) -> Plane:
+        return self._lives.life.plane
+
+    @property
+    def _engine(self) -> Engine:
+        return self._lives.life.engine
+
+    @overload
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[True] = True
+    ) -> Status: ...
+
+    @overload
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[False]
+    ) -> Pending: ...
+
+    def allreduce_average(
+        self, target: Any, *, weight: float | None = None, batches: int = 1, wait: bool = True
+    ) -> Status | Pending:
+        """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
+
+        ``target``: a module or parameters (their ``.grad``; None contributes zeros and receives the average; frozen ones are
+        left out), other tensors or numpy arrays (in place), one or several. ``weight``: 0, or 1e-12 to 1e12; by default 1, or
+        with an ``ElasticSampler`` the number of samples. FAIL, and nothing is touched, where all weights are 0 or any result is
+        inf or nan.
+
+        ``batches``: how many of the ``ElasticSampler``'s this call uses up, 0 to 65535: several where gradients are accumulated
+        over them, 0 in a second average for the same batch. A batch that it hands out only to fill up weighs 0, whatever
+        ``weight`` says.
+
+        ``wait=False``, within ``execute`` only: return at once; ``wait()`` of what is returned gives the status.
+        """
+        if not wait:
+            self._may_go_on()
+        share = _weight(1.0 if weight is None else weight)
+        if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
+            raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
+        targets = targets_of(target)
+        self._trains = self._trains or (bool(targets.owners) and isinstance(targets.owners[0], torch.nn.Parameter))
+        if not self._told and targets.owners and targets.sources[0] is None and not any(s is not None for s in targets.sources):
+            self._told = True
+            logger.warning(
+                "no parameter has a gradient here: this worker contributes zeros; call loss.backward() before averaging",
+                extra=self._plane.about("no_gradient"),
+            )
+        layout = self._layout("average", targets, "SUM", mean=True)
+        call = Call(
+            Kind.AVERAGE,
+            layout,
+            targets.sources,
+            owners=targets.owners,
+            weight=share,
+            by_samples=weight is None,
+            batches=batches,
+            divide=True,
+            veto=self._veto,
+            name=targets.name,
+            remark=targets.remark,
+        )
+        return self._run(call) if wait else self._begin(call)
+
+    def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
+        """``allreduce_average`` under its older name; ``params`` may be numpy arrays."""
+        if (model is None) == (params is None):
+            raise ConfigError("wait_gradients_ready takes either model= or params=")
+        return self.allreduce_average(params if model is None else model)
+
+    @overload
+    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: Literal[True] = True) -> Status: ...
+
+    @overload
+    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: Literal[False]) -> Pending: ...
+
+    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: bool = True) -> Status | Pending:
+        """Reduce in place over all members: MEAN, SUM, MIN, MAX or PRODUCT. Inf and nan pass through.
+
+        Nan is both minimum and maximum. Sums and products of integers wrap around in their dtype; a bool has no SUM, and its
+        PRODUCT is its MIN. ``wait``: see ``allreduce_average``.
+        """
+        if not wait:
+            self._may_go_on()
+        if op not in _OPERATIONS:
+            raise ConfigError(f"unknown operation {op!r}: choose one of {', '.join(_OPERATIONS)}")
+        targets = targets_of(tensor)
+        mean = op == "MEAN"
+        layout = self._layout(f"allreduce {op}", targets, "SUM" if mean else op, mean=mean)
+        call = Call(
+            Kind.ALLREDUCE,
+            layout,
+            targets.sources,
+            owners=targets.owners,
+            divide=mean,
+            name=targets.name,
+            remark=targets.remark,
+        )
+        return self._run(call) if wait else self._begin(call)
+
+    def broadcast(self, tensor: Any, root_rank: int) -> Status:
+        """Copy the tensor of ``root_rank`` (a rank of the current view) to all members. FAIL if that member is gone."""
+        targets = targets_of(tensor)
+        owners = [source for source in targets.sources if source is not None and source.layout is torch.strided]
+        if len(owners) != len(targets.sources):
+            raise ConfigError(
+                "broadcast: a tensor is sparse or a parameter has no gradient; pass dense tensors, e.g. parameter.data"
+            )
+        check_writable(targets)
+        rows: list[torch.Tensor | None] = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in owners]
+        layout = self._layout(f"broadcast from {root_rank}", Targets(rows, list(owners)), "SUM")
+        status = self._run(Call(Kind.BROADCAST, layout, rows, root_rank=root_rank, name=targets.name))
+        if status:
+            for owner, row in zip(owners, rows, strict=True):
+                if not owner.is_contiguous() and row is not None:
+                    owner.copy_(row.view(owner.dtype).view(owner.shape))
+        return status
+
+    def barrier(self) -> Status:
+        """Wait until all members are here."""
+        return self._run(Call(Kind.BARRIER, self._layout("barrier", Targets([], []), "SUM"), []))
+
+    def execute(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """Run ``func(*args, **kwargs)`` as one step, by all members or by none; what it returns.
+
+        Workers join and leave before and after it. Where one is lost meanwhile, the registered state returns to what it was
+        before, and ``func`` is run again, by those who are left; whatever else it changes it has to set anew by itself. Calls
+        within it are awaited at its end at the latest. ``ft.step`` rises by one if any of its averages may be applied, once
+        all have finished. Its own exceptions pass through: the state returns as well, and the others run it again.
+
+        Raises ConfigError where there are others and no state is registered; FTLibError once this worker has left.
+        """
+        if self._execution is not None:
+            raise ConfigError("execute was called within execute: a step is one function; call the inner one directly")
+        unit = Unit(functools.partial(func, *args, **kwargs), self._layouts.layout(Kind.UNIT.value, Targets([], []), "SUM"))
+        if self._carry_out(unit, functools.partial(self._perform, unit)) is Status.ABORT:
+            raise FTLibError("execute: this worker has left the job, or was closed")
+        value: Result = unit.value
+        return value
+
+    def on_view_change(self, callback: Callable[[View], None]) -> None:
+        """Call ``callback(view)`` on the training thread at the end of the first call that is finished in a view.
+
+        That is the same call at all members of the view (at a joiner, its first), and it has not returned yet: a learning rate
+        that is set here counts from this very step on, everywhere. Compute it from ``view`` alone, as ``size`` and ``rank`` may
+        already be those of a later view. It may not average. What it raises passes through the call, which has finished.
+        """
+        self._listeners.callbacks.append(callback)
+
+    def on_straggler(self, callback: Callable[[Straggler], None]) -> None:
+        """Call ``callback(straggler)`` where a member has become one: see ``docs/elasticity.md#stragglers``.
+
+        On the training thread, at the end of the call that showed it, as ``on_view_change``; not again until it has kept pace.
+        ``straggler`` has ``member`` (its id), ``name``, ``rank``, ``seconds``, ``median`` (of the others) and ``steps``.
+        """
+        self._on_straggler.append(callback)
+
+    @abstractmethod
+    def _drained(self) -> None:
+        """The last call was this worker's last: it was told to leave after it."""
+
+    @abstractmethod
+    def _not_needed(self, reason: JobEnded) -> None:
+        """The job has ended, and this worker never was in it."""
+
+    @property
+    def _execution(self) -> Running | None:
+        """That of the unit whose function this thread is in."""
+        unit = self._unit
+        return unit.execution if unit is not None and self._turns.inside() else None
+
+    def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
+        """As ``Layouts.layout``; calls within a unit agree with none outside."""
+        within = self._unit is not None and self._execution is not None
+        return self._layouts.layout(WITHIN + kind if within else kind, targets, op, mean=mean)
+
+    def _may_go_on(self) -> None:
+        if self._execution is None:
+            raise ConfigError("wait=False: only calls within execute can be awaited later, as it ends when they have")
+
+    def _begin(self, call: Call) -> Pending:
+        """Begin a call within a unit."""
+        execution = self._execution
+        assert execution is not None
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return execution.start(call)
+
+    def _perform(self, unit: Unit) -> Status:
+        self._unit = unit
+        try:
+            return self._finish(unit)
+        finally:
+            self._unit = None
+
+    def _run(self, call: Call) -> Status:
+        if self._unit is not None and self._execution is not None:
+            return self._begin(call).wait()
+        return self._carry_out(call, functools.partial(self._finish, call))
+
+    def _finish(self, call: Call) -> Status:
+        """Finish ``call`` in this thread's turn: in this lifetime, or in another where it ends."""
+        try:
+            return self._lives.life.run(call)
+        except Excluded as error:
+            ended = error
+        return self._lives.carry_on(call, ended)
+
+    def _carry_out(self, call: Call, carry_out: Callable[[], Status]) -> Status:
+        if torch.is_inference_mode_enabled():  # staging outlives the call: it must not become inference tensors
+            with torch.inference_mode(mode=False):
+                return self._carry_out(call, carry_out)
+        turns, grad = self._turns, torch.is_grad_enabled()
+        torch.set_grad_enabled(False)  # as no_grad does, which takes longer
+        try:
+            status = turns.take(call.layout.text, carry_out, self._call_back)
+        except JobEnded as reason:
+            self._not_needed(reason)
+            raise SystemExit(0) from None
+        finally:
+            torch.set_grad_enabled(grad)
+        life = self._lives.life
+        drained = life.engine.said_goodbye and status is not Status.ABORT
+        given_up = status is Status.ABORT or life.plane.phase is Phase.STOPPED
+        if drained or (given_up and turns.says_goodbye and not turns.departed):
+            self._drained()
+        return status
+
+    def _call_back(self) -> None:
+        """Tell the program's callbacks of the views in which calls were finished, and of stragglers."""
+        plane = self._lives.life.plane
+        while self._untold or plane.news.due or plane.tempo.fallen:
+            if self._untold:
+                with torch.enable_grad():
+                    self._untold.pop(0)()  # where it raises, the next call goes on with the others
+            elif plane.news.due:
+                with plane.changed:
+                    view = plane.news.due.pop(0)
+                if len(view.members) > 1 and (READ or not plane.has_state):
+                    self._reminders.look(plane, trains=self._trains)
+                self._untold = [functools.partial(callback, view) for callback in self._listeners.callbacks]
+            else:
+                straggler = plane.tempo.fallen.pop(0)
+                self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
+
+
+def _weight(weight: Any) -> float:
+    try:
+        share = float(weight)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
+        share = float("nan")
+    if share == 0.0 or LIGHTEST <= share <= HEAVIEST:
+        return share
+    if not 0.0 <= share < float("inf"):
+        raise ConfigError(f"weight={weight!r} must be a finite number of at least 0")
+    raise ConfigError(
+        f"weight={weight!r} must be 0 or {LIGHTEST:g} to {HEAVIEST:g}, as products with it must fit float32: only the "
+        "ratios of the weights count, so multiply them all by one factor"
+    )

@@ -1,0 +1,46 @@
+"""How a joiner asks what the others are doing."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+
+from ftlib.core.calls.call import Kind
+from ftlib.core.calls.follower import NoFollowing
+from ftlib.core.plane.plane import Plane
+from ftlib.errors import GroupError
+from ftlib.recovery import catchup
+from ftlib.recovery.catchup import Catchup
+from ftlib.recovery.joiner.http_transport import Later
+from ftlib.recovery.joiner.limits import RecoveryLimits
+
+
+def test_it_asks_for_a_layout_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not in that call yet may be soon: to ask at once would be to use up all questions in a moment."""
+    plane, waits = Plane("a" * 16), list[str]()
+    monkeypatch.setattr(plane, "wait_end", lambda _session, seconds: waits.append(f"{seconds:g} s"))
+    source = Mock()
+    source.layout.side_effect = [Later("not there yet"), Later("not there yet"), "found"]
+    session = Mock()
+    session.plan.holders = ("b", "c")
+    recovery = Catchup(plane, lambda: None, lambda: source, RecoveryLimits(1.0, 1, live=True))
+    assert recovery.layout(session, b"start") == "found"
+    assert waits == ["0.05 s"] * 2
+    source.layout.side_effect = Later("not there yet")
+    with pytest.raises(GroupError):
+        recovery.layout(session, b"start")
+    assert waits == ["0.05 s"] * (2 + 6), "three times each"
+
+
+def test_whose_replay_leads_elsewhere_follows_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lead there again: from now on the others wait while it loads, and as a spare it does without."""
+    monkeypatch.setattr(catchup, "why_not", lambda _registered: "")
+    begun, own = Mock(), Mock(kind=Kind.AVERAGE)
+    recovery = Catchup(Plane("a" * 16), Mock(), Mock(), RecoveryLimits(1.0, 1, live=True), begun)
+    verification = Mock()
+    verification.holds.return_value = False
+    with pytest.raises(NoFollowing, match="not what the others have"):
+        recovery._verified(verification)
+    recovery.wait(own)
+    assert not begun.called

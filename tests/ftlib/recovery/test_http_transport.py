@@ -1,0 +1,330 @@
+"""The joiner's end, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from consensus import KeyRing, Member
+from ftlib.common.threads import Threads
+from ftlib.recovery.donor import donor as donor_module
+from ftlib.recovery.joiner import http_transport as fetch
+from ftlib.recovery.joiner.http_transport import FetchError, HTTPTransport, Later, Over, Refused, SnapshotOffer, pinned_shards
+from ftlib.recovery.joiner.limits import RateLimit
+from ftlib.recovery.layout.flat_state import FlatState
+from ftlib.recovery.layout.manifest import split
+from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
+from tests.ftlib.real import in_thread
+from tests.relay import Relay
+
+from .holders import ORIGIN, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, somebody, whole
+
+SIZES = [1_500_000, 3, 1_000_000, 700_000]
+"""Elements: four blocks, some of which begin in one parameter and end in another."""
+SECRET = "a secret of these tests"
+
+
+def always() -> bool:
+    return True
+
+
+def never() -> bool:
+    return False
+
+
+def flat_of(model: Model) -> FlatState:
+    return FlatState([row.detach() for row in model.rows], [str(index) for index in range(len(model.rows))])
+
+
+def same(one: Model, other: Model) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.rows, other.rows, strict=True))
+
+
+class Joiner:
+    """What has arrived, and where."""
+
+    def __init__(self, ring: KeyRing | None = None, **options: float) -> None:
+        self.member = somebody()
+        self.transport = HTTPTransport(ring, self.member.id, **options)
+        self.model = Model(SIZES, seed=1)
+        self.flat = flat_of(self.model)
+        self.got = 0
+
+    def count(self, nbytes: int) -> None:
+        self.got += nbytes
+
+    def offer(self, members: list[Member], **changes: object) -> fetch.SnapshotOffer:
+        options = {"version": VERSION, "origin": ORIGIN, "turn": 0, "inline_from": "", "go_on": always}
+        return self.transport.offer(members, **{**options, **changes})  # type: ignore[arg-type]
+
+    def all_of(self, holder: Holder) -> Shard:
+        """Everything in one shard, pinned."""
+        shard = whole(self.flat.nbytes, holder.member.id)
+        holder.pin(self.member.id, shard)
+        return shard
+
+    def fetch(self, member: Member, shard: Shard, go_on: Callable[[], bool] = always) -> None:
+        self.transport.shard(member, shard, self.flat, self.got, self.count, go_on)
+
+
+@pytest.fixture
+def joiner() -> Joiner:
+    return Joiner()
+
+
+@pytest.fixture
+def holder(joiner: Joiner) -> Iterator[Holder]:
+    with holders(1, lambda: Model(SIZES), joiner.member) as [found]:
+        yield found
+
+
+@contextmanager
+def silence() -> Iterator[Member]:
+    """Somebody who accepts connections, and nothing else."""
+    with socket.create_server(("127.0.0.1", 0)) as subscriber:
+        yield somebody(subscriber.getsockname()[1])
+
+
+def behind(relay: Relay, holder: Holder) -> Member:
+    return Member(holder.member.id, "127.0.0.1", relay.port)
+
+
+class TestStripes:
+    def test_of_two_donors_make_the_state(self, joiner: Joiner) -> None:
+        with holders(2, lambda: Model(SIZES), joiner.member) as found:
+            members = {holder.member.id: holder.member for holder in found}
+            offer = joiner.offer(list(members.values()), inline_from=found[1].member.id)
+            shards = cut(offer.nbytes, list(members), 0, VERSION)
+            assert (offer.nbytes, offer.shards, offer.failed) == (joiner.flat.nbytes, len(shards), {})
+            assert offer.packed
+            for number, shard in enumerate(shards):
+                assert len(shard.donors) == 2
+                joiner.transport.shard(members[shard.donors[number % 2]], shard, joiner.flat, 0, joiner.count, always)
+            assert joiner.got == joiner.flat.nbytes
+            assert same(joiner.model, found[0].model)
+            for holder in found:
+                joiner.transport.release(holder.member)
+                with pytest.raises(Refused):
+                    joiner.transport.shard(holder.member, shards[0], joiner.flat, 0, joiner.count, always)
+
+    def test_where_memory_is_not_in_one_row(self, joiner: Joiner, holder: Holder) -> None:
+        target = torch.zeros(joiner.flat.nbytes // 4, 2)[:, 0]
+        joiner.flat = FlatState([target], ["strided"])
+        assert joiner.flat.views(0, 100) is None
+        joiner.fetch(holder.member, joiner.all_of(holder))
+        assert torch.equal(target, torch.cat([row.detach() for row in holder.model.rows]))
+
+    def test_go_on_at_the_block_where_the_connection_was_cut(self, joiner: Joiner, holder: Holder) -> None:
+        shard, target = joiner.all_of(holder), holder.member.port
+        with Relay(target, most=2 * BLOCK + BLOCK // 2) as relay, pytest.raises(FetchError, match=holder.member.id[:6]):
+            joiner.fetch(behind(relay, holder), shard)
+        assert joiner.got == 2 * BLOCK, "a part of a block does not count"
+        joiner.fetch(holder.member, shard)
+        assert joiner.got == joiner.flat.nbytes
+        assert same(joiner.model, holder.model)
+
+    def test_a_damaged_block_does_not_count(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        shard = joiner.all_of(holder)
+        seen: list[int] = []
+
+        def wrong_once(*parts: memoryview) -> bytes:
+            seen.append(len(parts[0]))
+            return b"?" * 16 if len(seen) == 2 else digest_of(*parts)
+
+        monkeypatch.setattr(donor_module, "digest_of", wrong_once)
+        with pytest.raises(FetchError, match=f"damaged from {holder.member}"):
+            joiner.fetch(holder.member, shard)
+        assert joiner.got == BLOCK
+        joiner.fetch(holder.member, shard)
+        assert joiner.got == joiner.flat.nbytes
+        assert same(joiner.model, holder.model)
+
+    def test_are_sealed_with_a_secret(self) -> None:
+        joiner, stranger = Joiner(KeyRing([SECRET])), Joiner()
+        with holders(1, lambda: Model(SIZES), joiner.member, secret=SECRET) as [holder]:
+            shard = joiner.all_of(holder)
+            with Relay(holder.member.port, keep=True) as relay:
+                joiner.fetch(behind(relay, holder), shard)
+            assert same(joiner.model, holder.model)
+            first = bytes(memoryview(holder.model.rows[0].detach().numpy()).cast("B")[:64])
+            assert relay.kept is not None and len(relay.kept) > joiner.flat.nbytes
+            assert first not in relay.kept
+            stranger.member = joiner.member
+            with pytest.raises(FetchError, match="secret"):
+                stranger.fetch(holder.member, shard)
+            assert stranger.got == 0
+
+    def test_that_nobody_wants_any_more_end(self, joiner: Joiner, holder: Holder) -> None:
+        shard = joiner.all_of(holder)
+        with pytest.raises(FetchError, match="not wanted"):
+            joiner.fetch(holder.member, shard, lambda: joiner.got < BLOCK)
+        assert joiner.got == BLOCK
+
+    def test_of_a_silent_donor_end_when_told(self, joiner: Joiner) -> None:
+        over = threading.Event()
+        with silence() as silent:
+            threading.Timer(0.1, over.set).start()
+            with pytest.raises(FetchError, match="given up"):
+                joiner.fetch(silent, whole(8, silent.id), lambda: not over.is_set())
+
+    def test_of_a_silent_donor_end_by_themselves(self, joiner: Joiner) -> None:
+        with (
+            silence() as silent,
+            pytest.raises(FetchError, match="timed out"),
+            joiner.transport.asked(silent, {"ask": "stripe"}, always, 0.2),
+        ):
+            pass
+
+    def test_begin_at_blocks_only(self, joiner: Joiner, holder: Holder) -> None:
+        shard = joiner.all_of(holder)
+        with pytest.raises(ValueError, match="no block"):
+            joiner.transport.shard(holder.member, shard, joiner.flat, 5, joiner.count, always)
+
+
+@pytest.mark.soak
+def test_a_donor_that_is_killed_is_given_up_at_once() -> None:
+    joiner = Joiner()
+    with HolderProcess(SIZES, joiner.member) as first, HolderProcess(SIZES, joiner.member) as second:
+        for process in (first, second):
+            process.hear()
+        donors = [first.member, second.member]
+        offer = joiner.offer(donors)
+        assert not offer.failed
+        shard, other = cut(offer.nbytes, [donor.id for donor in donors], 0, VERSION)
+        assert shard.donors == (first.member.id, second.member.id)
+        began = time.monotonic()
+        with pytest.raises(FetchError, match=first.member.id[:6]):
+            joiner.transport.shard(first.member, shard, joiner.flat, 0, lambda n: (joiner.count(n), first.close())[0], always)
+        assert time.monotonic() - began < fetch.SILENCE
+        assert 0 < joiner.got < shard.stop
+        joiner.fetch(second.member, shard)
+        assert joiner.got == shard.stop
+        joiner.transport.shard(second.member, other, joiner.flat, 0, joiner.count, always)
+        assert same(joiner.model, Model(SIZES))
+
+
+class TestOffers:
+    def test_are_waited_for(self, joiner: Joiner, holder: Holder) -> None:
+        holder.leave()
+        asked = threading.Event()
+
+        def enter() -> None:
+            assert asked.wait(TIMEOUT)
+            holder.enter()
+
+        late = in_thread(enter)
+        offer = joiner.offer([holder.member], version=VERSION + 1, go_on=lambda: asked.set() is None)
+        late.join()
+        assert offer.nbytes == joiner.flat.nbytes
+
+    def test_of_those_who_have_nothing_are_told_apart(self, joiner: Joiner) -> None:
+        with holders(2, lambda: Model(SIZES), joiner.member) as [one, other]:
+            other.leave()
+            members = [one.member, other.member]
+            offer = joiner.offer(members, inline_from=one.member.id)
+            assert list(offer.failed) == [other.member.id]
+            with pytest.raises(Refused, match=rf"{other.member}: call {VERSION} is over"):
+                joiner.offer(members, inline_from=other.member.id)
+            one.leave()
+            with pytest.raises(Over, match="is over here"):
+                joiner.offer(members)
+
+    def test_that_came_too_late_for_a_donor_of_a_shard(self) -> None:
+        """It is asked earlier then; another reason is told as such."""
+        shard = Shard(0, 0, 8, VERSION, ("a", "b"))
+        late, dead = Over(f"a: call {VERSION} is over here"), FetchError("b: refused")
+        with pytest.raises(Over, match="is over here"):
+            pinned_shards(SnapshotOffer(8, 1, b"", ((0, 8),), {"a": late, "b": dead}), [shard])
+        with pytest.raises(FetchError, match="pinned by nobody"):
+            pinned_shards(SnapshotOffer(8, 1, b"", ((0, 8),), {"a": dead, "b": dead}), [shard])
+        [left] = pinned_shards(SnapshotOffer(8, 1, b"", ((0, 8),), {"a": late}), [shard])
+        assert left.donors == ("b",)
+
+    def test_of_other_states_are_refused(self, joiner: Joiner) -> None:
+        models = iter([Model(SIZES), Model([*SIZES, 5])])
+        with (
+            holders(2, lambda: next(models), joiner.member) as found,
+            pytest.raises(FetchError, match="disagree"),
+        ):
+            joiner.offer([holder.member for holder in found])
+
+    def test_end_when_nobody_waits_for_them(self, joiner: Joiner, holder: Holder) -> None:
+        with pytest.raises(FetchError, match="nobody gives the state"):
+            joiner.offer([holder.member], version=VERSION + 1, go_on=never)
+
+
+class TestTheRest:
+    def test_digests_are_of_the_state_now(self, joiner: Joiner, holder: Holder) -> None:
+        ranges = [(0, 100), (101, joiner.flat.nbytes)]
+        found = joiner.transport.digest(holder.member, VERSION, ranges, ORIGIN, always)
+        data = torch.cat([row.detach() for row in holder.model.rows]).view(torch.uint8).numpy().data
+        assert found == [digest_of(data[start:stop]) for start, stop in ranges]
+
+    def test_inline_parts(self, joiner: Joiner, holder: Holder) -> None:
+        registered = holder.transfer.registered
+        assert registered is not None
+        assert joiner.transport.inline(holder.member, VERSION, ORIGIN, always) == split(registered, holder.plane.step)[0].packed
+
+    def test_layouts_of_calls(self, joiner: Joiner, holder: Holder) -> None:
+        [(signature, layout)] = holder.layouts.items()
+        assert joiner.transport.layout(holder.member, signature, always) == layout
+        with pytest.raises(Refused, match="no call with signature"):
+            joiner.transport.layout(holder.member, os.urandom(16), always)
+
+    def test_whoever_is_gone_need_not_hear_of_a_release(self, joiner: Joiner) -> None:
+        joiner.transport.release(somebody())
+
+    def test_too_early_is_later(self, joiner: Joiner, holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(donor_module, "POLL", 0.01)
+        with pytest.raises(Later, match="not inside call"):
+            joiner.transport.inline(holder.member, VERSION + 1, ORIGIN, always)
+        with pytest.raises(Refused, match="does not hold that state"):
+            joiner.transport.inline(holder.member, VERSION, "another", always)
+
+
+class Clock(Threads):
+    """Time passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.slept.append(seconds)
+
+
+class TestBandwidth:
+    def test_is_kept_over_all_who_share_it(self) -> None:
+        clock = Clock()
+        rate_limit = RateLimit(1000.0, clock)
+        sizes = [rate_limit.piece(BLOCK), 10, 300, 5000, 1]
+        for size in sizes * 4:
+            assert rate_limit.take(size, always)
+        assert clock.time == pytest.approx((sum(sizes) * 4 - 1) / 1000, abs=0.5)
+        assert max(clock.slept) < 1.0, "whoever gives up has to be heard"
+        assert not rate_limit.take(1, never)
+
+    def test_no_limit_is_none(self) -> None:
+        clock = Clock()
+        assert RateLimit(0.0, clock).take(1 << 60, never)
+        assert RateLimit(0.0, clock).piece(BLOCK) == BLOCK
+        assert not clock.slept
+
+    def test_holds_for_shards(self, holder: Holder, joiner: Joiner) -> None:
+        clock = Clock()
+        limited = HTTPTransport(None, joiner.member.id, bandwidth=1e5, threads=clock)
+        shard = joiner.all_of(holder)
+        limited.shard(holder.member, shard, joiner.flat, 0, joiner.count, always)
+        assert joiner.got == joiner.flat.nbytes
+        assert clock.time == pytest.approx(joiner.got / 1e5, rel=0.1)

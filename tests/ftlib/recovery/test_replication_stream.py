@@ -1,0 +1,52 @@
+"""Averages on their way to who listens, and those that wait to be replayed: whose buffers are whose, and how many there are."""
+
+from __future__ import annotations
+
+import torch
+
+from ftlib.core.calls.call import Results
+from ftlib.core.tensors.layout import Layout, lay_out
+from ftlib.core.tensors.staging import Slot
+from ftlib.recovery.donor.replication_stream import ReplicationRecord, ReplicationStream
+from ftlib.recovery.joiner.replay_state import PendingAverages
+
+
+def layout(width: int) -> Layout:
+    return lay_out("average", [(torch.float32, (width,))], "SUM", 1 << 20)
+
+
+def record(number: int, given: Layout) -> ReplicationRecord:
+    return ReplicationRecord(
+        number,
+        given.signature,
+        given.kind,
+        1.0,
+        tuple(Slot(bucket, 0) for bucket in given.buckets),
+    )
+
+
+def test_buffers_that_were_read_are_used_again_for_what_fits_them() -> None:
+    stream, one, other = ReplicationStream(), layout(3), layout(4)
+    subscriber = stream.subscribe(one.signature)
+    first = record(1, one)
+    assert stream.append(first) == []
+    assert subscriber.next(0.0) is first
+    assert stream.append(record(2, one)) == [], "the first one is being read"
+    assert subscriber.next(0.0) is not None
+    assert stream.append(record(3, one)) == list(first.slots)
+    stream.subscribe(other.signature)
+    assert subscriber.next(0.0) is not None
+    assert stream.append(record(4, other)) == [], "of another size"
+
+
+def test_what_waits_to_be_replayed_is_counted() -> None:
+    pending, given = PendingAverages(7), layout(3)
+    averages = [Results(number, given, record(number, given).slots, 1.0) for number in (7, 8)]
+    for results in averages:
+        assert pending.keep(results.number, results) == []
+    assert pending.keep(9, None) is None
+    assert pending.held == 2 * given.nbytes
+    pending.done()
+    assert pending.held == given.nbytes
+    assert pending.next is averages[1]
+    assert pending.keep(10, averages[0]) == list(averages[0].slots)

@@ -1,0 +1,59 @@
+"""What wakes those who wait for a recovery."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from unittest.mock import Mock
+
+import pytest
+
+from consensus import Member
+from ftlib import ConfigError
+from ftlib.core.calls.follower import NoFollowing
+from ftlib.core.plane.plane import Plane
+from ftlib.recovery.joiner import round as rounds
+from ftlib.recovery.joiner.http_transport import SnapshotOffer
+from ftlib.recovery.joiner.limits import RecoveryLimits
+from ftlib.recovery.joiner.round import Round
+from ftlib.recovery.layout.shards import Shard
+from tests.ftlib.real import TIMEOUT, eventually
+
+LIMITS = RecoveryLimits(TIMEOUT, 1, live=True)
+
+
+def test_who_waits_for_the_comparison_is_told_that_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits without an end of its own: a spare's program has nothing else to do."""
+    go, told = threading.Event(), []
+
+    def prepare(*_: object) -> Mock:
+        assert go.wait(TIMEOUT)
+        return Mock(nbytes=1)
+
+    monkeypatch.setattr(rounds, "prepare", prepare)
+    plane = Plane("a" * 16)
+    one = Round(plane, Mock(), Mock(), Mock(), None, (), "b", 7, (), SnapshotOffer(2, 0, b"", ()), LIMITS)
+
+    def wait() -> None:
+        with pytest.raises(ConfigError, match="2 bytes, this worker's 1") as error:
+            one.check_fit()
+        told.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    eventually(lambda: one._changed._waiters, "it waits")  # type: ignore[attr-defined]
+    one.begin()
+    go.set()
+    waiting.join(TIMEOUT)
+    assert told
+    one.end()
+
+
+def test_a_shard_that_nobody_can_give_ends_it_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_SPARE_PATIENCE", 0.0)
+    shard, plane = Shard(0, 0, 1, 7, ("b",)), Plane("a" * 16)
+    made = functools.partial(Round, plane, Mock(), Mock(), Mock(), None)
+    lonely = made((), "b", 7, (shard,), SnapshotOffer(1, 1, b"", ()), LIMITS)
+    with pytest.raises(NoFollowing, match="nobody is left who could give stripe 0"):
+        lonely._none_left(shard)
+    made((Member("b", "10.0.0.1", 1),), "b", 7, (shard,), SnapshotOffer(1, 1, b"", ()), LIMITS)._none_left(shard)

@@ -1,0 +1,1 @@
+"""What the tests with real processes have in common."""

@@ -1,0 +1,119 @@
+"""Playing a history with processes that train: every promise is checked on the way, and in the end that training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from consensus.simulation import FaultProfile, Host, Observer, Outcome, Result, Scenario, World, draw, living
+from consensus.simulation import play as play_views
+from consensus.simulation.script.faults import Part
+
+from .ambush import Ambushes
+from .plot import Plot, Script
+from .trainers import Trainers
+
+__all__ = ["play", "play_plot", "plotted_history", "random_history", "settings"]
+
+GENTLE = FaultProfile.parse(
+    "crash=2,restart,pause=2,stall,trap,one_way,isolate=2,halves=0.5,loss=0.5,reordering=0.5,clog,slow=0.5,heal=4,"
+    "skew,drift,join=3,join_and_crash=2,leave=2,reset=0.5"
+)
+"""Faults that leave most jobs something to go on with."""
+
+PLOT = 6.0
+"""Seconds that a history has for its plot: at least until ``plot.OVER``."""
+
+FURTHER = 3
+"""Calls that everybody must finish after the healing."""
+
+WITHIN = 20.0
+"""Seconds for that."""
+
+LOOK = 0.05
+"""Seconds between two looks."""
+
+
+def settings(seed: int) -> dict[str, Any]:
+    """``Trainers`` of another kind each seed: one to five buckets, short and long steps."""
+    rng = Random(f"{seed} settings")
+    tensors = rng.choice([1, 2, 3, 3, 5])
+    return {
+        "tensors": tensors,
+        "in_flight": rng.choice([1, 2, 2, 3]),
+        "compute": rng.choice([0.005, 0.05, 0.05, 0.2]),
+        "veto": rng.random() < 0.3,
+    }
+
+
+def random_history(seed: int, policy: str = "") -> Scenario:
+    """Every third has all faults; the others let most jobs live, with those faults that training notices.
+
+    ``policy``: "storage" for a shared store, with faults of its own.
+    """
+    gentle = GENTLE.with_usual(Part.STORE) if policy else GENTLE
+    return draw(seed, policy=policy) if seed % 3 == 0 else draw(seed, gentle, (2, 3, 3, 4, 5, 5, 8)[seed % 7], policy=policy)
+
+
+def plotted_history(seed: int, policy: str = "") -> Scenario:
+    """A few faults at most: what happens is up to the plot of that seed (see ``play_plot``)."""
+    gentle = GENTLE.with_usual(Part.STORE) if policy else GENTLE
+    rng = Random(f"{seed} plotted")
+    scenario = draw(seed, gentle, rng.choice([2, 3, 3, 3, 4, 5]), rng.choice([0, 0, 0, 1, 2]), policy=policy)
+    return replace(scenario, early=False, rest=PLOT)
+
+
+def play_plot(seed: int, policy: str = "", *, leaver: bool = False) -> tuple[Result, Plot]:
+    """A history whose faults hang together, from a moment of the data plane on (see ``Script``)."""
+    jobs = Trainers(seed, **settings(seed))
+    plot = Plot(jobs, Script.draw(seed, leaver=leaver))
+    return play(plotted_history(seed, policy), jobs=jobs, observers=[plot], ambushes=False), plot
+
+
+def play(
+    scenario: Scenario,
+    *,
+    jobs: Trainers | None = None,
+    observers: Iterable[Observer] = (),
+    ambushes: bool = True,
+    tell: Callable[[World], None] | None = None,
+) -> Result:
+    """As ``consensus.simulation.script.play``, with ``jobs`` (drawn from the seed where None) behind the machines."""
+    jobs = jobs or Trainers(scenario.seed, **settings(scenario.seed))
+    watching: list[Observer] = [jobs, jobs.promises]
+    if ambushes:
+        watching.append(Ambushes.draw(jobs, scenario.seed))
+    try:
+        result = play_views(scenario, plane=jobs.plane, observers=[*watching, *observers], tell=tell)
+        if result.verdict is not None and result.verdict.outcome is Outcome.AGREED:
+            return _going_on(result, jobs)
+        return result
+    finally:
+        jobs.close()
+
+
+def _going_on(result: Result, jobs: Trainers) -> Result:
+    """Everybody who is left makes further steps."""
+    world = result.world
+    jobs.on_moment = None
+    before = {host.id: jobs.processes[host.id].plane.finished for host in world.hosts.values()}
+
+    def stuck() -> list[Host]:
+        """Whoever has not made its steps though its whole view lives."""
+        there = {host.id: host for host in living(world)}
+        views = {key: host.machine.active_view for key, host in there.items()}
+        whole = [host for key, host in there.items() if (view := views[key]) is not None and there.keys() >= set(view.ids)]
+        return [host for host in whole if jobs.processes[host.id].plane.finished < before[host.id] + FURTHER]
+
+    end = world.now + WITHIN
+    try:
+        while stuck() and world.now < end:
+            world.run(LOOK)
+    except AssertionError as error:
+        return replace(result, verdict=None, violation=str(error))
+    if not stuck():
+        return result
+    shown = "; ".join(repr(jobs.processes[host.id]) for host in stuck())
+    return replace(result, verdict=None, violation=f"training does not go on after healing: {shown}\n{jobs.promises.tail()}")

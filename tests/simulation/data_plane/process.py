@@ -1,0 +1,137 @@
+"""One simulated training process: the real data plane on simulated threads, between a simulated agent and simulated groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import TYPE_CHECKING
+
+from consensus import View
+from consensus.border import Installed, Order
+from consensus.simulation import Host
+from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.session import Session
+from ftlib.core.engine.call_lock import Turns
+from ftlib.core.engine.engine import Engine
+from ftlib.core.engine.waiting import Limits
+from ftlib.core.plane.plane import Plane
+from ftlib.core.plane.ranks import RankAssignScheme
+from ftlib.core.plane.rebuild import Rebuilder, RebuildError
+from ftlib.errors import GroupError
+from ftlib.frameworks.base import Group, GroupSpec
+
+from .door import Door, Pipe
+from .framework import SimulatedFramework
+from .state import SimulatedTransfer
+from .threads import SimulatedThreads
+from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from .trainers import Trainers
+
+__all__ = ["Process"]
+
+BUILD_TIMEOUT = 5.0
+"""Seconds that building a group may take."""
+
+
+class Process:
+    """What is behind a host's machine: ``SimulatedPlane``."""
+
+    seeks = True
+
+    def __init__(self, host: Host, jobs: Trainers, index: int) -> None:
+        """``index``: the how manieth process of the job this is."""
+        rng = Random(f"{jobs.seed} {host.id}")
+        self.host = host
+        self.jobs = jobs
+        self.index = index
+        self.threads = SimulatedThreads(host, rng, lambda: jobs.promises.violation)
+        self.door = Door(host, rng, lambda: self.threads.over, lambda moment: jobs.tell(host, moment))
+        self.plane = _Plane(self, self.threads)
+        self._framework = SimulatedFramework(host, self.threads, jobs.rooms)
+        self._ranks = RankAssignScheme()
+        self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build, self._prepare)
+        limits = Limits()
+        self.turns = Turns(limits.step_timeout, self.threads)
+        self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
+        self.engine = Engine(self.plane, self.door, self._rebuilder, self.turns, limits, jobs.in_flight, load=self._load)
+        self.trainer = Trainer(self, rng)
+        self._inbox = Pipe(host, rng, self.threads.happens)
+        self._rebuilder.start()
+        self.threads.thread(self.trainer.run, "training").start()
+
+    def __repr__(self) -> str:
+        return f"<{self.host.name} {self.plane!r}>"
+
+    # What the agent says
+
+    def handle(self, order: Order) -> None:
+        """See ``SimulatedPlane``."""
+        self._inbox.send(lambda: self._heard(order))
+
+    def _heard(self, order: Order) -> None:
+        if isinstance(order, Installed):
+            self.door.installed = order.view
+        self._rebuilder.handle(order)
+
+    # Inside
+
+    def _load(self, call: Call, session: Session) -> bool:
+        loaded = self.transfer.load(call, session)
+        if loaded:
+            self.jobs.promises.loaded(self, call)
+            self.jobs.tell(self.host, "loaded")
+        return loaded
+
+    def _build(self, view: View) -> tuple[Mapping[str, int], Group | None]:
+        """``FTLib._rebuild``, with simulated groups."""
+        self.jobs.tell(self.host, "building")
+        members = self.door.get_member_list()
+        if tuple(member.id for member in members) != view.ids:
+            raise RebuildError("the members changed meanwhile")
+        ranks, spec = self._plan_group(view)
+        if spec is None:
+            return ranks, None
+        try:
+            return ranks, self._framework.rebuild(spec)
+        except GroupError as error:
+            raise RebuildError(str(error), [view.ids[rank] for rank in error.peers]) from error
+
+    def _prepare(self, view: View) -> None:
+        """``Lifetime._prepare``."""
+        _, spec = self._plan_group(view)
+        if spec is not None:
+            self.jobs.tell(self.host, "preparing")
+            self._framework.prepare(spec)
+
+    def _plan_group(self, view: View) -> tuple[Mapping[str, int], GroupSpec | None]:
+        members = view.members
+        ranks = {member.id: self._ranks.get_rank_and_size(members, member.id)[0] for member in members}
+        if len(members) == 1:
+            return ranks, None
+        return ranks, GroupSpec(view.view_id, view.epoch, ranks[self.host.id], len(members), {}, BUILD_TIMEOUT)
+
+
+class _Plane(Plane):
+    """The real one; what it does is told."""
+
+    def __init__(self, process: Process, threads: SimulatedThreads) -> None:
+        super().__init__(process.host.id, process.door.progress, threads)
+        self._process = process
+
+    def _finished(self, call: Call, results: Results) -> None:
+        super()._finished(call, results)
+        self._process.jobs.promises.finished(self._process, call, results)
+        self._process.jobs.tell(self._process.host, "finished")
+
+    def _freeze(self) -> None:
+        super()._freeze()
+        self._process.jobs.tell(self._process.host, "frozen")
+
+    def activate(self, session: Session) -> bool:
+        acting = super().activate(session)
+        if acting:
+            self._process.jobs.promises.acts(self._process, session)
+            self._process.jobs.tell(self._process.host, "activated")
+        return acting

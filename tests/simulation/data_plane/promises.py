@@ -1,0 +1,366 @@
+"""The promises "all or nothing, bit for bit" and "no step is lost", checked at each call that anybody finishes.
+
+A call may have two results in one way only: all who finish it with the old view are dead or excluded before others have it,
+and the others, who cannot know, redo it without them. So a result *stands* as soon as anybody who has it finishes another call,
+for which everybody of the view must have it; no call has two that stand, and no view has members with different ones. Whoever
+is excluded may have one call, its last, that the others did otherwise. Nobody is ever more than one call behind, unless a
+script has made it so; then it is healed, and has to be like the others from there on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from consensus import View
+from consensus.simulation import Host, Observer
+from ftlib.core.calls.call import Call, Results
+from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.session import Session
+from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
+
+from .trainer import SAMPLES, WEIGHTS
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .trainers import Trainers
+
+__all__ = ["Outcome", "Promises"]
+
+STORY = 5000
+"""Lines of the story that are kept."""
+
+Sums = tuple[tuple[float, ...], ...]
+"""By bucket and lane."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One result of a call."""
+
+    call: int
+    sums: Sums
+    weight: float
+
+
+@dataclass
+class _Finish:
+    """Who holds an outcome, and in which view the first of them finished it."""
+
+    outcome: Outcome
+    view: View
+    holders: list[str] = field(default_factory=list)
+    contributors: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Place:
+    """Where one process is, as far as it was seen."""
+
+    token: int = 0
+    weight: float = 0.0
+    offers: dict[int, float] = field(default_factory=dict)
+    """Weights of all its contributions by token."""
+    reloaded: bool = False
+    """Whether it loaded state within the call that it is in: its contribution does not count."""
+    outcome: Outcome | None = None
+    """Of the call that it finished last."""
+    counted: int = 0
+    """The token of the last call that it finished, as that call's result has it or would have."""
+    finished: int = 0
+    """How many calls it has finished."""
+    samples: int = 0
+    """Of its own that the last call used up."""
+    applied: tuple[int, bytes] | None = None
+    """The last call that it applied, and its parameters after that."""
+
+
+class Promises(Observer):
+    """Told by the processes what they do; every violation is an AssertionError that tells the story."""
+
+    def __init__(self, jobs: Trainers) -> None:
+        self._jobs = jobs
+        self._places: dict[str, _Place] = {}
+        self._calls: dict[int, list[_Finish]] = {}
+        self._stands: dict[int, Outcome] = {}
+        self._used: dict[tuple[str, int], int] = {}
+        """In which call each contribution was counted."""
+        self._void: set[tuple[str, int]] = set()
+        """(member, call): it loaded state within that call, so that it has no part in it."""
+        self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
+        self._parameters_stand: dict[int, bytes] = {}
+        self._plans: dict[str, Plan] = {}
+        self.lagging: set[str] = set()
+        """Members that a script has made lag."""
+        self.violation = ""
+        """The first one: threads of the data plane may swallow what is raised in them."""
+        self.story: deque[str] = deque(maxlen=STORY)
+        self.counts = {"finished": 0, "adopted": 0, "redone": 0, "loaded": 0, "views": 0, "orphans": 0, "healed": 0}
+        self.counts |= {"drawn": 0, "epochs": 0}
+        """What there was to check; ``orphans``: results that nobody went on with."""
+
+    # What processes tell
+
+    def entered(self, process: Process, call: Call) -> None:
+        """A program is about to make a call with its latest gradients."""
+        place = self._place(process)
+        trainer = process.trainer
+        assert trainer.token == place.counted + 1, self._say(
+            process, f"computes gradients {trainer.token} though {place.counted + 1} are next: a step was lost or repeated"
+        )
+        place.token, place.weight, place.reloaded = trainer.token, call.weight, False
+        place.offers[trainer.token] = call.weight
+
+    def loaded(self, process: Process, call: Call) -> None:
+        """State was loaded within ``call``."""
+        place = self._place(process)
+        place.reloaded, place.applied = True, None
+        self._void.add((process.host.id, call.number))
+        self.counts["loaded"] += 1
+        self._tell(process, f"loaded the state on entry to call {call.number}")
+
+    def finished(self, process: Process, call: Call, results: Results) -> None:
+        """A call was finished, or adopted."""
+        sums = tuple(tuple(slot.views[0].tolist()) for slot in results.slots) if results.slots else self._alone(process)
+        outcome = Outcome(call.number, sums, results.weight)
+        place, session = self._place(process), process.plane.running or process.plane.session
+        assert session is not None
+        self.counts["finished"] += 1
+        adopted = session.plan.donor_of(process.host.id) is not None and call.number == session.plan.call
+        self.counts["adopted"] += adopted
+        self._tell(process, f"{'adopted' if adopted else 'finished'} {self._text(outcome)} in {session.view}")
+        if place.outcome is not None:
+            assert call.number == place.outcome.call + 1, self._say(
+                process, f"finished call {call.number} after call {place.outcome.call}"
+            )
+            self._stand(process, place.outcome)
+        finish = self._finish(process, session, outcome, adopted=adopted)
+        self._own(process, place, outcome)
+        finish.holders.append(process.host.id)
+        for other in self._calls[outcome.call]:
+            if other is not finish:
+                self._apart(process, *sorted((finish, other), key=lambda each: each.view.epoch))
+        place.outcome, place.counted, place.finished = outcome, place.token, place.finished + 1
+        share = results.shares.get(process.host.id)
+        place.samples = 0 if share is None else share.samples
+        self.counts["drawn"] += place.samples
+
+    def applied(self, process: Process, call: Call) -> None:
+        """The result was applied to the parameters."""
+        place = self._place(process)
+        if place.applied is not None:
+            assert place.applied[0] + 1 == call.number, self._say(process, f"applied {call} after {place.applied[0]}")
+            self._parameters_of(process, *place.applied)
+        data = b"".join(parameter.numpy().tobytes() for parameter in process.trainer.parameters)
+        place.applied = (call.number, data)
+        known = self._parameters.setdefault(call.number, [])
+        for other, holders in known:
+            if other == data:
+                holders.append(process.host.id)
+                break
+        else:
+            known.append((data, [process.host.id]))
+        stands = self._parameters_stand.get(call.number)
+        outcome, standing = place.outcome, self._stands.get(call.number)
+        if stands is not None and outcome == standing:
+            assert stands == data, self._say(process, f"has other parameters after call {call.number} than those who went on")
+
+    def used_up(self, process: Process, batch: list[int]) -> None:
+        """The call that has just returned was made from ``batch``: the ledger has it, and no sample twice."""
+        place, sampler, step = self._place(process), process.trainer.sampler, process.plane.step
+        books = sampler._drawer.ledgers
+        rows = {epoch: list(sampler.ledger(epoch)) for epoch in books}
+        if place.samples:
+            own = [row.indices for each in rows.values() for row in each if (row.member, row.step) == (process.host.id, step)]
+            assert len(batch) == place.samples, self._say(process, f"used up {batch}, but said {place.samples} samples")
+            assert set(batch) <= {index for indices in own for index in indices}, self._say(
+                process, f"used up {batch}, but its ledger says {own}"
+            )
+        for epoch, each in rows.items():
+            used = [index for row in each for index in row.indices]
+            assert len(set(used)) == len(used), self._say(process, f"has a sample twice in epoch {epoch}: {sorted(used)}")
+            if epoch < max(rows):
+                assert len(used) == SAMPLES, self._say(process, f"has {len(used)} of {SAMPLES} samples in epoch {epoch}")
+                self.counts["epochs"] += 1
+
+    def acts(self, process: Process, session: Session) -> None:
+        """A process acts in a view from now on."""
+        self.counts["views"] += 1
+        place, plan = self._place(process), session.plan
+        known = self._plans.setdefault(session.view.view_id, plan)
+        assert known == plan, self._say(process, f"follows another plan for {session.view} than the others: {plan}, {known}")
+        self._tell(process, f"acts in {session.view}: {self._plan_text(plan)}")
+        unexpected = [member_id for member_id in plan.healed if member_id not in self.lagging]
+        assert not unexpected, self._say(process, f"takes {self._names(unexpected)} for more than one call behind")
+        if process.host.id in plan.healed:  # it goes on like a joiner
+            place.outcome = None
+            self.counts["healed"] += 1
+        if place.reloaded and process.plane.current is not None:
+            self._void.add((process.host.id, process.plane.current.number))
+        if place.outcome is not None and plan.donor_of(process.host.id) is None:
+            assert place.outcome.call == plan.call, self._say(
+                process, f"goes on after call {plan.call}, but finished {place.outcome.call} last"
+            )
+            for other in session.view.ids:
+                held = self._places[other].outcome if other in self._places else None
+                if held is not None and held.call == plan.call:
+                    text = f"acts in {session.view} after {self._text(place.outcome)}"
+                    assert held == place.outcome, self._say(process, f"{text}, {self._names([other])} after {self._text(held)}")
+
+    def ended(self, process: Process, error: Exception) -> None:
+        """A program ended with ``error``: members that do the same things are never told that they differ."""
+        self._tell(process, f"ended: {type(error).__name__}: {error}")
+        crashed = isinstance(error, (StepMismatch, ConfigError, RebuildTimeout)) or error.__cause__ is not None
+        assert not crashed, self._say(process, f"ended: {error}")
+        if isinstance(error, StateLost):
+            view = process.door.installed
+            inside = [self._jobs.processes[member_id] for member_id in view.ids] if view is not None else []
+            acted = [other for other in inside if not other.plane.blank]
+            holders = [other for other in acted if other.plane.origin or other.plane.founder]
+            assert not holders, self._say(process, f"ended: {error}, though {holders} hold it")
+
+    def killed(self, host: Host) -> None:
+        """See ``Observer``."""
+        if host.id in self._jobs.processes:
+            self._tell(self._jobs.processes[host.id], "is dead")
+
+    def paused(self, host: Host) -> None:
+        """See ``Observer``."""
+        if host.id in self._jobs.processes:
+            self._tell(self._jobs.processes[host.id], "is stopped")
+
+    def resumed(self, host: Host) -> None:
+        """See ``Observer``."""
+        if host.id in self._jobs.processes:
+            self._tell(self._jobs.processes[host.id], "goes on")
+
+    # What must hold
+
+    def _finish(self, process: Process, session: Session, outcome: Outcome, *, adopted: bool) -> _Finish:
+        """The record of this outcome; a new one is looked through."""
+        known = self._calls.setdefault(outcome.call, [])
+        for finish in known:
+            if finish.outcome == outcome:
+                return finish
+        assert not adopted, self._say(process, f"adopted {self._text(outcome)}, which nobody has finished so")
+        finish = _Finish(outcome, session.view)
+        finish.contributors = self._contributors(process, session, outcome)
+        for other in known:
+            self.counts["orphans"] += 1
+            assert other.view.epoch != finish.view.epoch, self._say(
+                process, f"finished {self._text(outcome)} in the view that also made {self._text(other.outcome)}"
+            )
+        known.append(finish)
+        return finish
+
+    def _apart(self, process: Process, older: _Finish, newer: _Finish) -> None:
+        """Whoever has the older result is not of those who made the newer."""
+        both = [holder for holder in older.holders if holder in newer.view]
+        assert not both, self._say(
+            process,
+            f"brings about two results: {self._text(older.outcome)} at {self._names(older.holders)}, "
+            f"{self._text(newer.outcome)} made by {newer.view}, {self._names(both)} included",
+        )
+
+    def _contributors(self, process: Process, session: Session, outcome: Outcome) -> frozenset[str]:
+        """Who has a part in it: each bucket the same, each with what it offered for this call, together exactly the view."""
+        found: dict[str, float] = {}
+        weights = 0.0
+        for lane, values in enumerate(zip(*outcome.sums, strict=True)):
+            if not any(values):
+                continue
+            assert lane < len(self._jobs.processes), self._say(process, f"finds {values} in call {outcome.call}, of nobody")
+            shares = {value / (number + 1) for number, value in enumerate(values)}
+            other = self._by_lane(lane)
+            offers = self._places[other].offers
+            assert len(shares) == 1, self._say(process, f"mixes: {self._names([other])} gave {values} in {self._text(outcome)}")
+            (share,) = shares
+            tokens = [
+                int(share // weight) for weight in WEIGHTS if offers.get(int(share // weight), 0.0) * (share // weight) == share
+            ]
+            token = next((token for token in tokens if self._fresh(other, token, outcome)), 0)
+            assert token, self._say(
+                process,
+                f"counts {share:g} of {self._names([other])}, which never offered that for it, in {self._text(outcome)}",
+            )
+            assert other in session.view, self._say(
+                process, f"counts {self._names([other])}, no member of {session.view}, in {self._text(outcome)}"
+            )
+            self._used[other, token] = outcome.call
+            found[other] = share
+            weights += offers[token]
+        silent = [m for m in session.view.ids if m not in found and (m, outcome.call) not in self._void]
+        assert not silent, self._say(process, f"lacks {self._names(silent)} of {session.view} in {self._text(outcome)}")
+        assert weights == outcome.weight, self._say(
+            process, f"divides by {outcome.weight:g}, the weights sum to {weights:g}, in {self._text(outcome)}"
+        )
+        counted = [m for m in found if (m, outcome.call) in self._void]
+        assert not counted, self._say(
+            process, f"counts {self._names(counted)}, computed on other weights, in call {outcome.call}"
+        )
+        return frozenset(found)
+
+    def _fresh(self, member_id: str, token: int, outcome: Outcome) -> bool:
+        """Whether no other call has counted it."""
+        return self._used.get((member_id, token), outcome.call) == outcome.call
+
+    def _own(self, process: Process, place: _Place, outcome: Outcome) -> None:
+        """The own contribution is in it, exactly once."""
+        share = outcome.sums[0][process.index]
+        wanted = 0.0 if place.reloaded else place.token * place.weight
+        assert share == wanted, self._say(
+            process, f"finished {self._text(outcome)}, in which its own part is {share:g} instead of {wanted:g}"
+        )
+
+    def _stand(self, process: Process, outcome: Outcome) -> None:
+        """Somebody goes on with it."""
+        stands = self._stands.setdefault(outcome.call, outcome)
+        assert stands == outcome, self._say(process, f"goes on after {self._text(outcome)}, others after {self._text(stands)}")
+
+    def _parameters_of(self, process: Process, call: int, data: bytes) -> None:
+        stands = self._parameters_stand.setdefault(call, data)
+        assert stands == data, self._say(process, f"goes on with other parameters after call {call} than the others")
+
+    # Words
+
+    def _alone(self, process: Process) -> Sums:
+        """What a single member contributes is the result."""
+        place = self._place(process)
+        lanes = [0.0] * self._jobs.lanes
+        lanes[process.index] = 0.0 if place.reloaded else place.token * place.weight
+        return tuple(tuple(value * (number + 1) for value in lanes) for number in range(self._jobs.tensors))
+
+    def _place(self, process: Process) -> _Place:
+        return self._places.setdefault(process.host.id, _Place())
+
+    def _by_lane(self, lane: int) -> str:
+        return list(self._jobs.processes)[lane]
+
+    def _names(self, member_ids: list[str]) -> str:
+        return ", ".join(self._jobs.processes[member_id].host.name for member_id in member_ids)
+
+    def _text(self, outcome: Outcome) -> str:
+        parts = [
+            f"{self._jobs.processes[self._by_lane(lane)].host.name}:{share:g}"
+            for lane, share in enumerate(outcome.sums[0])
+            if share and lane < len(self._jobs.processes)
+        ]
+        return f"call {outcome.call} = ({' '.join(parts)})/{outcome.weight:g}"
+
+    def _plan_text(self, plan: Plan) -> str:
+        adoptions = ", ".join(f"{self._names([adopter])} from {self._names([donor])}" for adopter, donor in plan.adoptions)
+        fault = f", {plan.fault}" if plan.fault else ""
+        return f"call {plan.call} is finished" + (f", {adoptions}" if adoptions else "") + fault
+
+    def _tell(self, process: Process, text: str) -> None:
+        self.story.append(f"{self._jobs.world.now:9.4f} {process.host.name}: {text}")
+
+    def _say(self, process: Process, text: str) -> str:
+        """The violation, and how it came to it."""
+        self.violation = self.violation or f"{process.host.name} {text}\n{self.tail()}"
+        return self.violation
+
+    def tail(self, lines: int = 60) -> str:
+        """The latest of the story."""
+        return "\n".join(list(self.story)[-lines:])

@@ -1,0 +1,169 @@
+"""The program that a simulated process runs: a training loop whose gradients tell who contributed what, and how often.
+
+A member's contribution to a call is a vector with a lane for each process of the job: its own lane holds a number that it uses
+once, the others are zero. So a sum tells whose contributions it has, and a parameter, an integer, what was applied in which
+order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftlib.core.calls.call import Call, Kind
+from ftlib.core.plane.phase import Phase
+from ftlib.core.tensors.layout import lay_out
+from ftlib.data.elastic_sampler import ElasticSampler
+from ftlib.errors import FTLibError
+from ftlib.state.registry import Registered
+from ftlib.status import Status
+
+if TYPE_CHECKING:
+    from .process import Process
+
+__all__ = ["WEIGHTS", "Trainer"]
+
+WEIGHTS = (1.0, 2.0)
+"""What a contribution may weigh."""
+
+SAMPLES, BATCH = 61, 3
+"""Of the dataset."""
+
+_SCALE = 720720
+"""Multiple of 1 to 16: an average of integers by such a weight is an integer again."""
+
+
+class Counting(ElasticSampler):
+    """Fillers weigh as much as what the program says, so that gradients tell of every call whose they are."""
+
+    def weight(self, batches: int) -> float:
+        """See ``Sampling``."""
+        del batches
+        return 1.0
+
+
+class Trainer:
+    """One process's training loop and its state."""
+
+    def __init__(self, process: Process, rng: Random) -> None:
+        jobs = process.jobs
+        self._process = process
+        self._rng = rng
+        self._pace = jobs.compute
+        self._specs = [(torch.float64, (jobs.lanes,))] * jobs.tensors
+        self._layout = lay_out("average", self._specs, "SUM", jobs.lanes * torch.float64.itemsize)
+        self._gradients = [torch.zeros(jobs.lanes, dtype=torch.float64) for _ in range(jobs.tensors)]
+        self.parameters = [torch.full((jobs.lanes,), 7 + process.index, dtype=torch.int64) for _ in range(jobs.tensors)]
+        self.token = 0
+        """Forward and backward passes so far."""
+        self.weight = 1.0
+        """Of the latest."""
+        self.applied = 0
+        self.ending = ""
+        self.sampler = Counting(range(SAMPLES), batch_size=BATCH, seed=jobs.seed)
+        self._depth = rng.choice([0, 1, 3])
+
+    # What ``register_state`` is given
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parameters themselves, not copies."""
+        return {"parameters": self.parameters}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a donor's."""
+        for own, given in zip(self.parameters, state["parameters"], strict=True):
+            own.copy_(given)
+
+    # The program
+
+    def run(self) -> None:
+        """The whole program, with what a process does when a call raises: it ends."""
+        try:
+            self._train()
+        except FTLibError as error:
+            self.ending = f"{type(error).__name__}: {error}"
+            self._process.jobs.promises.ended(self._process, error)
+        else:
+            self.ending = "left"
+        self._process.jobs.ended(self._process)
+
+    def _train(self) -> None:
+        process, threads = self._process, self._process.threads
+        if not self._admitted():
+            return
+        process.plane.data.register(self.sampler)
+        process.transfer.register(Registered({"sampler": self.sampler}, self.state_dict, self.load_state_dict))
+        process.plane.data.settle(process.host.world.config.join_timeout)
+        for batch in self._batches():
+            threads.sleep(self._rng.expovariate(1.0 / self._pace))
+            if self._rng.random() < process.jobs.long_steps:
+                threads.sleep(self._rng.uniform(0.0, 1.0))
+            self._backward()
+            call = self._call()
+            process.jobs.promises.entered(process, call)
+            status = process.turns.take(call.layout.text, functools.partial(process.engine.run, call), lambda: None)
+            if status is Status.ABORT:
+                return
+            process.jobs.promises.used_up(process, batch)
+            if status:
+                if self._rng.random() < 0.3:
+                    threads.sleep(self._rng.uniform(0.0, 0.02))  # clips, logs
+                self._step()
+                process.jobs.promises.applied(process, call)
+                self.applied += 1
+            if process.engine.said_goodbye:
+                self._leave()
+                return
+
+    def _batches(self) -> Iterator[list[int]]:
+        """One epoch after the other, drawn ahead as by a loader."""
+        while True:
+            loop, ahead = iter(self.sampler), deque[list[int]]()
+            for _ in range(self._depth):
+                ahead.extend(batch for batch in [next(loop, None)] if batch is not None)
+            while True:
+                ahead.extend(batch for batch in [next(loop, None)] if batch is not None)
+                if not ahead:
+                    break
+                yield ahead.popleft()
+
+    def _leave(self) -> None:
+        """``FTLib.leave``: the goodbye rode on the last call."""
+        process = self._process
+        process.turns.depart()
+        process.door.leave()
+        end = process.threads.now() + 5.0
+        with process.plane.changed:
+            process.plane.changed.wait_for(lambda: process.plane.phase is Phase.STOPPED, end - process.threads.now())
+
+    def _admitted(self) -> bool:
+        """``FTLib.init``: a founder returns in the first view, a joiner once it has met the job."""
+        plane, threads = self._process.plane, self._process.threads
+        machine = self._process.host.machine
+        while plane.phase is Phase.WAITING:
+            known = machine.known_view
+            if known is not None and machine.member.id not in known:
+                threads.sleep(self._rng.uniform(0.0, 0.3))
+                return True
+            threads.sleep(0.02)
+        return plane.phase is not Phase.STOPPED
+
+    def _backward(self) -> None:
+        self.token += 1
+        self.weight = WEIGHTS[self._rng.random() < 0.25]
+        for number, gradient in enumerate(self._gradients):
+            gradient.zero_()
+            gradient[self._process.index] = self.token * (number + 1)
+
+    def _call(self) -> Call:
+        veto = self._process.jobs.veto
+        return Call(Kind.AVERAGE, self._layout, self._gradients, weight=self.weight, batches=1, divide=True, veto=veto)
+
+    def _step(self) -> None:
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.mul_(3).add_((gradient * _SCALE).round_().to(torch.int64))

@@ -1,0 +1,164 @@
+"""Tests in several forked processes: what is reported, what they share and what not, and what if a test ends one of them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE, STDOUT, run
+from xml.etree import ElementTree as ET
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Play = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    """Runs the tests of some modules in so many processes; the exit code and what is said."""
+
+    def play(forks: int, *modules: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
+        for number, text in enumerate(modules):
+            (tmp_path / f"test_module{number}.py").write_text(text)
+        pytest = [sys.executable, "-m", "pytest", "-p", "tests.forks", f"--forks={forks}", "-p", "no:cacheprovider"]
+        places = [f"--rootdir={tmp_path}", f"--junitxml={tmp_path}/report.xml", f"--basetemp={tmp_path}/files"]
+        command = [*pytest, *places, *options, str(tmp_path)]
+        done = run(command, cwd=ROOT, stdout=PIPE, stderr=STDOUT, text=True, check=False, timeout=60)
+        return done.returncode, done.stdout
+
+    return play
+
+
+def names(report: Path) -> dict[str, list[str]]:
+    """Tests that came to nothing good, each with what it came to."""
+    return {
+        case.get("name", ""): [each.tag for each in case if each.tag != "system-out"]
+        for case in ET.parse(report).iter("testcase")
+    }
+
+
+def test_everything_is_reported_as_usual(play: Play, tmp_path: Path) -> None:
+    """One that passes, one that fails and says something, one that skips, one whose fixture fails at its end."""
+    code, said = play(
+        2,
+        """
+import pytest
+
+@pytest.fixture
+def ends_badly():
+    yield
+    assert not "at its end"
+
+def test_good(tmp_path):
+    print("of no interest")
+    (tmp_path / "file").write_text("")
+
+def test_bad():
+    print("of interest")
+    assert 1 == 2
+
+def test_skipped():
+    pytest.skip("for a reason")
+
+def test_error(ends_badly):
+    pass
+""",
+    )
+    assert code == 1
+    assert names(tmp_path / "report.xml") == {
+        "test_good": [],
+        "test_bad": ["failure"],
+        "test_skipped": ["skipped"],
+        "test_error": ["error"],
+    }
+    assert "of interest" in said and "of no interest" not in said
+    assert "assert 1 == 2" in said and "1 failed, 2 passed, 1 skipped, 1 error" in said
+
+
+def test_a_module_is_imported_once_and_runs_in_several_processes(play: Play, tmp_path: Path) -> None:
+    code, said = play(
+        3,
+        f"""
+import os, time
+from pathlib import Path
+import pytest
+
+HERE = Path({str(tmp_path)!r})
+(HERE / f"import-{{os.getpid()}}").write_text("")
+
+@pytest.mark.parametrize("turn", range(3))
+def test_it(turn, tmp_path):
+    (HERE / f"test-{{os.getpid()}}").write_text(str(tmp_path))
+    end = time.monotonic() + 20
+    while len(list(HERE.glob("test-*"))) < 3:
+        assert time.monotonic() < end, "the others wait for this one"
+        time.sleep(0.01)
+""",
+    )
+    assert code == 0, said
+    assert len(list(tmp_path.glob("import-*"))) == 1
+    assert len({each.read_text() for each in tmp_path.glob("test-*")}) == 3, "each has its own temporary files"
+
+
+def test_who_shares_a_fixture_of_its_module_shares_the_process(play: Play, tmp_path: Path) -> None:
+    """Another process takes from a module only when nothing else is left: here, at most the last of either."""
+    program = f"""
+import os
+from pathlib import Path
+import pytest
+
+@pytest.fixture(scope="module")
+def server():
+    with open({str(tmp_path / "log")!r}, "a", buffering=1) as log:
+        log.write(f"{{__name__}}-begins\\n")
+        yield os.getpid()
+        log.write(f"{{__name__}}-ends\\n")
+
+@pytest.mark.parametrize("turn", range(40))
+def test_it(turn, server):
+    assert server == os.getpid()
+"""
+    code, said = play(2, program, program)
+    assert code == 0, said
+    log = Counter((tmp_path / "log").read_text().split())
+    for module in ("test_module0", "test_module1"):
+        assert 1 <= log[f"{module}-begins"] == log[f"{module}-ends"] <= 2
+
+
+def test_a_test_that_ends_its_process_fails_and_the_others_run(play: Play, tmp_path: Path) -> None:
+    code, said = play(
+        1,
+        """
+import os, signal
+def test_before(): pass
+def test_exit(): os._exit(7)
+def test_between(): pass
+def test_kill(): os.kill(os.getpid(), signal.SIGKILL)
+def test_after(): pass
+""",
+    )
+    assert code == 1
+    assert {name for name, outcome in names(tmp_path / "report.xml").items() if outcome} == {"test_exit", "test_kill"}
+    assert "2 failed, 3 passed" in said
+    assert "the process that ran this test ended: exit code 7" in said
+    assert "the process that ran this test ended: killed by SIGKILL" in said
+
+
+def test_the_first_failure_may_end_it(play: Play) -> None:
+    """With ``-x`` nobody goes on, not even in the middle of a test."""
+    code, said = play(2, "import time\ndef test_bad(): assert False\ndef test_long(): time.sleep(100)\n", options=("-x",))
+    assert code == 1 and "1 failed" in said and "stopping after 1 failures" in said
+
+
+def test_what_cannot_be_collected_is_said(play: Play) -> None:
+    code, said = play(2, "def test_good(): pass", "import nothing_of_this_name")
+    assert code == 2 and "nothing_of_this_name" in said and "passed" not in said
+
+
+def test_warnings_are_told(play: Play) -> None:
+    program = "import warnings\ndef test_it(): warnings.warn('take care', DeprecationWarning)"
+    code, said = play(1, program, options=("-W", "always"))
+    assert code == 0 and "DeprecationWarning: take care" in said

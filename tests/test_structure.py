@@ -1,0 +1,46 @@
+"""The house stays as it was built: no circle of imports, few doors in each room, no module outside of the contracts."""
+
+from __future__ import annotations
+
+import tomllib
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("consensus", "ftlib")
+MOST = 15
+"""Entries of a folder, its ``__init__`` not counted."""
+MORE = {"consensus": 18}
+"""The top of the package, where its rooms stand beside the values that all of them use."""
+FOLDERS = sorted(str(path.parent.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("__init__.py"))
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, cache_dir=None)
+
+
+def test_no_module_imports_itself_by_way_of_others(graph: grimp.ImportGraph) -> None:
+    """Imports in functions, and those for type checking alone, are counted."""
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # CycleError names the modules of a circle
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_has_few_doors(folder: str) -> None:
+    entries = {path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert len(entries - {"__init__"}) <= MORE.get(folder, MOST), sorted(entries)
+
+
+def test_contracts_count_every_import_and_every_module() -> None:
+    assert CONTRACTS["exclude_type_checking_imports"] is False
+    layers = [contract for contract in CONTRACTS["contracts"] if contract["type"] == "layers"]
+    assert {"ftlib", "ftlib.core", "consensus", "consensus.protocol"} <= {
+        name for each in layers for name in each["containers"]
+    }
+    assert all(contract["exhaustive"] for contract in layers), "a module that no layer names would be under no contract"
+    assert not any("ignore_imports" in contract for contract in layers)
