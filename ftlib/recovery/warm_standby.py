@@ -2,8 +2,9 @@
 
 A thread of its own finds a member as *sender*, reads its replication stream, and has the members pin the state as of a call
 not yet entered. A ``Round`` does the rest: that of a joiner, but for the averages, which come from the sender. When the sender
-goes, another one continues where it stopped, if it has finished no call more; else all begins anew. Once the spare is promoted,
-``Catchup`` goes on with the round.
+goes, another one continues where it stopped, if it has finished the same calls; else all begins anew. That is told by the view
+in which the newest one was computed: a sender may have died as the only one that had finished it, and then the others redo it
+without that sender's share. Once the spare is promoted, ``Catchup`` goes on with the round.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ class WarmStandby:
         """The one before, which may be about to end."""
         self._kept = 0
         """The newest call whose record was passed to the round."""
+        self._kept_in = ""
+        """The view in which it was computed."""
+        self._base = 0, ""
+        """The last call that the round's shards contain, and the view in which that was computed."""
         self._error: Exception | None = None
 
     # --- the training thread -------------------------------------------------------------------------------------------
@@ -123,7 +128,7 @@ class WarmStandby:
         with self._changed:
             self._over = True
             round_, self._round, former = self._round, None, self._former
-            fits = round_ is not None and round_.error is None and round_.begins <= number and self._kept >= number - 1
+            fits = round_ is not None and round_.error is None and round_.begins <= number and self._kept == number - 1
             self._changed.notify_all()
         if fits:
             return round_
@@ -223,8 +228,10 @@ class WarmStandby:
         """Go on with the round there is, or begin one."""
         hello = stream.hello
         with self._changed:
-            round_, kept = self._round, self._kept
-        if round_ is not None and (round_.origin != hello.origin or hello.finished > kept):
+            round_, kept, kept_in = self._round, self._kept, self._kept_in
+        # One that is a call behind will send that call: see ``_keep``.
+        level = (hello.finished, hello.view_id) == (kept, kept_in) or hello.finished == kept - 1
+        if round_ is not None and (round_.origin != hello.origin or not level):
             self._drop()
             round_ = None
         if round_ is None:
@@ -250,9 +257,9 @@ class WarmStandby:
         except Refused:
             self._ahead = min(_FURTHEST, 2 * self._ahead)
             raise
-        if len({(begun.nbytes, begun.fingerprint) for begun in told}) > 1:
-            sizes = ", ".join(str(begun.nbytes) for begun in told)
-            raise FetchError(f"the donors disagree on what the state is: {sizes} bytes")
+        if len({(begun.nbytes, begun.fingerprint, begun.view_id) for begun in told}) > 1:
+            found = ", ".join(f"{begun.nbytes} bytes after a call of view {begun.view_id:.6}" for begun in told)
+            raise FetchError(f"the donors disagree on what the state is: {found}")
         first = next(begun for begun, holder in zip(told, holders, strict=True) if holder.id == sender.id)
         shards = single_donor_shards(first.nbytes, [holder.id for holder in holders], turn, version)
         offer = SnapshotOffer(first.nbytes, len(shards), first.packed, ((0, first.nbytes),))
@@ -275,7 +282,8 @@ class WarmStandby:
         with self._changed:
             if self._over:
                 return
-            self._round, self._kept = round_, hello.finished
+            self._round, self._kept, self._kept_in = round_, hello.finished, hello.view_id
+            self._base = version - 1, first.view_id
             round_.begin()
 
     def _listen(self, sender: Member, stream: StreamReader) -> None:
@@ -306,6 +314,9 @@ class WarmStandby:
             round_ = self._round
             if self._over or round_ is None:
                 return False
+            for number, view_id in ((self._kept, self._kept_in), self._base):
+                if record.number == number and record.view_id != view_id:
+                    raise NoFollowing(f"call {number} was redone by the others, and this spare has what it came to before")
             if record.number <= self._kept:
                 self._reuse(record.slots)
                 return True
@@ -316,7 +327,7 @@ class WarmStandby:
                 self._reuse(round_.keep(record.number, results) or ())
             else:
                 self._reuse(record.slots)
-            self._kept = record.number
+            self._kept, self._kept_in = record.number, record.view_id
             self._changed.notify_all()
         while not round_.wait_room(LOOK) and self._going() and round_.error is None:
             pass

@@ -38,7 +38,7 @@ class Kind(Enum):
 class Results:
     """What a finished call left in staging: sums not yet divided. Valid until an operation of the next call has finished."""
 
-    __slots__ = ("finite", "layout", "number", "shares", "slots", "weight")
+    __slots__ = ("finite", "layout", "number", "shares", "slots", "view_id", "weight")
 
     def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float, intact: bool = True) -> None:
         self.number = number
@@ -49,10 +49,16 @@ class Results:
         """False if the call was to be looked through for inf and nan, and has some."""
         self.shares: Mapping[str, Share] = {}
         """What every member used up of the data, by its id; empty where nobody draws samples."""
+        self.view_id = ""
+        """The view whose members' inputs these are. It may be redone in another one, where all who had finished it died."""
 
     def share(self, shares: Mapping[str, Share]) -> None:
         """Note what every member used up of the data."""
         self.shares = shares
+
+    def computed_in(self, view_id: str) -> None:
+        """Note the view in which the operations ended, here or at the survivor who gave the results."""
+        self.view_id = view_id
 
 
 class Call:

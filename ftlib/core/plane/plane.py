@@ -64,7 +64,8 @@ class Plane:
         """Why STOPPED."""
         self.session: Session | None = None
         """The newest activated one (kept while FROZEN)."""
-        self.finished = 0
+        self.finished, self.finished_in = 0, ""
+        """The newest call that was finished, and the view in which it was computed; empty where that was not seen here."""
         self.step: int = 0 if former is None else former.step  # for who looks before it is admitted: then it is the cluster's
         self.current: Call | None = None
         self.running: Session | None = None
@@ -223,6 +224,7 @@ class Plane:
                 self._order = order
                 self.tell()
                 return None
+            results.computed_in(session.view.view_id)
             if trailer.draws:
                 results.share(shares_in(session.by_rank, trailer))
             self._finished(call, results)
@@ -359,6 +361,7 @@ class Plane:
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
                     self.origin = ""  # it is behind, or what was loaded belonged to a call that nobody alive has finished
+                self.finished_in = self.finished_in if self.finished == plan.call else ""
                 self.finished, self.step = plan.call, plan.step
                 if self.current is not None:
                     self.current.renumber(self.finished + 1)
@@ -441,7 +444,7 @@ class Plane:
         self.founder, self.blank = True, False
 
     def _finished(self, call: Call, results: Results) -> None:
-        self.finished = call.number
+        self.finished, self.finished_in = call.number, results.view_id
         self.current = None
         self.tell()
         self.blank = False

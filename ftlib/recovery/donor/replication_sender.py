@@ -95,7 +95,8 @@ class ReplicationSender:
         slots, weight = results.slots if applied else (), results.weight
         if applied and not slots:  # a view of one: this member's own input is the result
             slots, weight = tuple(_staged(call)), 1.0
-        spare = self._stream.append(ReplicationRecord(results.number, layout.signature, layout.kind, float(weight), slots))
+        record = ReplicationRecord(results.number, layout.signature, layout.kind, float(weight), results.view_id, slots)
+        spare = self._stream.append(record)
         return spare if results.slots else None
 
     @property
@@ -132,7 +133,8 @@ class ReplicationSender:
     def begin(self, request: SnapshotRequest) -> bytes:
         """``ask=begin``: see ``SnapshotRequest``. LookupError says why not, or not yet.
 
-        The answer: the bytes of the flat state and its fingerprint, and the manifest of that version, where it is wanted.
+        The answer: the bytes of the flat state and its fingerprint, the view in which the last call in it was computed, and the
+        manifest of that version, where it is wanted.
         """
         plane = self._plane
         with plane.changed:
@@ -161,7 +163,8 @@ class ReplicationSender:
                 raise LookupError(f"{LATER}: this member is in no view")
             ids = dict.fromkeys((*session.plan.holders, plane.member_id))
             subscriber = self._stream.subscribe(signature)
-            hello = Hello(plane.finished, plane.origin, tuple(session.view.member(m) for m in ids if m in session.view))
+            holders = tuple(session.view.member(each) for each in ids if each in session.view)
+            hello = Hello(plane.finished, plane.finished_in, plane.origin, holders)
         return _told(subscriber, hello)
 
     # --- inside --------------------------------------------------------------------------------------------------------
@@ -196,6 +199,7 @@ class ReplicationSender:
                 "nbytes": manifest.nbytes,
                 "ground": manifest.fingerprint,
                 "packed": manifest.packed if request.wants_inline else b"",
+                "view": plane.finished_in,
             }
             request.answer.set_result(msgpack.packb(found))
 

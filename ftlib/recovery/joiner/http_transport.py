@@ -353,6 +353,8 @@ class Begun(NamedTuple):
     nbytes: int
     fingerprint: str
     packed: bytes
+    view_id: str
+    """The view in which the last call was computed that this state contains."""
 
 
 class _OneOffer(NamedTuple):
@@ -367,8 +369,8 @@ class _OneOffer(NamedTuple):
 
 def _begun(member: Member, data: bytes) -> Begun:
     match _unpacked(member, data):
-        case {"nbytes": int(nbytes), "ground": str(fingerprint), "packed": bytes(packed)}:
-            return Begun(nbytes, fingerprint, packed)
+        case {"nbytes": int(nbytes), "ground": str(fingerprint), "packed": bytes(packed), "view": str(view_id)}:
+            return Begun(nbytes, fingerprint, packed, view_id)
     raise FetchError(f"{member}: what it has pinned has the wrong shape: run one release everywhere")
 
 

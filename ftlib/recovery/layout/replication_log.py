@@ -40,6 +40,8 @@ class ReplicationRecord:
     """Of the layout."""
     weight: float
     """The sum of the weights, by which the sums in ``slots`` have to be divided."""
+    view_id: str
+    """The view in which it was computed: two records of one call are the same if these are."""
     slots: tuple[Slot, ...]
     """The buckets' sums; none where nothing is to be applied."""
 
@@ -54,6 +56,8 @@ class Hello:
     """Where a sender is: the records of all calls after ``finished`` follow."""
 
     finished: int
+    view_id: str
+    """The view in which call ``finished`` was computed."""
     origin: str
     """Of its state."""
     holders: tuple[Member, ...]
@@ -62,14 +66,14 @@ class Hello:
     def encode(self) -> Iterator[bytes]:
         """The record."""
         members = [[member.id, member.host, member.port] for member in self.holders]
-        yield from _framed(msgpack.packb([self.finished, self.origin, members]))
+        yield from _framed(msgpack.packb([self.finished, self.view_id, self.origin, members]))
 
     @classmethod
     def read(cls, fill: Fill) -> Hello:
         """The inverse; ValueError for anything else, EOFError where it ends before."""
         match _head(fill):
-            case [int(finished), str(origin), list(members)] if finished >= 0 and origin:
-                return cls(finished, origin, tuple(_member(entry) for entry in members))
+            case [int(finished), str(view_id), str(origin), list(members)] if finished >= 0 and origin:
+                return cls(finished, view_id, origin, tuple(_member(entry) for entry in members))
         raise ValueError("this is no beginning of averages: run one release everywhere")
 
 
@@ -77,7 +81,7 @@ def encode(record: ReplicationRecord, signature: bytes) -> Iterator[bytes | memo
     """The record for somebody who wants the sums of calls of that ``signature``."""
     slots = record.slots if record.signature == signature else ()
     nbytes = sum(slot.bucket.nbytes for slot in slots)
-    head = msgpack.packb([record.number, record.signature, record.kind, record.weight, nbytes])
+    head = msgpack.packb([record.number, record.signature, record.kind, record.weight, record.view_id, nbytes])
     digest = xxhash.xxh3_128(head)
     yield from _framed(head)
     for view in _views(slots):
@@ -96,7 +100,7 @@ def read(fill: Fill, signature: bytes, slots: Callable[[], Sequence[Slot]]) -> R
     if not packed:
         return None
     match _unpacked(packed):
-        case [int(number), bytes(found), str(kind), float(weight), int(nbytes)]:
+        case [int(number), bytes(found), str(kind), float(weight), str(view_id), int(nbytes)]:
             pass
         case _:
             raise ValueError("this is no average: run one release everywhere")
@@ -113,7 +117,7 @@ def read(fill: Fill, signature: bytes, slots: Callable[[], Sequence[Slot]]) -> R
     _whole(fill, memoryview(found_digest))
     if found_digest != digest.digest():
         raise ValueError("an average arrived damaged")
-    return ReplicationRecord(number, found, kind, weight, into)
+    return ReplicationRecord(number, found, kind, weight, view_id, into)
 
 
 def _framed(packed: bytes) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ import pytest
 from consensus import Member
 from ftlib.recovery.layout.replication_log import KEEPALIVE, Fill, Hello, ReplicationRecord, encode, read
 
-HELLO = Hello(7, "a", (Member("a", "10.0.0.1", 1), Member("b", "host", 65535)))
+HELLO = Hello(7, "0a", "a", (Member("a", "10.0.0.1", 1), Member("b", "host", 65535)))
 
 
 def filling(data: bytes) -> Fill:
@@ -24,20 +24,21 @@ def framed(*values: object) -> bytes:
 
 def test_a_beginning_comes_through() -> None:
     assert Hello.read(filling(b"".join(HELLO.encode()))) == HELLO
-    first = Hello(0, "a", ())
+    first = Hello(0, "", "a", ())
     assert Hello.read(filling(b"".join(first.encode()))) == first
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        (-1, "a", []),
-        (1, "", []),
-        (1, "a"),
-        (1, "a", [["b", "host", 0]]),
-        (1, "a", [["b", "host", 65536]]),
-        (1, "a", [["", "host", 1]]),
-        (1, "a", [["b", "host", "1"]]),
+        (-1, "0a", "a", []),
+        (1, "0a", "", []),
+        (1, "0a", "a"),
+        (1, "a", []),
+        (1, "0a", "a", [["b", "host", 0]]),
+        (1, "0a", "a", [["b", "host", 65536]]),
+        (1, "0a", "a", [["", "host", 1]]),
+        (1, "0a", "a", [["b", "host", "1"]]),
     ],
     ids=str,
 )
@@ -61,7 +62,7 @@ def test_what_breaks_off() -> None:
 
 
 def test_a_record_without_sums_comes_through_unless_it_is_damaged() -> None:
-    record = ReplicationRecord(8, b"s" * 16, "barrier", 0.0, ())
+    record = ReplicationRecord(8, b"s" * 16, "barrier", 0.0, "0a", ())
     data = b"".join(map(bytes, encode(record, b"another")))
     assert read(filling(data), b"another", tuple) == record
     damaged = data[:-1] + bytes([data[-1] ^ 1])

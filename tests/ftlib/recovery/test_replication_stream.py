@@ -21,6 +21,7 @@ def record(number: int, given: Layout) -> ReplicationRecord:
         given.signature,
         given.kind,
         1.0,
+        "",
         tuple(Slot(bucket, 0) for bucket in given.buckets),
     )
 

@@ -18,7 +18,8 @@ from ftlib.core.plane.phase import Phase
 from ftlib.recovery.donor import replication_sender as sender
 from ftlib.recovery.donor.donor import Donor
 from ftlib.recovery.layout import shards
-from tests.ftlib.real import Company, at_once, company, eventually, in_thread
+from ftlib.recovery.warm_standby import WarmStandby
+from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 
 BACKENDS = pytest.mark.parametrize("backend", ["memory", "gloo"])
@@ -160,6 +161,46 @@ def test_several_spares_and_one_place() -> None:
         for spare in spares:
             if spare is not promoted:
                 made.level(spare)
+
+
+def test_a_call_that_only_the_dead_had_finished(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The other member redoes it without the dead one's gradients: what spares have applied of it is no member's state."""
+    caplog.set_level("INFO", "ftlib")
+    with school(2) as made:
+        sender, survivor = made.members
+        asked = WarmStandby._senders
+        first = sender.ft._plane.member_id
+        monkeypatch.setattr(WarmStandby, "_senders", lambda self: sorted(asked(self), key=lambda member: member.id != first))
+        spares = [made.spare(seed) for seed in (98, 99)]
+        for spare in spares:
+            made.level(spare)
+        plane = survivor.ft._plane
+        finish, crashed = plane.finish, threading.Event()
+        held: list[int] = []
+
+        def finish_late(session: Any, call: Any, *more: Any) -> Any:
+            if session.view.epoch == 1 and call.number > 20:
+                held.append(call.number)
+                assert crashed.wait(TIMEOUT)
+                eventually(lambda: plane.phase is not Phase.ACTIVE, "the crash was noticed")
+            return finish(session, call, *more)
+
+        monkeypatch.setattr(plane, "finish", finish_late)
+
+        def ahead() -> bool:
+            alone = max(sender.hashes)
+            return alone > max(survivor.hashes) and all(max(spare.trail) == alone for spare in spares)
+
+        eventually(lambda: held and ahead(), "the spares have applied what the sender alone has finished")
+        made.crash(sender)
+        crashed.set()
+        eventually(lambda: any(spare.hashes for spare in spares), "one of them is promoted")
+        [promoted] = [spare for spare in spares if spare.hashes]
+        [waiting] = [spare for spare in spares if spare is not promoted]
+        made.counts(promoted, 2)
+        assert assert_equal(survivor, promoted) > 2
+        made.level(waiting)
+    assert [record for record in caplog.records if getattr(record, "ftlib_event", "") == "spare_begins"][2:]
 
 
 def test_members_that_change_while_a_spare_stays_one() -> None:
