@@ -186,6 +186,7 @@ class Supervisor:
         except OSError:  # somebody took the port meanwhile: meet the others at theirs
             others = [record.address for record in self.policy.in_phase(WorkerPhase.RUNNING) if record.address]
             if others:
+                self._console.say(f"port {self._ports[index]} is taken by now: worker {index} meets the others at theirs")
                 self._start(index, Start(index, others, len(self._addresses)))
             else:
                 self._refound(f"port {self._ports[index]} is taken")

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.program import ROOT, Program, ftlib_run
 from tests.processes.nursery import Nursery
 
-PATIENCE = 300.0
+PATIENCE = 200.0
 """Seconds: they learn something, and a busy machine takes its time."""
 
 

@@ -104,6 +104,7 @@ def program(arguments: list[str], environment: Mapping[str, str] | None = None) 
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     if os.environ.get("PYTHONUNBUFFERED"):
@@ -113,9 +114,7 @@ def program(arguments: list[str], environment: Mapping[str, str] | None = None) 
     code = 1
     try:
         code = _guarded(functools.partial(_run, arguments))
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
+        threading._shutdown()  # type: ignore[attr-defined] # as the interpreter's end does: executors end, other threads are joined
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):

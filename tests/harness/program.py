@@ -5,6 +5,7 @@ What only a new interpreter shows (its end, its command line, what it imports) i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from ftlib.launch.process import descendants
 from tests.processes.nursery import ROOT, Nursery, Stuck
 
 from .forked import program
@@ -64,13 +66,21 @@ class Program:
         return None if end is None else end.code
 
     def wait(self, limit: float) -> int:
-        """Until it ends; Stuck if it does not."""
+        """Until it ends; Stuck, with the stacks of all its processes, if it does not."""
         deadline = time.monotonic() + limit
         while (code := self.returncode) is None:
             if time.monotonic() > deadline:
+                self._dump()
                 raise Stuck(f"it has not ended within {limit:g} s: {self.stdout}\n{self.stderr}")
             time.sleep(0.005)
         return code
+
+    def _dump(self) -> None:
+        """All threads' stacks of all its processes, into ``stderr``."""
+        for pid in (self.pid, *sorted(descendants(self.pid))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(0.3)  # one after the other; one that hangs in the kernel never says that it is done
 
     def send_signal(self, number: int) -> None:
         """To the program, unless it has ended."""

@@ -25,6 +25,8 @@ __all__ = ["ROOT", "Cluster", "Stuck", "Worker", "bind", "load"]
 
 LIMIT = 40.0
 """Seconds that anything may take."""
+_TOLD = 3_000
+"""Characters of each worker's log that a failure shows."""
 
 
 def load() -> str:
@@ -53,6 +55,13 @@ class Worker:
         last = self.calls[-1] if self.calls else {}
         where = f"step {last.get('step')} epoch {last.get('epoch')} size {last.get('size')}"
         return f"<{self.task.name} pid {self.pid} code {self.code} {where}>"
+
+    def said(self, most: int) -> str:
+        """The last ``most`` characters of its log."""
+        try:
+            return Path(self.task.log + ".out").read_text(errors="replace")[-most:]
+        except FileNotFoundError:
+            return "it has not said anything"
 
     @property
     def alive(self) -> bool:
@@ -211,8 +220,9 @@ class Cluster:
             if found:
                 return found
             if time.monotonic() > deadline:
+                left = [worker for worker in self.workers if worker.code is None]
+                state = "\n  ".join(f"{worker!r}: {worker.said(_TOLD)}" for worker in left)
                 self.dump()
-                state = "\n  ".join(repr(worker) for worker in self.workers if worker.code is None)
                 raise Stuck(f"not within {limit:g} s: {what}\n  {state}")
             time.sleep(poll)
 
