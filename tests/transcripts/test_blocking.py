@@ -109,6 +109,7 @@ def test_proofs_that_come_too_late_do_not_help() -> None:
     world.run(10.0)
     assert epochs(junior) == [1, 1]
     assert "(dead)" in blocked(junior[0])[-1][1]
+    assert "started anew" in blocked(junior[0])[-1][1], "nobody can kill or bring back the dead"
 
 
 def test_a_blocked_half_goes_on_when_the_rest_of_the_other_half_comes_back() -> None:

@@ -119,6 +119,9 @@ class Blockage:
             without = f"; it hears nothing of {', '.join(mute)}: bring their hosts back, or kill them there" if mute else ""
             return f"{'frozen, ' if self._frozen() else ''}waiting for {core.coordinator()} to complete the next view{without}"
         names = ", ".join(self._named(member) for member in known if member.id in waits)
+        if all(key in core.evidence.proofs for key in waits):
+            what = "proven dead too late to rule out that they had decided without this member"
+            return f"the next view waits for {names}: {what}; it ends after quorum_timeout, and has to be started anew"
         return f"the next view waits for {names}; kill them where they hang, or bring their hosts back"
 
     def _named(self, member: Member) -> str:
