@@ -148,8 +148,8 @@ class Machine:
                 self.tick(now)
             case Leave(after_call, ended):
                 admission.leave(after_call, now, ended=ended)
-            case Accusation(accused, kind, detail):
-                change.accusations.accuse(accused, kind, detail, now)
+            case Accusation(accused, kind, detail, age):
+                change.accusations.accuse(accused, kind, detail, now, age=age)
             case Checked(member_id, alive, detail, listens):
                 if alive:
                     self._detection.answered_check(member_id, now)

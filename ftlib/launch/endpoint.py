@@ -1,8 +1,10 @@
 """The launcher's HTTP endpoint on loopback: what workers may ask of it. Bodies are JSON or msgpack maps.
 
 ``POST /fence {job, pid, member, reason}``: kill that worker and answer once it is reaped. 200 ``{"reaped": true}`` is
-proof of death, the only thing that lets one of two go on at once; ``"known": false`` says that it was gone before. 404
-where the pid was never a worker here, 504 where the kernel will not let it die in time: no proof.
+proof of death, the only thing that lets one of two go on at once; ``"known": false`` says that it was gone before.
+``"gone_ms"``: for so many milliseconds at least it has done nothing any more, since it was sent SIGKILL or had ended: on a
+starved machine the answer may come late, and what counts is when it died. 404 where the pid was never a worker here, 504 where
+the kernel will not let it die in time: no proof.
 
 ``POST /announce {job, pid, member, address, epoch}``: a worker says where it is (see ``lifecycle.supervisor_client``).
 ``GET /workers``: what the launcher believes, for people and tools.
@@ -49,8 +51,8 @@ class Operations(Protocol):
         """The keys of which callers must have one."""
         ...
 
-    async def fence(self, pid: int, member: str, reason: str) -> Fate:
-        """Kill a worker and wait, within a deadline, until it is reaped."""
+    async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
+        """Kill a worker and wait, within a deadline, until it is reaped; for how many seconds it is gone."""
         ...
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
@@ -93,9 +95,11 @@ class _Endpoint:
             raise _refusal(web.HTTPBadRequest, "expected pid (a number), member and reason") from None
         names = ("job", "pid", "member", "nonce")
         key = self._key(fields, "fence", *names)
-        status, answer = _ANSWERS[await self._operations.fence(pid, member, reason[:200])]
-        mac = key.vouch("fenced", *(fields.get(name) for name in names), answer["reaped"])
-        return web.json_response({**answer, "mac": mac}, status=status)
+        fate, gone = await self._operations.fence(pid, member, reason[:200])
+        status, answer = _ANSWERS[fate]
+        gone_ms = int(1000 * gone)
+        mac = key.vouch("fenced", *(fields.get(name) for name in names), answer["reaped"], gone_ms)
+        return web.json_response({**answer, "gone_ms": gone_ms, "mac": mac}, status=status)
 
     async def announce(self, request: web.Request) -> web.Response:
         fields = await self._fields(request)

@@ -77,7 +77,7 @@ class Supervisor:
         self._base = dict(os.environ if environment is None else environment)
         self._credentials = Credentials(plan.job, self._base)
         self._workers: dict[int, Worker] = {}  # by pid; those not reaped yet
-        self._past: set[int] = set()  # pids of earlier workers, and of no present one
+        self._past: dict[int, float] = {}  # pids of earlier workers, and of no present one, and when they were gone
         self._tails: dict[int, deque[bytes]] = {}
         self._due: set[int] = set()  # slots that wait for their start, and whose delay is over
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -217,7 +217,7 @@ class Supervisor:
             if sockets is not None:
                 sockets.close()  # ours: "connection refused" must prove that the worker is gone
         self._workers[worker.pid] = worker
-        self._past.discard(worker.pid)
+        self._past.pop(worker.pid, None)
         self._tails[index] = worker.tail
         address = f"{HOST}:{start.port}" if start.port else ""
         self.policy.started(index, worker.pid, address, founder=start.socket_fds is not None)
@@ -247,7 +247,7 @@ class Supervisor:
                 os.waitpid(zombie.si_pid, 0)
                 continue
             code = worker.reap()
-            self._past.add(worker.pid)
+            self._past[worker.pid] = worker.gone_at
             index = worker.start.index
             self._console.event("ended", worker=index, pid=worker.pid, code=code, cause=worker.cause)
             self._ended(index, code, worker.cause, sent_away=worker.sent_away)
@@ -343,20 +343,21 @@ class Supervisor:
         """The keys of which callers must have one."""
         return self._credentials.ring
 
-    async def fence(self, pid: int, member: str, reason: str) -> Fate:
-        """Kill an accused worker, and wait until it is reaped."""
+    async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
+        """Kill an accused worker, and wait until it is reaped; for how many seconds it is gone."""
         worker = self._workers.get(pid)
         if worker is None:
-            return Fate.GONE if pid in self._past else Fate.UNKNOWN
+            gone_at = self._past.get(pid)
+            return (Fate.UNKNOWN, 0.0) if gone_at is None else (Fate.GONE, time.monotonic() - gone_at)
         if member in self.policy.past:
-            return Fate.GONE  # the number is a later lifetime's, or the process lives on as another member
-        if not worker.cause:
+            return Fate.GONE, 0.0  # the number is a later lifetime's, or the process lives on as another member
+        if not worker.cause and not worker.ended:
             self._console.say(f"{worker.start.name} is silent to its peers ({reason or 'no reason given'}): killed")
             self._console.event("fenced", worker=worker.start.index, pid=pid, reason=reason)
-        worker.kill("silent to its peers")
+        worker.kill("" if worker.ended else "silent to its peers")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(worker.gone), _REAP_TIMEOUT)
-        return Fate.REAPED if worker.gone.done() else Fate.STUCK
+        return (Fate.REAPED, time.monotonic() - worker.gone_at) if worker.gone.done() else (Fate.STUCK, 0.0)
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
         """Take note of a worker's member id, address and view."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -55,6 +56,8 @@ class Worker:
         self.born = time.monotonic()
         self.cause = ""
         """Why the launcher killed it, where it did."""
+        self.gone_at = math.inf
+        """From when on (CLOCK_MONOTONIC) none of its processes did anything: its group was sent SIGKILL, or it was reaped."""
         self.sent_away = False
         """Whether the launcher ended it for the run's sake: its end is then no failure."""
         self.gone: asyncio.Future[int] = loop.create_future()
@@ -92,6 +95,11 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, though it may not be reaped yet."""
+        return self.gone.done() or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def send_away(self) -> None:
         """SIGTERM, as the run needs it no more."""
         self.sent_away = True
@@ -109,6 +117,7 @@ class Worker:
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # subprocess must not wait for it again
+        self.gone_at = min(self.gone_at, time.monotonic())
         for stream in self._streams:
             stream.finish()
         for pipe in (self._process.stdout, self._process.stderr):
@@ -118,8 +127,13 @@ class Worker:
         return code
 
     def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
             os.killpg(self.pid, signal.SIGKILL)
+        except PermissionError:
+            return
+        except ProcessLookupError:
+            pass
+        self.gone_at = min(self.gone_at, time.monotonic())
 
     def __repr__(self) -> str:
         state = f"gone {self.gone.result()}" if self.gone.done() else "running"

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -219,13 +220,16 @@ wait("go")
         address, job = facts["supervisor"], facts["job"]
         accusation = {"job": job, "pid": pid, "member": f"m{pid}", "reason": "no ack for 1.5 s"}
 
+        gone: list[int] = []
+
         def fence(pack: Any = json.dumps, key: Key = KEY, **changed: Any) -> tuple[int, Any]:
             order = signed(accusation | changed, key)
             data = pack(order)
             status, answer = post(address, "/fence", data.encode() if isinstance(data, str) else data)
             if status in (200, 404):
-                mac = key.vouch("fenced", *(order[name] for name in ("job", "pid", "member", "nonce")), answer["reaped"])
-                assert answer.pop("mac") == mac
+                facts = [order[name] for name in ("job", "pid", "member", "nonce")]
+                gone.append(answer.pop("gone_ms"))
+                assert answer.pop("mac") == key.vouch("fenced", *facts, answer["reaped"], gone[-1])
             return status, answer
 
         assert fence(job="other")[0] == 403
@@ -246,9 +250,13 @@ wait("go")
         assert not run.events("ended")
 
         accusation["member"] = "newer"
+        assert gone == [0, 0], "nobody was killed so far"
+        before = time.monotonic()
         assert fence(msgpack.packb) == (200, {"reaped": True, "known": True})
         wait_gone(pid, 0.1)
+        time.sleep(0.2)
         assert fence(msgpack.packb) == (200, {"reaped": True, "known": False})
+        assert gone[-2] + 200 <= gone[-1] <= 1000 * (time.monotonic() - before), "since the same moment"
         run.wait_events("started", 3)
         (tmp_path / "go").touch()
         _, err = run.finish(0)

@@ -40,6 +40,20 @@ def test_judged_once_and_remembered() -> None:
     assert book.discounted == frozenset("c")
 
 
+def test_what_counts_is_when_it_died_and_not_when_that_is_known() -> None:
+    """A supervisor says for how long it was gone by then; its clock may be fast, as far as clocks may."""
+    book = EvidenceBook(CONFIG)
+    contact, least = 100.0, 1 - CONFIG.drift
+    book.prove("b", "reaped", contact, contact + LIMIT + 5.0 * least - 0.001, 5.0)
+    book.prove("c", "reaped", contact, contact + LIMIT + 5.0 * least, 5.0)
+    assert book.discounted == frozenset("b")
+    assert not book.prove("c", "reaped", contact + 4.0, contact + LIMIT + 5.0, 5.0), "contact is what it was at the first proof"
+    assert book.discounted == frozenset("b")
+    assert not book.prove("c", "reaped", contact, contact + LIMIT + 5.0, 6.0), "a second one shows an earlier death"
+    assert book.discounted == frozenset("bc")
+    assert book.proofs["c"].time == contact + LIMIT + 5.0 * least
+
+
 def test_proofs_survive_into_the_next_view_and_the_rest_is_judged_anew() -> None:
     book = EvidenceBook(CONFIG)
     book.prove("b", "refused", 100.0, 100.0)

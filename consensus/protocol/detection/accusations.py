@@ -14,7 +14,7 @@ from ...messages import Evidence, EvidenceKind, Status
 from ...view import View
 from ..state.change import Kind
 from ..state.core import SENIORS, Core
-from ..state.effects import Check, Tether
+from ..state.effects import Check, Fence, Tether
 from ..state.links import cut_off
 from ..state.member_table import Sign
 
@@ -60,14 +60,14 @@ class Accusations:
 
     # Own evidence
 
-    def accuse(self, accused: str, kind: EvidenceKind, detail: str, now: float) -> None:
-        """This member itself has something against another (or, FROZEN, needs a new epoch)."""
+    def accuse(self, accused: str, kind: EvidenceKind, detail: str, now: float, *, age: float = 0.0) -> None:
+        """This member itself has something against another (or, FROZEN, needs a new epoch). ``age``: of a PROOF."""
         core = self._core
         if core.view is None or core.stopped is not None:
             return
         if kind is EvidenceKind.HINT:
             self._check(accused, now)
-        elif self._record(accused, kind, detail, core.member.id, now):
+        elif self._record(accused, kind, detail, core.member.id, now, age=age):
             self._report(Evidence(core.view.view_id, accused, kind, detail[:200]), now)
         self._changed(now)
 
@@ -91,7 +91,9 @@ class Accusations:
             self._core.evidence.checking[member_id] = now
             self._core.outbox.emit(Check(peer.member))
 
-    def _record(self, accused: str, kind: EvidenceKind, detail: str, source: str, now: float) -> bool:
+    def _record(
+        self, accused: str, kind: EvidenceKind, detail: str, source: str, now: float, *, age: float = 0.0
+    ) -> bool:
         """Whether it is news. ``source``: the member whose finding it is."""
         core = self._core
         book = core.evidence
@@ -107,8 +109,10 @@ class Accusations:
             return False
         told = detail if source == core.member.id else f"{detail} (says {source[:6]})"
         if kind is EvidenceKind.PROOF:
-            if not book.prove(accused, told, peer.contact, now):
+            if not book.prove(accused, told, peer.contact, now, age):
                 return False
+            if not book.proofs[accused].discounted and peer.member.fact("supervisor") is not None:
+                core.outbox.emit(Fence(peer.member, "proven dead: since when?", command=False))
             peer.learn(Sign.PROVEN)
             core.applicants.drop(accused)
             core.outbox.note(logging.INFO, "dead", f"{peer.member}: {told}", accused)

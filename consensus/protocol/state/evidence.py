@@ -6,8 +6,10 @@ HINTs are not evidence; they only start a check, and a proposal waits a little f
 
 *Discounting* (see ``quorum``): a proven-dead member may be left out of a quorum only if it cannot have voted us out before
 it died. It acked a ping that we sent at ``contact``, knowing no newer view than we; whoever acked us votes us out T_excl later
-at the earliest; so a proof younger than ``contact + T_excl`` (less clock drift) came first. Judged once, when the proof
-arrives, and remembered. (In a newer view, which may be without us, it would ack us again: that is no contact.)
+at the earliest; so a death before ``contact + T_excl`` (less clock drift) came first. A proof shows a death before the moment
+at which it arrives; one by a supervisor also says for how long the process was gone by then. Judged with the contact there was
+when the first proof arrived, and remembered. (In a newer view, which may be without us, it would ack us again: that is no
+contact.) A later proof may show an earlier death: what was not discounted before may be then.
 
 Members that the current view admitted need no contact: at most half of a view is new, and its most senior member is not, so no
 quorum without us consists of newcomers alone. Whoever else is in it has to be discounted by contact, or to answer. But such an
@@ -16,7 +18,7 @@ answer must be younger than the newcomer's proof: else whoever gave it may have 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...config import Config, Liveness
 from ...view import Cause, Removal, View
@@ -30,8 +32,11 @@ class Proof:
     """One certain death. ``discounted``: whether a quorum may do without it."""
 
     time: float
+    """When the first one arrived."""
     detail: str
     discounted: bool
+    contact: float
+    """By then."""
 
 
 class EvidenceBook:
@@ -72,14 +77,22 @@ class EvidenceBook:
         self.cut_off = {}
         self.frozen_since = None
 
-    def prove(self, member_id: str, detail: str, contact: float, now: float) -> bool:
-        """Record a proof of death; False where it is already known."""
+    def prove(self, member_id: str, detail: str, contact: float, now: float, age: float = 0.0) -> bool:
+        """Record a proof of death; False where it is already known.
+
+        ``age``: for so many seconds, by another clock, it was gone by now.
+        """
         self.checking.pop(member_id, None)
-        if member_id in self.proofs:
-            return False
-        limit = self._config.exclude_after * (1 - self._config.drift)
-        self.proofs[member_id] = Proof(now, detail, contact != NEVER and now - contact < limit)
-        return True
+        known = self.proofs.get(member_id)
+        if known is not None:
+            contact = known.contact
+        least = 1 - self._config.drift
+        discounted = contact != NEVER and now - age * least - contact < self._config.exclude_after * least
+        if known is None:
+            self.proofs[member_id] = Proof(now, detail, discounted, contact)
+        elif discounted and not known.discounted:
+            self.proofs[member_id] = replace(known, discounted=True)
+        return known is None
 
     def retract_silence(self, member_id: str) -> None:
         """It answered after all."""

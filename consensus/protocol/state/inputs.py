@@ -36,6 +36,8 @@ class Accusation:
     accused: str
     kind: EvidenceKind
     detail: str
+    age: float = 0.0
+    """Of a PROOF: for so many seconds, by another clock, the accused was gone by now."""
 
 
 @dataclass(frozen=True, slots=True)

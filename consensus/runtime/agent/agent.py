@@ -411,8 +411,8 @@ class Agent:
     async def _ask_supervisor(self, supervisor: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         return await self._web.fence(supervisor, request, None if self._ring is None else self._ring.first)
 
-    def _fenced(self, member_id: str, detail: str) -> None:
-        self.driver.handle(Accusation(member_id, EvidenceKind.PROOF, detail))
+    def _fenced(self, member_id: str, detail: str, age: float) -> None:
+        self.driver.handle(Accusation(member_id, EvidenceKind.PROOF, detail, age))
 
     async def _explain_join(self, error: JoinError) -> None:
         explained = error

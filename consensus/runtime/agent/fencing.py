@@ -30,10 +30,13 @@ Ask = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 class Fencing:
-    """One agent's requests; one of each kind a member at a time. ``proven(member_id, detail)``: it is certainly gone."""
+    """One agent's requests; one of each kind a member at a time.
+
+    ``proven(member_id, detail, age)``: it is certainly gone, and was ``age`` seconds ago.
+    """
 
     def __init__(
-        self, config: Config, ask: Ask, proven: Callable[[str, str], None], note: Callable[[int, str, str], None]
+        self, config: Config, ask: Ask, proven: Callable[[str, str, float], None], note: Callable[[int, str, str], None]
     ) -> None:
         self._config = config
         self._ask = ask
@@ -60,7 +63,7 @@ class Fencing:
         finally:
             self._asked.discard(member.id)
         if answer.get("reaped") is True:
-            self._proven(member.id, "killed and reaped by its supervisor")
+            self._proven(member.id, "killed and reaped by its supervisor", _age(answer))
         else:
             self._note(logging.WARNING, "fence", f"the supervisor {supervisor} did not reap {member}: {answer}")
 
@@ -76,7 +79,7 @@ class Fencing:
         finally:
             self._ordered[member.id] = asyncio.get_running_loop().time() + _PAUSE
         if failure is None:
-            self._proven(member.id, "fence_command says that it is gone")
+            self._proven(member.id, "fence_command says that it is gone", 0.0)
         elif self._first(member.id):
             text = f"fence_command {failure} for {member}: not taken for dead; further tries are not mentioned"
             self._note(logging.WARNING, "fence", text)
@@ -126,3 +129,9 @@ class Fencing:
             "REASON": reason,
         }
         return {f"FTLIB_FENCE_{key}": value.replace("\0", "") for key, value in facts.items()}
+
+
+def _age(answer: Mapping[str, Any]) -> float:
+    """For how many seconds a process was gone when its supervisor answered; 0 where it does not say so."""
+    found = answer.get("gone_ms")
+    return found / 1000.0 if type(found) is int and found > 0 else 0.0

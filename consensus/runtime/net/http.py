@@ -274,7 +274,7 @@ class HttpClient:
             raise OSError(f"{type(error).__name__}: {error}") from error
         if not isinstance(answer, dict):
             raise OSError(f"the supervisor answered {answer!r:.80}")
-        if key is not None and answer.get("mac") != key.vouch("fenced", *facts, answer.get("reaped")):
+        if key is not None and answer.get("mac") != key.vouch("fenced", *facts, answer.get("reaped"), answer.get("gone_ms")):
             raise OSError(f"the answer is not signed with this job's secret: {answer!r:.80}")
         return answer
 

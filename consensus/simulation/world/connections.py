@@ -8,6 +8,7 @@ from ...protocol.state.inputs import Accusation, Checked
 from .host import Host
 from .network import Network
 from .state import State
+from .timeline import allowance
 
 CHECK_TIME = 0.001
 """How long connecting to an address takes to be refused."""
@@ -91,5 +92,14 @@ class Connections:
             if not self._network.reachable(asker.id, victim.id):
                 return  # its supervisor lives on its host
             world.kill(victim)
-        proof = "killed and reaped by its supervisor"
-        world.inside(asker, lambda: asker.machine.handle(Accusation(victim.id, EvidenceKind.PROOF, proof), asker.now))
+        if world.faults.reaping:
+            world.at(world.faults.reaping * world.rng.random(), self._reaped, asker, victim, world.now)
+        else:
+            self._reaped(asker, victim, world.now)
+
+    def _reaped(self, asker: Host, victim: Host, killed: float) -> None:
+        """The supervisor's answer; its clock is as fast as clocks may be."""
+        world = self._world
+        age = (world.now - killed) * (1.0 + world.faults.drift * allowance(world.config.drift))
+        said = Accusation(victim.id, EvidenceKind.PROOF, "killed and reaped by its supervisor", age)
+        world.inside(asker, lambda: asker.machine.handle(said, asker.now))

@@ -112,6 +112,9 @@ class Faults:
 
     store: StoreFaults = field(default_factory=StoreFaults)
 
+    reaping: float = 0.0
+    """A supervisor that has killed a process says so up to so many seconds later, and for how long it has been gone."""
+
     skew: float = 0.0
     """Clocks of processes that start now are apart by up to so much."""
 
@@ -140,6 +143,7 @@ class Faults:
         self.slow.clear()
         self.clogged.clear()
         self.refused.clear()
+        self.reaping = 0.0
         self.store.heal()
 
     def loss_on(self, sender: str, receiver: str) -> float:
