@@ -115,6 +115,13 @@ def test_a_late_word_of_a_death_in_time_counts_and_forks_nothing(seeds: range, m
     assert ages.count >= len(seeds) // 20
 
 
+def test_histories_tell_where_too_much_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were a death believed to be ten times as old as the supervisor says, whoever was voted out would decide alone."""
+    Ages(monkeypatch, trust=10.0)
+    [seed] = starved(range(140, 141))
+    assert "chosen by a quorum" in seed
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_one_of_two_goes_on_where_the_word_comes_late(late: int) -> None:
     world, members = start_job(2, fences=True)
