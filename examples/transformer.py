@@ -86,7 +86,7 @@ with FTLib.init() as ft:  # meets the other workers
             loss.backward()
             if ft.allreduce_average(model):  # weighted by the number of pages that this worker has read
                 apply()
-                if ft.step % 25 == 0 and ft.rank == 0:
+                if ft.step % 10 == 0 and ft.rank == 0:
                     bits = loss.item() / math.log(2)
                     print(f"epoch {sampler.epoch} step {ft.step} of about {steps}: {bits:.2f} bits a letter, {ft.size} workers")
             optimizer.zero_grad()

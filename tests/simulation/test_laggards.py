@@ -99,7 +99,7 @@ def is_asked_for_it(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("bug", [keeps_its_state, is_asked_for_it])
 def test_a_planted_bug_is_found(bug: object, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)  # type: ignore[operator]
-    assert first_violation(lagging, 12) is not None
+    assert first_violation(lagging, range(12)) is not None
 
 
 def test_nobody_lags_by_itself() -> None:

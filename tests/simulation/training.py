@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Self
 
@@ -80,9 +80,9 @@ def late(seed: int) -> Job:
     return job
 
 
-def first_violation(tell: Callable[[int], object], seeds: int) -> tuple[int, str] | None:
-    """The first of so many histories that breaks something, and what."""
-    for seed in range(seeds):
+def first_violation(tell: Callable[[int], object], seeds: Iterable[int]) -> tuple[int, str] | None:
+    """The first of these histories that breaks something, and what."""
+    for seed in seeds:
         try:
             tell(seed)
         except AssertionError as error:

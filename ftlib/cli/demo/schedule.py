@@ -22,6 +22,8 @@ START_LIMIT = 90.0
 """The same for the first average of all: four processes that import torch on a busy machine."""
 _LAST = 1.0
 """Seconds that everybody trains together before the end."""
+_STEPS = 250
+"""Steps that are trained at least: of two nets that have hardly begun to learn the better one is better by chance."""
 
 
 class FaultSchedule:
@@ -69,8 +71,13 @@ class FaultSchedule:
             fault, part = _PLOT[done]
             if now > timeline.first + part * self._seconds and now > self._calm + _LAST / 2:
                 self._do(fault)
-        elif now > timeline.first + self._seconds and now > self._calm + _LAST:
+        elif now > timeline.first + self._seconds and now > self._calm + _LAST and self._trained(now):
             self._finish()
+
+    def _trained(self, now: float) -> bool:
+        """Whether they have learnt enough for a comparison, or take too long."""
+        newest, calm = self._timeline.newest, self._calm or now
+        return now > calm + LIMIT or (newest is not None and newest.step >= _STEPS)
 
     def give_up(self, reason: str) -> None:
         """Something has not come that was waited for; the first reason stays."""

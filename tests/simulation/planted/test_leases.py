@@ -184,25 +184,25 @@ def old_evidence(patch: Patch) -> None:
 
 BUGS = [
     Bug(no_lease, mutes, 10, Ballots, "votes .* out .* after its last ack"),
-    Bug(acks_the_excluded, mutes, 40, Ballots, "acks .* whom it voted out"),
+    Bug(acks_the_excluded, mutes, 40, Ballots, "acks .* whom it voted out", known=5),
     Bug(discounts_without_contact, partitions, 20, Activation, "without quorum"),
-    Bug(discounts_without_contact, partitions, 100, Choice, "activate", alone=True),
+    Bug(discounts_without_contact, partitions, 100, Choice, "activate", alone=True, known=12),
     Bug(contact_at_receipt, delays, 100, Activation, "without quorum"),
     Bug(relayed_acks_are_contact, bridges, 60, Activation, "without quorum"),
     Bug(newer_views_ack, deaf, 10, Activation, "without quorum"),
     Bug(newer_views_ack, deaf, 10, Choice, "activate", alone=True),
-    Bug(pings_from_one, ghosts, 20, Ballots, "votes .* out .* after its last ack"),
+    Bug(pings_from_one, ghosts, 20, Ballots, "votes .* out .* after its last ack", known=1),
     Bug(leavers_discount, farewells, 10, Succession, "is no ancestor"),
     Bug(old_votes_help, stale_votes, 1, Choice, "activate"),
     Bug(newcomers_outvote, upstarts, 10, Activation, "more newcomers than members that stay"),
     Bug(newcomers_outvote, upstarts, 10, Choice, "activate", alone=True),
-    Bug(silence_is_proof, partitions, 40, Exclusion, "for proof, .* it lived"),
+    Bug(silence_is_proof, partitions, 40, Exclusion, "for proof, .* it lived", known=5),
     Bug(hints_are_proof, alarms, 10, Exclusion, "for proof, .* it lived"),
     Bug(no_answer_is_proof, alarms, 10, Exclusion, "for proof, .* it lived"),
-    Bug(convicts_early, alarms, 100, Exclusion, "its ack had reached the proposer"),
-    Bug(believes_anybody, naps, 60, Exclusion, "its ack had reached the proposer"),
-    Bug(silence_sticks, partitions, 120, Exclusion, "its ack had reached the proposer"),
-    Bug(old_evidence, gossips, 100, Replays, "Evidence.* from an earlier view change"),
+    Bug(convicts_early, alarms, 100, Exclusion, "its ack had reached the proposer", known=6),
+    Bug(believes_anybody, naps, 60, Exclusion, "its ack had reached the proposer", known=7),
+    Bug(silence_sticks, partitions, 120, Exclusion, "its ack had reached the proposer", known=27),
+    Bug(old_evidence, gossips, 100, Replays, "Evidence.* from an earlier view change", known=8),
 ]
 
 

@@ -117,14 +117,14 @@ def rumours_for_ever(patch: Patch) -> None:
 
 BUGS = [
     Bug(more_joiners_than_members, crowds, 10, None, "not within 6.0 s"),
-    Bug(judges_again, widows, 40, None, "not within 5.0 s"),
+    Bug(judges_again, widows, 40, None, "not within 5.0 s", known=4),
     Bug(discounts_nobody, widows, 10, None, "not within 5.0 s"),
-    Bug(admits_who_does_not_answer, visits, 20, Lifetimes, "admits"),
-    Bug(refutations_are_ignored, alarms, 60, Trust, "has just refuted that"),
+    Bug(admits_who_does_not_answer, visits, 20, Lifetimes, "admits", known=1),
+    Bug(refutations_are_ignored, alarms, 60, Trust, "has just refuted that", known=3),
     Bug(answers_do_not_help, alarms, 20, Trust, "has just refuted that"),
     Bug(old_incarnations_count, gossips, 20, Lifetimes, "for a rumour about its old incarnation"),
     Bug(speaks_for_others, alarms, 10, Lifetimes, "says suspect of incarnation"),
-    Bug(rumours_for_ever, crumbling, 40, Bounds, "rumours in a view"),
+    Bug(rumours_for_ever, crumbling, 40, Bounds, "rumours in a view", known=1),
 ]
 
 

@@ -200,18 +200,18 @@ def no_second_opinion(patch: Patch) -> None:
 
 
 BUGS = [
-    Bug(creates_without_floor, sleepers, 30, Records, "is decided twice"),
-    Bug(last_writer_wins, splits, 10, Records, "is decided twice"),
+    Bug(creates_without_floor, sleepers, 30, Records, "is decided twice", known=3),
+    Bug(last_writer_wins, splits, 10, Records, "is decided twice", known=1),
     Bug(freezes_before_the_record, splits, 5, Records, "freezes for epoch"),
-    Bug(doubt_is_success, doubts, 20, Records, "which no record has decided"),
-    Bug(doubt_is_failure, doubts, 60, Records, "which no record has decided"),
+    Bug(doubt_is_success, doubts, 20, Records, "which no record has decided", known=2),
+    Bug(doubt_is_failure, doubts, 60, Records, "which no record has decided", known=44),
     Bug(lets_itself_in, splits, 5, Records, "without being a member"),
     Bug(founds_beside_the_living, comings, 10, Records, "anew though .* live"),
     Bug(parent_is_not_read, wipes, 5, Records, "in a store that was wiped, and keeps it"),
     Bug(cleans_before_the_floor, changes, 5, Records, "with the floor at"),
-    Bug(floor_before_the_records, readers, 10, Records, "takes the store for wiped"),
+    Bug(floor_before_the_records, readers, 10, Records, "takes the store for wiped", known=6),
     Bug(replaces_what_it_cannot_read, strangers, 10, Records, "which no record has decided"),
-    Bug(leases_by_wall_clock, silences, 10, Liveness, "nothing has been wrong"),
+    Bug(leases_by_wall_clock, silences, 10, Liveness, "nothing has been wrong", known=1),
     Bug(no_second_opinion, outages, 10, Exclusion, "its ack had reached|both had been well"),
 ]
 
