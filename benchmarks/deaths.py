@@ -1,7 +1,7 @@
 """SIGKILL of a worker: how long until all others have averaged without it, and how much processor time that takes them.
 
-    python -m benchmarks.deaths                          # a junior, a senior, and a junior with 2 GB touched, in turns
-    python -m benchmarks.deaths --beside ../other        # in turns with another checkout that has this file, and its own .venv
+    python -m benchmarks deaths                          # a junior, a senior, and a junior with 2 GB touched, in turns
+    python -m benchmarks deaths --beside ../other        # in turns with another checkout that has this file, and its own .venv
 
 4 workers average 1 M parameters in a tight loop. Time: from ``kill()`` to the return of the first average without the victim,
 the latest of the survivors. Processor time: of the survivors and their agents, in the call that the death fell into, less what
@@ -133,14 +133,10 @@ def run(checkout: Path, args: argparse.Namespace, seed: int) -> list[dict[str, A
 
 
 def main() -> int:
-    options = parser(__doc__)
+    options = parser(__doc__, turns=3, workers=4, elements=1_000_000, seed=1)
     options.add_argument("--beside", type=Path, help="another checkout to compare with")
-    options.add_argument("--turns", type=int, default=3)
     options.add_argument("--repetitions", type=int, default=4, help="deaths of each kind in one turn")
     options.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    options.add_argument("--workers", type=int, default=4)
-    options.add_argument("--elements", type=int, default=1_000_000)
-    options.add_argument("--seed", type=int, default=1)
     options.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.turn:

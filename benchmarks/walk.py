@@ -1,6 +1,6 @@
 """How much code of ours one call runs through: distinct functions and files, hops, callbacks, notices, and CPU time.
 
-    python -m benchmarks.walk --beside ../old-checkout
+    python -m benchmarks walk --beside ../old-checkout
 
 Three workers average a model of a million parameters over Gloo. The profiler of Python notes every function of ``ftlib`` and
 ``consensus`` that the first worker's training thread enters in one healthy call, and in one in which a peer is killed. The CPU
