@@ -13,7 +13,7 @@ import pytest
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from consensus.storage.etcd.etcd_store import EtcdStore
 from consensus.storage.store import MAX_VALUE, Created, Store, Unreadable
-from tests.consensus.storage.conformance import Conformance, on_a_loop
+from tests.consensus.storage.conformance import Conformance
 from tests.consensus.storage.etcd_place import EtcdPlace, ask, coded, opened
 from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
@@ -53,7 +53,6 @@ class TestConformance(Conformance):
 # What others left there
 
 
-@on_a_loop
 async def test_what_is_no_value_hides_no_other(own: EtcdServer) -> None:
     store = await opened(own.url)
     base = "/ftlib/job/"
@@ -91,7 +90,6 @@ def locked(own: EtcdServer) -> EtcdServer:
     return own
 
 
-@on_a_loop
 async def test_passwords(locked: EtcdServer, server: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "")
     port = locked.port
@@ -135,7 +133,6 @@ async def test_passwords(locked: EtcdServer, server: EtcdServer, caplog: pytest.
     assert all("\n" not in error for error in errors)
 
 
-@on_a_loop
 async def test_tls(tmp_path: Path, own: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "")
     certificates, stranger = Certificates(tmp_path / "tls"), Certificates(tmp_path / "stranger")
@@ -164,7 +161,6 @@ async def test_tls(tmp_path: Path, own: EtcdServer, caplog: pytest.LogCaptureFix
 # Killed, stopped, restarted
 
 
-@on_a_loop
 async def test_killed_and_restarted(own: EtcdServer) -> None:
     store = await opened(own.url)
     await store.create("views/1", b"1")
@@ -180,7 +176,6 @@ async def test_killed_and_restarted(own: EtcdServer) -> None:
     await store.close()
 
 
-@on_a_loop
 async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: EtcdServer) -> None:
     store = await opened(own.url, timeout=1.0)
     own.stop()
@@ -199,7 +194,6 @@ async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own:
     await store.close()
 
 
-@on_a_loop
 async def test_a_full_server_is_away_with_a_remedy(tmp_path: Path) -> None:
     with running(EtcdServer(tmp_path / "etcd", quota=1 << 19)) as server:
         store = await opened(server.url)
@@ -215,7 +209,6 @@ async def _fill(store: Store) -> None:
         await store.create(f"views/{number}", b"x" * (1 << 17))
 
 
-@on_a_loop
 async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdServer, tmp_path: Path) -> None:
     """The first is dead, the second silent; the third is asked, and asked first from then on."""
     dead = EtcdServer(tmp_path / "dead")
@@ -242,7 +235,6 @@ async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdSer
     await store.close()
 
 
-@on_a_loop
 async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
     """With two of three it goes on, with one it is away, at once and not after a timeout; and what was decided stays."""
     with etcd_cluster(tmp_path, 3) as servers:
@@ -272,7 +264,6 @@ async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
 # Expiry and watching
 
 
-@on_a_loop
 async def test_what_expires_is_forgotten_and_hangs_on_one_lease(own: EtcdServer) -> None:
     store = await opened(own.url)
     before = store.operations
@@ -306,7 +297,6 @@ def _lease_of(server: EtcdServer, key: str) -> str:
     return lease
 
 
-@on_a_loop
 async def test_a_lease_that_was_revoked_is_replaced(own: EtcdServer) -> None:
     store = await opened(own.url)
     await store.write("members/a", b"1", expires=60)
@@ -318,7 +308,6 @@ async def test_a_lease_that_was_revoked_is_replaced(own: EtcdServer) -> None:
     await store.close()
 
 
-@on_a_loop
 async def test_a_watch_tells_of_changes_but_not_of_heartbeats(server: EtcdServer) -> None:
     store, other = await opened(server.url, "watched"), await opened(server.url, "watched")
     stranger = await opened(server.url, "another")
@@ -347,7 +336,6 @@ async def test_a_watch_tells_of_changes_but_not_of_heartbeats(server: EtcdServer
     await members.ended()
 
 
-@on_a_loop
 async def test_a_watch_survives_a_restart(own: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
     store, other = await opened(own.url), await opened(own.url)
     views = Heard(store, "views/")
@@ -364,7 +352,6 @@ async def test_a_watch_survives_a_restart(own: EtcdServer, caplog: pytest.LogCap
     await views.ended()
 
 
-@on_a_loop
 async def test_a_watch_of_a_server_that_falls_silent_notices(own: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consensus.storage.etcd.etcd_wire._QUIET", 0.3)
     store = await opened(own.url, timeout=2.0)
@@ -381,7 +368,6 @@ async def test_a_watch_of_a_server_that_falls_silent_notices(own: EtcdServer, mo
     await views.ended()
 
 
-@on_a_loop
 async def test_a_watch_does_not_mind_compaction(own: EtcdServer) -> None:
     store = await opened(own.url)
     views = Heard(store, "views/")

@@ -13,7 +13,7 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from consensus.storage.store import MAX_VALUE, Created, Unreadable
-from tests.consensus.storage.conformance import Conformance, on_a_loop
+from tests.consensus.storage.conformance import Conformance
 from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
 from tests.consensus.storage.place import Place
@@ -52,7 +52,6 @@ class TestConformance(Conformance):
 # What others left there
 
 
-@on_a_loop
 async def test_what_is_no_value_hides_no_other(own: RedisServer) -> None:
     store = await opened(own.url)
     base = "ftlib:{job}:"
@@ -87,7 +86,6 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield server
 
 
-@on_a_loop
 async def test_passwords_by_url_or_setting(locked: RedisServer) -> None:
     for url, options in (
         (f"redis://:{QUOTED}@localhost:{locked.port}", {}),
@@ -104,7 +102,6 @@ async def test_passwords_by_url_or_setting(locked: RedisServer) -> None:
     assert locked.ask("-n", "2", "EXISTS", "ftlib:{job}:names").strip() == "1"
 
 
-@on_a_loop
 async def test_who_is_not_let_in_learns_why(locked: RedisServer, server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "")
     locked.ask("ACL", "SETUSER", "reader", "on", ">sesame-1", "~*", "&*", "+@read", "+info")
@@ -139,7 +136,6 @@ async def test_who_is_not_let_in_learns_why(locked: RedisServer, server: RedisSe
     assert all("\n" not in error for error in errors)
 
 
-@on_a_loop
 async def test_a_server_that_quotes_the_password_is_not_quoted(tmp_path: Path) -> None:
     """Redis does so where AUTH was renamed."""
     settings = {"rename-command": 'AUTH" "'}
@@ -150,7 +146,6 @@ async def test_a_server_that_quotes_the_password_is_not_quoted(tmp_path: Path) -
         assert "sesame" not in repr(caught.value)
 
 
-@on_a_loop
 async def test_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "")
     certificates = Certificates(tmp_path / "tls")
@@ -176,7 +171,6 @@ async def test_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 # Servers that cannot be relied on
 
 
-@on_a_loop
 async def test_a_server_that_may_forget_is_refused_and_one_that_may_lose_warned_of(
     own: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,7 +195,6 @@ async def test_a_server_that_may_forget_is_refused_and_one_that_may_lose_warned_
         await opened(cluster.url)
 
 
-@on_a_loop
 async def test_what_a_server_answers_in_trouble_is_away_with_a_remedy(own: RedisServer) -> None:
     store = await opened(own.url)
     assert await store.create("views/1", b"1") is Created.DONE
@@ -227,7 +220,6 @@ async def test_what_a_server_answers_in_trouble_is_away_with_a_remedy(own: Redis
     await store.close()
 
 
-@on_a_loop
 async def test_scripts_that_the_server_forgot_are_sent_again(server: RedisServer) -> None:
     store = await opened(server.url, "scripts")
     server.ask("SCRIPT", "FLUSH")
@@ -239,7 +231,6 @@ async def test_scripts_that_the_server_forgot_are_sent_again(server: RedisServer
 # Killed, stopped, restarted
 
 
-@on_a_loop
 async def test_killed_and_restarted(own: RedisServer) -> None:
     store = await opened(own.url, timeout=5.0)
     await store.create("views/1", b"1")
@@ -255,7 +246,6 @@ async def test_killed_and_restarted(own: RedisServer) -> None:
     await store.close()
 
 
-@on_a_loop
 async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: RedisServer) -> None:
     store = await opened(own.url, timeout=1.0)
     await store.create("views/0", b"")  # a script that the server does not know would not run when it goes on
@@ -278,7 +268,6 @@ async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own:
     await store.close()
 
 
-@on_a_loop
 async def test_many_operations_at_once_all_end_in_time(own: RedisServer) -> None:
     store = await opened(own.url, timeout=5.0)
     await asyncio.gather(*(store.write(f"a/{number}", b"%d" % number) for number in range(100)))
@@ -294,7 +283,6 @@ async def test_many_operations_at_once_all_end_in_time(own: RedisServer) -> None
     await store.close()
 
 
-@on_a_loop
 async def test_a_cancelled_operation_does_not_give_its_answer_to_the_next(own: RedisServer) -> None:
     store = await opened(own.url)
     await store.write("a", b"1")
@@ -310,7 +298,6 @@ async def test_a_cancelled_operation_does_not_give_its_answer_to_the_next(own: R
     await store.close()
 
 
-@on_a_loop
 async def test_a_cancellation_is_never_lost(server: RedisServer) -> None:
     store = await opened(server.url)
     for number in range(200):
@@ -331,7 +318,6 @@ async def test_a_cancellation_is_never_lost(server: RedisServer) -> None:
 # Expiry and watching
 
 
-@on_a_loop
 async def test_what_expires_is_forgotten_and_what_is_renewed_is_not(server: RedisServer) -> None:
     store = await opened(server.url, "expiry")
     await store.write("members/a", b"", expires=0.1)
@@ -347,7 +333,6 @@ async def test_what_expires_is_forgotten_and_what_is_renewed_is_not(server: Redi
     await store.close()
 
 
-@on_a_loop
 async def test_a_watch_tells_of_changes_but_not_of_heartbeats(server: RedisServer) -> None:
     store, other = await opened(server.url, "watched"), await opened(server.url, "watched")
     stranger = await opened(server.url, "another")
@@ -376,7 +361,6 @@ async def test_a_watch_tells_of_changes_but_not_of_heartbeats(server: RedisServe
     await members.ended()
 
 
-@on_a_loop
 async def test_a_watch_survives_a_restart(own: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     store, other = await opened(own.url), await opened(own.url)
     views = Heard(store, "views/")
@@ -393,7 +377,6 @@ async def test_a_watch_survives_a_restart(own: RedisServer, caplog: pytest.LogCa
     await views.ended()
 
 
-@on_a_loop
 async def test_a_watch_of_a_server_that_falls_silent_notices(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
