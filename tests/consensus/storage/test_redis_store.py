@@ -13,40 +13,25 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from consensus.storage.store import MAX_VALUE, Created, Unreadable
-from tests.consensus.storage.conformance import Conformance
 from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
-from tests.consensus.storage.place import Place
-from tests.consensus.storage.redis_place import RedisPlace, opened
+from tests.consensus.storage.served import Served, ServerPlace, opened, servers
 from tests.relay import Relay
 from tests.servers import Certificates, RedisServer, running
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with running(RedisServer(tmp_path_factory.mktemp("redis"))) as server:
-        yield server
+server, relay, own = servers(RedisServer)
 
 
-@pytest.fixture(scope="module")
-def relay(server: RedisServer) -> Iterator[Relay]:
-    with Relay(server.port) as relay:
-        yield relay
+class RedisPlace(ServerPlace):
+    def wipe(self) -> None:
+        self._server.ask("FLUSHALL")
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server that a test may hurt."""
-    with running(RedisServer(tmp_path / "redis")) as server:
-        yield server
+class TestRedis(Served):
+    tells_of_floors = True
 
-
-class TestConformance(Conformance):
-    @pytest.fixture
-    def place(self, server: RedisServer, relay: Relay) -> Place:
-        place = RedisPlace(server, relay)
-        place.wipe()
-        return place
+    def place_of(self, server: RedisServer, relay: Relay) -> ServerPlace:
+        return RedisPlace(server, relay)
 
 
 # What others left there
@@ -231,21 +216,6 @@ async def test_scripts_that_the_server_forgot_are_sent_again(server: RedisServer
 # Killed, stopped, restarted
 
 
-async def test_killed_and_restarted(own: RedisServer) -> None:
-    store = await opened(own.url, timeout=5.0)
-    await store.create("views/1", b"1")
-    await store.raise_floor("views", 1)
-    own.kill()
-    for attempt in (store.read("views/1"), store.create("views/2", b""), store.list("views/")):
-        with pytest.raises(StoreAwayError):
-            await attempt
-    own.start()
-    assert await store.read("views/1") == b"1"
-    assert await store.floor("views") == 1
-    assert await store.create("views/2", b"2", number=2, floor="views") is Created.DONE
-    await store.close()
-
-
 async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: RedisServer) -> None:
     store = await opened(own.url, timeout=1.0)
     await store.create("views/0", b"")  # a script that the server does not know would not run when it goes on
@@ -331,50 +301,6 @@ async def test_what_expires_is_forgotten_and_what_is_renewed_is_not(server: Redi
     assert server.ask("ZRANGE", "ftlib:{expiry}:names", "0", "-1").split() == ["members/b", "members/c"]
     assert await store.create("members/a", b"") is Created.DONE
     await store.close()
-
-
-async def test_a_watch_tells_of_changes_but_not_of_heartbeats(server: RedisServer) -> None:
-    store, other = await opened(server.url, "watched"), await opened(server.url, "watched")
-    stranger = await opened(server.url, "another")
-    views, members = Heard(store, "views/"), Heard(store, "members/")
-    await views.once()  # it hears from now on
-    await members.once()
-    await other.create("views/1", b"")
-    await views.once()
-    await other.delete("views/1")
-    await views.once()
-    await other.raise_floor("views", 5)
-    await views.once()
-    await other.write("views/x", b"")
-    await views.once()
-    await members.nothing()
-    await other.write("members/a", b"", expires=60)
-    await members.once()
-    await other.write("members/a", b"", expires=60)
-    await stranger.create("views/1", b"")
-    await stranger.write("members/b", b"")
-    await views.nothing()
-    await members.nothing()
-    for each in (store, other, stranger):
-        await each.close()
-    await views.ended()
-    await members.ended()
-
-
-async def test_a_watch_survives_a_restart(own: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    store, other = await opened(own.url), await opened(own.url)
-    views = Heard(store, "views/")
-    await views.once()
-    own.kill()
-    await asyncio.sleep(0.5)
-    own.start()
-    await views.once()  # because something may have been missed
-    await other.create("views/1", b"")
-    await views.once()
-    assert caplog.text.count("is not watched for now") == 1
-    await store.close()
-    await other.close()
-    await views.ended()
 
 
 async def test_a_watch_of_a_server_that_falls_silent_notices(
