@@ -41,8 +41,8 @@ from torch._C._distributed_c10d import TCPStore
 from benchmarks.faults import all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib.launch.process import die_with_parent
-from tests.processes.cluster import ROOT, Cluster, Stuck, Worker
-from tests.processes.worker import Lines, Task
+from tests.harness.cluster import ROOT, Cluster, Stuck, Worker
+from tests.harness.worker import Lines, Task
 
 KINDS = {"outside": signal.SIGRTMIN, "during": signal.SIGUSR2}
 """Where a victim is to end itself, and how it is told."""

@@ -23,7 +23,7 @@ from ftlib import ElasticSampler
 from ftlib.state.codec import snapshot
 from ftlib.state.registry import Registered
 from ftlib.state.snapshot import Backup
-from tests.processes.cluster import ROOT, Cluster, load
+from tests.harness.cluster import ROOT, Cluster, load
 
 PROBES = {"Ping", "Ack", "PingRequest", "Nack", "Gossip", "Knock", "Ticket"}
 

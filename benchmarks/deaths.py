@@ -30,8 +30,8 @@ from benchmarks.report import Report, chosen, parser, spread
 
 if TYPE_CHECKING:
     from ftlib import FTLib
-    from tests.processes.cluster import Cluster, Worker
-    from tests.processes.worker import Lines
+    from tests.harness.cluster import Cluster, Worker
+    from tests.harness.worker import Lines
 
 HERE = Path(__file__).resolve().parents[1]
 LARGE = 2_000

@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from tests.servers import EtcdServer, RedisServer, Server
+from tests.harness.servers import EtcdServer, RedisServer, Server
 
 DELAY = 0.03
 """Seconds of a request, at most."""

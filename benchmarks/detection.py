@@ -20,8 +20,8 @@ from benchmarks.recovery import alternate
 from benchmarks.report import AGENTS, Report, chosen, parser, spread
 from ftlib.cli.status import fetch_status
 from ftlib.errors import FTLibError
-from tests.processes.cluster import Cluster, Stuck, Worker
-from tests.processes.verdict import Verdict
+from tests.harness.cluster import Cluster, Stuck, Worker
+from tests.harness.verdict import Verdict
 
 BARS = {signal.SIGKILL: 0.5, signal.SIGSTOP: 4.0}
 

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks.report import Report
-from tests.processes.cluster import LIMIT, Cluster, Stuck, Worker
+from tests.harness.cluster import LIMIT, Cluster, Stuck, Worker
 from tests.processes.launched import LaunchedRun
 
 COMES_UP = 60.0

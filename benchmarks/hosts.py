@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report import Report, chosen, parser, spread
-from tests.network import Network
-from tests.processes.cluster import Worker
+from tests.harness.cluster import Worker
+from tests.harness.network import Network
+from tests.harness.verdict import Verdict
 from tests.processes.fleet import Fleet
-from tests.processes.verdict import Verdict
 
 GOES_ON, IS_BACK = 3.5, 5.0
 """Seconds."""

@@ -21,7 +21,7 @@ from typing import Any, Self
 import psutil
 
 from ftlib.launch.process import die_with_parent
-from tests.processes.cluster import ROOT, Stuck, bind
+from tests.harness.cluster import ROOT, Stuck, bind
 
 
 @dataclass

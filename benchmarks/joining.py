@@ -42,7 +42,7 @@ from benchmarks.job import busy_loops
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib import ConfigError
 from ftlib.settings.config import resolve
-from tests.processes.cluster import Cluster, Worker
+from tests.harness.cluster import Cluster, Worker
 from tests.processes.episode import Episode
 from tests.processes.learner import asked, state_bytes
 

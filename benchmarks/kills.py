@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.faults import crew, refill
 from benchmarks.job import Footprint, footprint
 from benchmarks.report import Report, chosen, parser
-from tests.processes.cluster import Cluster, load
+from tests.harness.cluster import Cluster, load
+from tests.harness.verdict import Verdict
 from tests.processes.episode import Episode
 from tests.processes.shrinking import shrink_and_grow
-from tests.processes.verdict import Verdict
 
 EPISODE = 40
 """Kills per episode."""

@@ -41,8 +41,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.report import Report, parser, spread
 from ftlib import FTLib
-from tests.namespace import enter
-from tests.network import Network
+from tests.harness.namespace import enter
+from tests.harness.network import Network
 
 SHARE = 0.4
 """Of the blocking step's time, that averaging is to take."""

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from consensus import format_address
 from ftlib import ElasticSampler, FTLib
-from tests.processes.worker import Lines, Task
+from tests.harness.worker import Lines, Task
 
 BIG_SIDE = 10_000
 """A matrix of so many rows and columns: 100 M parameters, whose forward and backward pass of one sample cost little."""

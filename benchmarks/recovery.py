@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.faults import after, all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
-from tests.processes.cluster import Cluster, Worker, load
-from tests.processes.verdict import Verdict
+from tests.harness.cluster import Cluster, Worker, load
+from tests.harness.verdict import Verdict
 
 # name, label of the mark at the survivor at which it ends; each counts from the kill
 PHASES = (

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.processes.cluster import load
-from tests.processes.verdict import Verdict
+from tests.harness.cluster import load
+from tests.harness.verdict import Verdict
 
 __all__ = ["AGENTS", "Report", "chosen", "parser", "spread"]
 

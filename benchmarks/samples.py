@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.job import busy_loops
 from benchmarks.report import Report, chosen, parser
 from ftlib.cli.demo.digits import Digits
-from tests.processes.cluster import Cluster, Worker
+from tests.harness.cluster import Cluster, Worker
 from tests.processes.reader import Orders
 from tests.processes.readers import ended, reading, violations
 

@@ -31,8 +31,8 @@ from benchmarks.kills import rampage
 from benchmarks.recovery import alternate, block
 from benchmarks.report import Report, chosen, parser, spread
 from benchmarks.sixty_four import Town
-from tests.processes.cluster import Cluster
-from tests.processes.verdict import Verdict
+from tests.harness.cluster import Cluster
+from tests.harness.verdict import Verdict
 
 WORKERS = 4
 CALM = 5.0

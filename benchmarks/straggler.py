@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib.core.stand_in.pattern import WINDOW
-from tests.processes.cluster import Cluster, Worker
+from tests.harness.cluster import Cluster, Worker
 
 BAR = 1.3
 FACTOR = 1.2

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.processes.nursery import Nursery
+from tests.harness.nursery import Nursery
 
 FUZZ = "fuzz"
 """The profile of ``make fuzz``."""

@@ -17,10 +17,10 @@ from consensus.protocol.state.effects import Send
 from consensus.protocol.state.inputs import Listening, Resolved
 from consensus.runtime.net.names import Introducers
 from consensus.wire.envelope import Sealed
-from tests.ports import free_ports
+from tests.harness.basics import TIMEOUT, eventually, free_ports
 
 from .fake_core import rig, until
-from .group import TIMEOUT, address, begin, eventually, members
+from .group import address, begin, members
 
 SECRET = "a secret of these tests"
 OTHER = "another secret, also long enough"

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from consensus import ConfigError, JoinError, KeyRing, SecretError, get
+from tests.harness.basics import eventually
 
 from .fake_core import rig, until
-from .group import address, agree, begin, eventually, members
+from .group import address, agree, begin, members
 from .secret import OTHER, RING, SECRET, dropped
 
 

@@ -19,10 +19,11 @@ from consensus import Config, Gossip, Home, KeyRing, SecretError, get
 from consensus.runtime.net.door import PATIENCE, Door, Stranger
 from consensus.runtime.net.liveness_connection import ask
 from consensus.wire.proofs import Exchange, greeting
+from tests.harness.basics import TIMEOUT, eventually
 
 from .crowd import Crowd, crowd_process
 from .fake_core import until
-from .group import TIMEOUT, address, agree, eventually, members, peers
+from .group import address, agree, members, peers
 from .secret import OTHER, RING, SECRET, dropped
 from .tap import may_listen, tap
 

@@ -15,7 +15,7 @@ from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member, format_address
 from consensus.runtime.net import liveness_connection as tether
 from consensus.runtime.net.liveness_connection import CHECK_TIMEOUT, Answer, Tethers, ask
-from tests.ports import free_ports
+from tests.harness.basics import free_ports
 
 from .fake_core import rig, until
 from .peer import Peer, spawn

@@ -25,9 +25,9 @@ from consensus.runtime.net.authenticator import Gate
 from consensus.runtime.net.early_acceptor import Porter
 from consensus.runtime.net.http import HttpServer
 from consensus.runtime.net.liveness_connection import ask
+from tests.harness.basics import TIMEOUT, eventually
 
 from .fake_core import Rig, rig, until
-from .test_gossip import TIMEOUT, eventually
 
 BIG = Accepted(1, "parent", (0, "a"), bytes(300_000))
 """Too large for a datagram."""

@@ -18,8 +18,9 @@ from ftlib.core.calls.call import Call
 from ftlib.core.calls.observer import Observer
 from ftlib.ftlib import FTLib
 from tests.ftlib.crew import Crew, by_all
-from tests.ftlib.real import at_once, call_until, company, eventually, in_thread
 from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
+from tests.harness.basics import eventually
+from tests.harness.company import at_once, call_until, company, in_thread
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,9 @@ from ftlib.core.stand_in.deputy import Deputy
 from ftlib.core.stand_in.pattern import WINDOW
 from ftlib.errors import Excluded
 from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, events, late, punctual, steps, tardy
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once, company, in_thread
 
 
 def missing(first: Pupil, last: Pupil) -> None:

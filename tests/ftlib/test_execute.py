@@ -18,9 +18,9 @@ from ftlib.core.plane.failures import Failures
 from ftlib.state.codec import decode
 from ftlib.state.registry import Registered
 from ftlib.state.snapshot import Kept
-from tests.ftlib.real import eventually
 from tests.ftlib.steps import EXPECTED, OPERATIONS, STEPS, Learner, Whim, learn, once, the_same
 from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.harness.basics import eventually
 
 """Of one step: three averages or reductions, a collective of the program's, and the commit."""
 PLACES = ["begin", "backward", "between", "collective", "end"]

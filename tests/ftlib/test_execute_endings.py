@@ -11,10 +11,11 @@ import pytest
 
 from ftlib import ConfigError, Excluded, RebuildTimeout
 from ftlib.core.plane.phase import Phase
-from tests.ftlib.real import at_once, company, eventually
 from tests.ftlib.steps import Learner, reference
 from tests.ftlib.trainees import exclude
 from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
+from tests.harness.basics import eventually
+from tests.harness.company import at_once, company
 
 STEPS = 8
 EXPECTED = reference(STEPS)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ftlib import ConfigError, FTLib, FTLibError, GroupError, Status, StepMismatch
-from tests.ftlib.real import eventually
 from tests.ftlib.steps import STEPS, Learner, Whim, once, the_same
 from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
+from tests.harness.basics import eventually
 
 
 @workers(1)

@@ -17,8 +17,9 @@ from ftlib.core.plane.plane import Finish
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.frameworks.base import Operation, Work
 from ftlib.ftlib import FTLib
-from tests.ftlib.real import TIMEOUT, at_once, call_until, company, eventually
 from tests.ftlib.workers import Job, Worker
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once, call_until, company
 
 
 class Asked:

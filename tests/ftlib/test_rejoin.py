@@ -22,11 +22,11 @@ from ftlib.lifecycle.lifetime import Lifetime
 from ftlib.recovery.whole_state import Transfer
 from ftlib.settings.config import resolve
 from ftlib.state.registry import Registered
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.test_closing import left_behind
 from tests.ftlib.trainees import Trainee, exclude, training, until
 from tests.ftlib.workers import Worker, workers
-from tests.ports import free_ports
+from tests.harness.basics import TIMEOUT, eventually, free_ports
+from tests.harness.company import at_once, company, in_thread
 
 
 def test_it_joins_again_with_the_state_of_the_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,8 +17,8 @@ from ftlib.frameworks.gloo import GlooFramework
 from ftlib.ftlib import FTLib
 from ftlib.settings.config import resolve
 from tests.ftlib.crew import Crew, by_all
-from tests.ftlib.real import eventually
 from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
+from tests.harness.basics import eventually
 
 BAD = [math.inf, -math.inf, math.nan]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -26,8 +26,7 @@ from torch import nn
 
 from consensus import format_address
 from ftlib import FTLib
-
-from .worker import SLOTS, Lines, Task
+from tests.harness.worker import SLOTS, Lines, Task
 
 __all__ = ["Orders", "asked", "learn", "prepare", "state_bytes"]
 

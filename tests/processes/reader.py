@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from consensus import format_address
 from ftlib import ElasticSampler, FTLib
-
-from .worker import Lines, Task
+from tests.harness.worker import Lines, Task
 
 __all__ = ["Orders", "prepare", "read"]
 

@@ -16,10 +16,9 @@ import torch
 
 from consensus import format_address
 from ftlib import FTLib
-from tests.processes import moments
+from tests.harness import moments
+from tests.harness.worker import Lines, Task
 from tests.processes.learner import Learner, prepare
-
-from .worker import Lines, Task
 
 __all__ = ["PLACES", "Oops", "prepare", "step"]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.network import Network, needs_bridge_filter, needs_delay, needs_network
+from tests.harness.cluster import Worker
+from tests.harness.network import Network, needs_bridge_filter, needs_delay, needs_network
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
 
-from .cluster import Worker
 from .fleet import Fleet
-from .nursery import Nursery
 from .test_kills import CHANGE, DRIVER, JOINER
-from .verdict import Verdict
 
 pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter]
 

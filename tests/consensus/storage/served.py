@@ -14,8 +14,8 @@ import pytest
 from consensus.errors import StoreAwayError
 from consensus.storage.locate import store_at
 from consensus.storage.store import Created, Store
-from tests.relay import Relay
-from tests.servers import Server, running
+from tests.harness.relay import Relay
+from tests.harness.servers import Server, running
 
 from .conformance import Conformance
 from .heard import Heard

@@ -20,8 +20,8 @@ from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
 from tests.consensus.storage.patience import created, first_told, once_read, until_away
 from tests.consensus.storage.served import Served, ServerPlace, opened, servers
-from tests.relay import Relay
-from tests.servers import Certificates, EtcdServer, etcd_cluster, running
+from tests.harness.relay import Relay
+from tests.harness.servers import Certificates, EtcdServer, etcd_cluster, running
 
 server, relay, own = servers(EtcdServer)
 

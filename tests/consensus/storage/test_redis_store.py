@@ -16,8 +16,8 @@ from consensus.storage.store import MAX_VALUE, Created, Unreadable
 from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
 from tests.consensus.storage.served import Served, ServerPlace, opened, servers
-from tests.relay import Relay
-from tests.servers import Certificates, RedisServer, running
+from tests.harness.relay import Relay
+from tests.harness.servers import Certificates, RedisServer, running
 
 server, relay, own = servers(RedisServer)
 

@@ -19,7 +19,7 @@ from ftlib.recovery.joiner.http_transport import OVER
 from ftlib.recovery.layout import call_layouts as layouts
 from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
-from tests.ftlib.real import in_thread
+from tests.harness.company import in_thread
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
 

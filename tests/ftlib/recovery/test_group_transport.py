@@ -24,7 +24,7 @@ from ftlib.recovery.joiner.group_transport import WINDOW, GroupTransport, Tainte
 from ftlib.recovery.joiner.http_transport import FetchError, HTTPTransport, Later
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.shards import BLOCK, Shard, digest_of
-from tests.ftlib.real import at_once, in_thread
+from tests.harness.company import at_once, in_thread
 
 from .holders import TIMEOUT, Holder, Model, meeting, somebody, whole
 

@@ -12,7 +12,8 @@ from ftlib.core.plane.plane import Order
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.joiner.http_transport import LATER
-from tests.ftlib.real import eventually, in_thread
+from tests.harness.basics import eventually
+from tests.harness.company import in_thread
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
 

@@ -27,8 +27,8 @@ import torch
 
 from consensus import format_address
 from ftlib import FTLib
-from tests.namespace import enter
-from tests.processes import moments, trace
+from tests.harness import moments
+from tests.harness.namespace import enter
 
 SLOTS = 20
 """``2 ** slot`` and sums of them are exact in float32. A tensor needs twice as many elements to tell who is in it."""
@@ -157,7 +157,7 @@ def _train(task: Task, lines: Lines) -> int:
         moments.arm(later, silently=task.silently)
     if task.trace or moments.of_the_agent(later):
         settings["agent"] = "thread"
-    tracer = trace.Tracer() if task.trace else None
+    tracer = moments.Tracer() if task.trace else None
     params = [torch.zeros(size) for size in task.sizes]
     grads = [torch.zeros(size) for size in task.sizes]
 
