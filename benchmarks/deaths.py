@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.faults import all_after, crew, newest_epoch, pause
+from benchmarks.faults import crew, lose
 from benchmarks.report import Report, chosen, parser, spread
 
 if TYPE_CHECKING:
@@ -84,18 +84,17 @@ def strike(cluster: Cluster, kind: str, chance: random.Random) -> dict[str, Any]
     """One death."""
     workers = sorted(cluster.alive(), key=lambda worker: worker.last["rank"])
     victim = workers[0] if kind == "senior" else chance.choice(workers[1:])
-    survivors = [worker for worker in workers if worker is not victim]
     if kind == "large":
         victim.signal(signal.SIGUSR2)
         cluster.until("memory is touched", lambda: _told(victim, "touched"))
     time.sleep(0.4 + chance.random() * 0.1)  # the death falls anywhere in a step
-    cluster.read()
-    epoch = newest_epoch(workers)
-    fault = victim.signal(signal.SIGKILL)
-    cluster.until("the survivors average without the victim", lambda: all_after(survivors, fault, epoch))
-    cluster.until("they say what that took", lambda: all(_extra(each, len(survivors), fault) is not None for each in survivors))
-    extra = sum(_extra(each, len(survivors), fault) or 0.0 for each in survivors)
-    return {"kind": kind, "seconds": pause(survivors, fault, epoch), "processor": extra}
+    loss = lose(cluster, victim)
+
+    def extras() -> list[float | None]:
+        return [_extra(each, len(loss.survivors), loss.at) for each in loss.survivors]
+
+    cluster.until("they say what that took", lambda: None not in extras())
+    return {"kind": kind, "seconds": loss.seconds, "processor": sum(extra or 0.0 for extra in extras())}
 
 
 def _told(worker: Worker, event: str) -> bool:

@@ -34,7 +34,7 @@ def detect(
     for repeat in range(repeats):
         report.say(f"{number.name} {repeat + 1} of {repeats}")
         try:
-            victim, seconds = strike(cluster, number, chance, whole=whole)
+            loss = strike(cluster, number, chance, whole=whole)
         except Stuck as error:
             print(f"{number.name}: {str(error).splitlines()[0]}", flush=True)
             times.append(float("inf"))
@@ -42,8 +42,8 @@ def detect(
                 if worker.killed and worker.code is None:
                     put_away(cluster, worker)
         else:
-            times.append(seconds)
-            put_away(cluster, victim)
+            times.append(loss.seconds)
+            put_away(cluster, loss.victim)
         refill(cluster, size)
     return times
 

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.faults import all_after, crew, newest_epoch, pause
+from benchmarks.faults import crew, lose
 from benchmarks.report import parser
 from consensus import KeyRing, get, parse_address
 from consensus.wire.proofs import Exchange, decode, fresh_nonce, greeting
@@ -98,12 +98,7 @@ def withstand(args: argparse.Namespace) -> bool:
                         answer.read()
                     answers.append(time.monotonic() - began)
                 time.sleep(0.3 + chance.random() * 0.2)  # the kill falls anywhere in a step
-                cluster.read()
-                epoch, victim = newest_epoch(cluster.alive()), chance.choice(others)
-                survivors = [worker for worker in cluster.alive() if worker is not victim]
-                fault = victim.kill()
-                cluster.until("the survivors average without it", lambda: all_after(survivors, fault, epoch))  # noqa: B023
-                pauses[bool(turn % 2)].append(pause(survivors, fault, epoch))
+                pauses[bool(turn % 2)].append(lose(cluster, chance.choice(others)).seconds)
                 cluster.join()
                 cluster.training(4, 60.0)
         faults = list(cluster.faults())

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.faults import after, all_after, crew, newest_epoch, pause
+from benchmarks.faults import after, crew, lose
 from benchmarks.report import Report, chosen, parser, spread
 from tests.harness.cluster import Cluster, Worker, load
 from tests.harness.verdict import Verdict
@@ -56,18 +56,13 @@ def strike(cluster: Cluster, which: str, number: int, chance: random.Random) -> 
     """One fault; seconds until all survivors have averaged without the victim, and until they passed each phase."""
     workers = sorted(cluster.alive(), key=lambda worker: worker.last["rank"])
     victim = workers[0] if which == "senior" else chance.choice(workers if which == "any" else workers[1:])
-    survivors = [worker for worker in workers if worker is not victim]
     # Past what the last join left behind, and at whatever moment of a call and of a probe round.
     time.sleep(0.3 + chance.random() * 0.1)
-    cluster.read()
-    epoch = newest_epoch(workers)
-    fault = victim.signal(number)
-    if number == signal.SIGSTOP:
-        victim.killed = fault
-    cluster.until("the survivors average without the victim", lambda: all_after(survivors, fault, epoch))
+    loss = lose(cluster, victim, number)
+    fault, epoch = loss.at, loss.epoch
     cluster.advanced()  # a mark set just before the end of a call may be told with the next one
     phases = defaultdict(list)
-    for worker in survivors:
+    for worker in loss.survivors:
         line = after(worker, fault, epoch)
         assert line is not None
         passed: dict[str, float] = {}
@@ -83,7 +78,7 @@ def strike(cluster: Cluster, which: str, number: int, chance: random.Random) -> 
         cluster.until("the stopped worker ends", lambda: victim.code is not None)
         beyond = [line for line in victim.calls if line["t"] > fault + 0.05 and line["epoch"] <= epoch]
         print(f"  the stopped worker ended with {victim.code}, {len(beyond)} lines after it")
-    return pause(survivors, fault, epoch), phases
+    return loss.seconds, phases
 
 
 def block(
@@ -227,19 +222,13 @@ def fenced(size: int, args: argparse.Namespace) -> list[float]:
         for repetition in range(args.repetitions):
             # Past what the last join left behind, and at whatever moment of a call and of a probe round.
             time.sleep(0.5 + chance.random() * 0.5)  # see above
-            run.read()
-            workers = sorted(run.alive(), key=lambda worker: worker.last["rank"])
-            victim = workers[repetition % size]
-            survivors = [worker for worker in workers if worker is not victim]
-            epoch = newest_epoch(workers)
-            fault = victim.signal(signal.SIGSTOP)
-            victim.killed = fault
-            run.until("the others average without it", functools.partial(all_after, survivors, fault, epoch))
-            totals.append(pause(survivors, fault, epoch))
+            victim = sorted(run.alive(), key=lambda worker: worker.last["rank"])[repetition % size]
+            loss = lose(run, victim, signal.SIGSTOP)
+            totals.append(loss.seconds)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim.pid, signal.SIGCONT)
             run.until("the stopped worker is gone", functools.partial(_ended, victim))
-            late = [line for line in victim.calls if line["t"] > fault + 0.1]
+            late = [line for line in victim.calls if line["t"] > loss.at + 0.1]
             assert not late, f"the stopped worker went on: {late}"
             run.training(size, 60.0)
             verdict.check(run.workers)

@@ -250,9 +250,7 @@ def main() -> None:
                 beyond = found["ours"] - found["bare"]
                 print(f"{what:8} {root}: {found['ours']:.0f} us a call, the group {found['bare']:.0f}, beyond it {beyond:.0f}")
                 continue
-            counts = ", ".join(
-                f"{found[name]} {name}" for name in ("functions", "files", "calls", "hops", "callbacks", "notices")
-            )
+            counts = ", ".join(f"{found[name]} {name}" for name in COUNTS)
             print(f"{what:8} {root}: {counts}")
             if options.names:
                 for name, count in found["names"].items():
