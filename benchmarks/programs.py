@@ -24,9 +24,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from consensus import format_address
 from ftlib import ElasticSampler, FTLib
-from tests.harness.worker import Lines, Task
+from tests.harness.worker import Lines, Task, joined
 
 BIG_SIDE = 10_000
 """A matrix of so many rows and columns: 100 M parameters, whose forward and backward pass of one sample cost little."""
@@ -157,9 +156,7 @@ def learn(task: Task, lines: Lines) -> int:
     dataset = TensorDataset(images, labels)
     sampler = ElasticSampler(dataset, batch_size=BATCH, global_batch=True, seed=seed)
     loader = DataLoader(dataset, batch_sampler=sampler)
-    with FTLib.init(**{**task.settings, **({"socket_fds": task.socket_fds} if task.socket_fds else {})}) as ft:
-        member = ft._consensus.member  # noqa: SLF001 - a benchmark may look inside
-        lines.write(event="init", member=member.id, address=format_address(member.address))
+    with joined(task, lines) as ft:
         ft.register_state(model, optimizer, sampler)
         for epoch in sampler.epochs(epochs):
             for image, label in loader:
