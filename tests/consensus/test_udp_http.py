@@ -22,6 +22,7 @@ from consensus.protocol.state.inputs import Accusation
 from consensus.runtime.net.sockets import SocketPair, numeric, open_pair, resolve_all
 from consensus.runtime.net.udp import fits
 from consensus.wire.codec import Codec
+from tests.harness.basics import around
 
 from .fake_core import Rig, rig, until
 
@@ -29,14 +30,12 @@ from .fake_core import Rig, rig, until
 @pytest.fixture(autouse=True)
 def no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unknown names fail at once, instead of after the resolver's timeouts."""
-    real = socket.getaddrinfo
 
-    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> Any:
+    @around(monkeypatch, socket, "getaddrinfo")
+    def getaddrinfo(real: Any, host: str, *args: Any, **kwargs: Any) -> Any:
         if host.endswith(".invalid"):
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return real(host, *args, **kwargs)
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
 def opened(**settings: object) -> SocketPair:

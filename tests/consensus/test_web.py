@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -25,7 +26,7 @@ from consensus.runtime.net.authenticator import Gate
 from consensus.runtime.net.early_acceptor import Porter
 from consensus.runtime.net.http import HttpServer
 from consensus.runtime.net.liveness_connection import ask
-from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, around, eventually
 
 from .fake_core import Rig, rig, until
 
@@ -242,13 +243,12 @@ def test_what_was_only_bound_is_given_back() -> None:
 @pytest.mark.process
 def test_no_process_is_left_where_nothing_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    popen = subprocess.Popen
 
-    def noted(*args: object, **options: object) -> subprocess.Popen[bytes]:
+    @around(monkeypatch, subprocess, "Popen")
+    def noted(popen: Any, *args: object, **options: object) -> subprocess.Popen[bytes]:
         begun.append((process := popen(*args, **options)).pid)  # type: ignore[call-overload]
         return process  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(subprocess, "Popen", noted)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         member = Gossip(Config(job="test", agent=Home.PROCESS, bind=f"127.0.0.1:{taken.getsockname()[1]}"))
         with pytest.raises(ConfigError, match="in use"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import socket
@@ -12,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TIMEOUT", "Tail", "bind", "eventually", "free_ports"]
+__all__ = ["TIMEOUT", "Tail", "around", "bind", "eventually", "free_ports"]
 
 TIMEOUT = 40.0
 """Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
@@ -77,3 +78,19 @@ class Tail:
             self._size += len(whole)
             return [json.loads(line) for line in whole.splitlines()]
         return []
+
+
+def around(patch: Any, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put a function in the place of ``owner.name``, until ``patch`` is undone; its first argument is what was there."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        usual = getattr(owner, name)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(usual, *args, **kwargs)
+
+        patch.setattr(owner, name, wrapper)
+        return function
+
+    return decorate
