@@ -1,7 +1,7 @@
 """What an average costs beside Gloo's own ``all_reduce`` and ``div_`` on the same tensors.
 
-    python -m benchmarks.average                    # all sizes, 2 and 4 workers
-    python -m benchmarks.average --workers 2 --sizes 25MB --rounds 60
+    python -m benchmarks average                    # all sizes, 2 and 4 workers
+    python -m benchmarks average --workers 2 --sizes 25MB --rounds 60
 
 Each worker is a process. Both ways alternate in one run, and their order within a pair alternates too. Large tensors:
 the median of the ratios ours / raw over the pairs, each timed at the slowest worker. 4 KB: the median of the paired
@@ -116,7 +116,7 @@ def run(workers: int, arguments: list[str], settings: dict[str, str]) -> bool:
     """One job of so many processes."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-    with Job(["-m", "benchmarks.average", "--worker", "--port", str(port), *arguments], workers, settings) as job:
+    with Job(["-m", "benchmarks", "average", "--worker", "--port", str(port), *arguments], workers, settings) as job:
         job.ended(1200.0)
         lines = job.all_lines()
     good = [report(workers, line) for line in lines]  # all of them are shown
@@ -124,15 +124,13 @@ def run(workers: int, arguments: list[str], settings: dict[str, str]) -> bool:
 
 
 def main() -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, bucket_mb=8.0, in_flight=4)
     options.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     options.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     options.add_argument("--rounds", type=int, default=40, help="pairs for the large sizes")
     options.add_argument("--small-rounds", type=int, default=2000, help="pairs for 4 KB")
     options.add_argument("--pieces", type=int, nargs="+", default=[1, PIECES])
     options.add_argument("--threads", type=int, default=1, help="torch threads a worker")
-    options.add_argument("--bucket-mb", type=float, default=8.0)
-    options.add_argument("--in-flight", type=int, default=4)
     options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     args = options.parse_args()
@@ -152,7 +150,3 @@ def main() -> None:
     ]
     results = [run(workers, arguments, chosen(args.agent)) for workers in args.workers]
     raise SystemExit(0 if all(results) else 1)
-
-
-if __name__ == "__main__":
-    main()

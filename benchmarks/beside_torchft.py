@@ -1,6 +1,6 @@
 """SIGKILL of one of four workers, beside torchft: how long until all others have gone on with three. In turns, in one run.
 
-    python -m benchmarks.beside_torchft --peer PYTHON        # two minutes, on a busy machine three
+    python -m benchmarks beside_torchft --peer PYTHON        # two minutes, on a busy machine three
 
 PYTHON: an interpreter that has ``torchft-nightly`` beside what the benchmarks need (the same torch, too).
 
@@ -41,8 +41,8 @@ from torch._C._distributed_c10d import TCPStore
 from benchmarks.faults import all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib.launch.process import die_with_parent
-from tests.processes.cluster import ROOT, Cluster, Stuck, Worker
-from tests.processes.worker import Lines, Task
+from tests.harness.cluster import ROOT, Cluster, Stuck, Worker
+from tests.harness.worker import Lines, Task
 
 KINDS = {"outside": signal.SIGRTMIN, "during": signal.SIGUSR2}
 """Where a victim is to end itself, and how it is told."""
@@ -147,7 +147,7 @@ class Peers:
         parent = os.getpid()
         with (self.directory / "out").open("wb") as output:
             self._host = subprocess.Popen(
-                [args.peer, "-m", "benchmarks.beside_torchft", "--host", settings, f"--elements={args.elements}"],
+                [args.peer, "-m", "benchmarks", "beside_torchft", "--host", settings, f"--elements={args.elements}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -330,13 +330,9 @@ def replica(parent: int, address: str, elements: int, settings: dict[str, int], 
 
 
 def main() -> int:
-    options = parser(__doc__)
+    options = parser(__doc__, turns=4, workers=4, elements=1_000_000, seed=1)
     options.add_argument("--peer", help="the interpreter that has torchft")
-    options.add_argument("--turns", type=int, default=4)
     options.add_argument("--repetitions", type=int, default=2, help="deaths of each kind in one turn")
-    options.add_argument("--workers", type=int, default=4)
-    options.add_argument("--elements", type=int, default=1_000_000)
-    options.add_argument("--seed", type=int, default=1)
     options.add_argument("--host", choices=PEERS, help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.host:
@@ -362,7 +358,3 @@ def main() -> int:
         report.row(what, *map(spread, found), bar=bar, good=shares[-1] <= SHARE)
     report.row("undisturbed steps that lacked somebody", "", *(f"{short} of {count}" for count, short in steps.values()))
     return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """SIGKILL of a worker: how long until all others have averaged without it, and how much processor time that takes them.
 
-    python -m benchmarks.deaths                          # a junior, a senior, and a junior with 2 GB touched, in turns
-    python -m benchmarks.deaths --beside ../other        # in turns with another checkout that has this file, and its own .venv
+    python -m benchmarks deaths                          # a junior, a senior, and a junior with 2 GB touched, in turns
+    python -m benchmarks deaths --beside ../other        # in turns with another checkout that has this file, and its own .venv
 
 4 workers average 1 M parameters in a tight loop. Time: from ``kill()`` to the return of the first average without the victim,
 the latest of the survivors. Processor time: of the survivors and their agents, in the call that the death fell into, less what
@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.faults import all_after, crew, newest_epoch, pause
+from benchmarks.faults import crew, lose
 from benchmarks.report import Report, chosen, parser, spread
 
 if TYPE_CHECKING:
     from ftlib import FTLib
-    from tests.processes.cluster import Cluster, Worker
-    from tests.processes.worker import Lines
+    from tests.harness.cluster import Cluster, Worker
+    from tests.harness.worker import Lines
 
 HERE = Path(__file__).resolve().parents[1]
 LARGE = 2_000
@@ -84,18 +84,17 @@ def strike(cluster: Cluster, kind: str, chance: random.Random) -> dict[str, Any]
     """One death."""
     workers = sorted(cluster.alive(), key=lambda worker: worker.last["rank"])
     victim = workers[0] if kind == "senior" else chance.choice(workers[1:])
-    survivors = [worker for worker in workers if worker is not victim]
     if kind == "large":
         victim.signal(signal.SIGUSR2)
         cluster.until("memory is touched", lambda: _told(victim, "touched"))
     time.sleep(0.4 + chance.random() * 0.1)  # the death falls anywhere in a step
-    cluster.read()
-    epoch = newest_epoch(workers)
-    fault = victim.signal(signal.SIGKILL)
-    cluster.until("the survivors average without the victim", lambda: all_after(survivors, fault, epoch))
-    cluster.until("they say what that took", lambda: all(_extra(each, len(survivors), fault) is not None for each in survivors))
-    extra = sum(_extra(each, len(survivors), fault) or 0.0 for each in survivors)
-    return {"kind": kind, "seconds": pause(survivors, fault, epoch), "processor": extra}
+    loss = lose(cluster, victim)
+
+    def extras() -> list[float | None]:
+        return [_extra(each, len(loss.survivors), loss.at) for each in loss.survivors]
+
+    cluster.until("they say what that took", lambda: None not in extras())
+    return {"kind": kind, "seconds": loss.seconds, "processor": sum(extra or 0.0 for extra in extras())}
 
 
 def _told(worker: Worker, event: str) -> bool:
@@ -133,14 +132,10 @@ def run(checkout: Path, args: argparse.Namespace, seed: int) -> list[dict[str, A
 
 
 def main() -> int:
-    options = parser(__doc__)
+    options = parser(__doc__, turns=3, workers=4, elements=1_000_000, seed=1)
     options.add_argument("--beside", type=Path, help="another checkout to compare with")
-    options.add_argument("--turns", type=int, default=3)
     options.add_argument("--repetitions", type=int, default=4, help="deaths of each kind in one turn")
     options.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    options.add_argument("--workers", type=int, default=4)
-    options.add_argument("--elements", type=int, default=1_000_000)
-    options.add_argument("--seed", type=int, default=1)
     options.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.turn:

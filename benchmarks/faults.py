@@ -14,13 +14,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.report import Report
-from tests.processes.cluster import LIMIT, Cluster, Stuck, Worker
+from tests.harness.cluster import LIMIT, Cluster, Stuck, Worker
 from tests.processes.launched import LaunchedRun
 
 COMES_UP = 60.0
@@ -133,27 +134,41 @@ def newest_epoch(workers: Iterable[Worker]) -> int:
     return max(int(worker.last["epoch"]) for worker in workers)
 
 
-def strike(
-    cluster: Cluster, number: signal.Signals, chance: random.Random, *, whole: bool = False, limit: float = LIMIT
-) -> tuple[Worker, float]:
-    """A signal for one at random; who it was, and the seconds until the survivors average again (Stuck after ``limit``).
+@dataclass(frozen=True)
+class Loss:
+    """A worker that was sent a signal, and the others, who have averaged without it since."""
+
+    victim: Worker
+    survivors: list[Worker]
+    epoch: int
+    """The newest before."""
+    at: float
+    """CLOCK_MONOTONIC of the signal."""
+    seconds: float
+    """Until the last survivor's first average without the victim."""
+
+
+def lose(cluster: Cluster, victim: Worker, number: int = signal.SIGKILL, *, whole: bool = False, limit: float = LIMIT) -> Loss:
+    """Send the signal, and wait until the others average again (Stuck after ``limit``).
 
     ``whole``: the victim's children (its agent, where that is a process) get the signal too.
     """
-    # Past what the last view change left behind, and at whatever moment of a call and of a probe round.
-    time.sleep(0.3 + chance.random() * 0.2)  # see above
-    cluster.read()
     workers = cluster.alive()
-    victim = chance.choice(workers)
     survivors = [worker for worker in workers if worker is not victim]
     epoch = newest_epoch(workers)
     children = [child.pid for child in psutil.Process(victim.pid).children(recursive=True)] if whole else []
-    fault = victim.signal(number)
-    victim.killed = fault
+    fault = victim.killed = victim.signal(number)
     for child in children:
         os.kill(child, number)
     cluster.until("the survivors average without the victim", lambda: all_after(survivors, fault, epoch), limit)
-    return victim, pause(survivors, fault, epoch)
+    return Loss(victim, survivors, epoch, fault, pause(survivors, fault, epoch))
+
+
+def strike(cluster: Cluster, number: signal.Signals, chance: random.Random, **more: Any) -> Loss:
+    """A signal for one at random; ``more``: see ``lose``."""
+    # Past what the last view change left behind, and at whatever moment of a call and of a probe round.
+    time.sleep(0.3 + chance.random() * 0.2)  # see above
+    return lose(cluster, chance.choice(cluster.alive()), number, **more)
 
 
 class Watch:

@@ -1,8 +1,8 @@
 """A live two-worker job under fire: mutated and replayed packets and requests, none of which may be accepted.
 
-    python -m benchmarks.hostile                           # 1,000,000 packets in about four minutes
-    python -m benchmarks.hostile --packets 20000 --seconds 10
-    python -m benchmarks.hostile --crowd 10000 --kills 8   # connections that prove nothing; --drip 1: a byte a second each
+    python -m benchmarks hostile                           # 1,000,000 packets in about four minutes
+    python -m benchmarks hostile --packets 20000 --seconds 10
+    python -m benchmarks hostile --crowd 10000 --kills 8   # connections that prove nothing; --drip 1: a byte a second each
 
 Workers average 1 M parameters in a tight loop. An eavesdropper on loopback (CAP_NET_RAW) records every packet from the
 job's start on, introductions included, and one genuine HTTP exchange; a worker is then killed and replaced, so that a former
@@ -40,30 +40,29 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.faults import all_after, crew, newest_epoch, pause
+from benchmarks.faults import crew, lose
+from benchmarks.report import parser
 from consensus import KeyRing, get, parse_address
 from consensus.wire.proofs import Exchange, decode, fresh_nonce, greeting
 from tests.consensus.crowd import crowd_process
 from tests.consensus.tap import may_listen, tap
-from tests.processes.cluster import ROOT, Cluster, Worker, load
+from tests.harness.cluster import ROOT, Cluster, Worker, load
 
 KINDS = ("replay", "flip", "cut", "grow", "splice", "random")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--packets", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=240.0, help="of the attack")
-    parser.add_argument("--quiet", type=float, default=0.0, help="seconds without attack before [a tenth of --seconds]")
-    parser.add_argument("--http", type=int, default=50, help="one in so many is an HTTP request")
-    parser.add_argument("--elements", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--crowd", type=int, default=0, help="so many strangers' connections, instead of packets")
-    parser.add_argument("--drip", type=float, default=0.0, help="seconds from byte to byte of each of them; 0: silent")
-    parser.add_argument("--pace", type=float, default=1000.0, help="new connections a second, once all have come")
-    parser.add_argument("--kills", type=int, default=8, help="with a crowd, and as many without")
-    parser.add_argument("--attack", type=Path, default=None, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    options = parser(__doc__, agent=False, packets=1_000_000, elements=1_000_000)
+    options.add_argument("--seconds", type=float, default=240.0, help="of the attack")
+    options.add_argument("--quiet", type=float, default=0.0, help="seconds without attack before [a tenth of --seconds]")
+    options.add_argument("--http", type=int, default=50, help="one in so many is an HTTP request")
+    options.add_argument("--seed", type=int, default=random.randrange(10**6))
+    options.add_argument("--crowd", type=int, default=0, help="so many strangers' connections, instead of packets")
+    options.add_argument("--drip", type=float, default=0.0, help="seconds from byte to byte of each of them; 0: silent")
+    options.add_argument("--pace", type=float, default=1000.0, help="new connections a second, once all have come")
+    options.add_argument("--kills", type=int, default=8, help="with a crowd, and as many without")
+    options.add_argument("--attack", type=Path, default=None, help=argparse.SUPPRESS)
+    args = options.parse_args()
     if args.attack is not None:
         return attack(json.loads(args.attack.read_text()))
     if args.crowd:
@@ -99,12 +98,7 @@ def withstand(args: argparse.Namespace) -> bool:
                         answer.read()
                     answers.append(time.monotonic() - began)
                 time.sleep(0.3 + chance.random() * 0.2)  # the kill falls anywhere in a step
-                cluster.read()
-                epoch, victim = newest_epoch(cluster.alive()), chance.choice(others)
-                survivors = [worker for worker in cluster.alive() if worker is not victim]
-                fault = victim.kill()
-                cluster.until("the survivors average without it", lambda: all_after(survivors, fault, epoch))  # noqa: B023
-                pauses[bool(turn % 2)].append(pause(survivors, fault, epoch))
+                pauses[bool(turn % 2)].append(lose(cluster, chance.choice(others)).seconds)
                 cluster.join()
                 cluster.training(4, 60.0)
         faults = list(cluster.faults())
@@ -157,7 +151,7 @@ def measure(directory: Path, args: argparse.Namespace) -> bool:
         )
         fire = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.hostile", "--attack", str(order)],
+            [sys.executable, "-m", "benchmarks", "hostile", "--attack", str(order)],
             cwd=ROOT,
             check=True,
             capture_output=True,
@@ -367,7 +361,3 @@ def flipped(data: bytes, chance: random.Random) -> bytes:
     place = chance.randrange(start, len(data) - 4)
     changed[place] = ord("A") if changed[place] != ord("A") else ord("B")
     return bytes(changed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Four workers on four hosts: one host is cut off, the others go on; the network is mended, and the lost one is back.
 
-    python -m benchmarks.hosts                      # ten times each of the faults: six minutes
-    python -m benchmarks.hosts --repetitions 3 --faults cut
+    python -m benchmarks hosts                      # ten times each of the faults: six minutes
+    python -m benchmarks hosts --repetitions 3 --faults cut
 
 The hosts are network namespaces at a bridge (root, iproute2, nftables). Workers train a parameter of 4 MB, with a secret and
 default settings but ``rejoin``. Faults, by turns against a junior, a middle and the most senior host: ``cut``, nothing gets to
@@ -13,17 +13,16 @@ it; ``deaf``, it hears nobody; ``link``, it and one other host do not reach each
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report import Report, chosen, parser, spread
-from tests.network import Network
-from tests.processes.cluster import Worker
+from tests.harness.cluster import Worker
+from tests.harness.network import Network
+from tests.harness.verdict import Verdict
 from tests.processes.fleet import Fleet
-from tests.processes.verdict import Verdict
 
 GOES_ON, IS_BACK = 3.5, 5.0
 """Seconds."""
@@ -103,10 +102,8 @@ def measure(fleet: Fleet, fault: str, repetitions: int, report: Report) -> Verdi
 
 
 def main() -> int:
-    options = parser(__doc__)
-    options.add_argument("--repetitions", type=int, default=10)
+    options = parser(__doc__, repetitions=10, elements=1_000_000)
     options.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
-    options.add_argument("--elements", type=int, default=1_000_000)
     args = options.parse_args()
     report = Report("4 workers on 4 hosts", 6.0 + 6.5 * args.repetitions * len(args.faults))
     directory, network, verdict = Path(tempfile.mkdtemp(prefix="ftlib-hosts-")), Network(4), Verdict()
@@ -119,7 +116,3 @@ def main() -> int:
     report.verdict(verdict)
     shutil.rmtree(directory)
     return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

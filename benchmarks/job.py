@@ -13,21 +13,73 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ftlib.launch.process import die_with_parent
-from tests.processes.cluster import ROOT, Stuck, bind
+import psutil
 
-__all__ = ["Job"]
+from ftlib.launch.process import die_with_parent
+from tests.harness.cluster import ROOT, Stuck, bind
+
+
+@dataclass
+class Footprint:
+    """Sums over a worker and its children."""
+
+    rss: float = 0.0
+    """MB of resident memory; pages that processes share count for each."""
+    threads: int = 0
+    descriptors: int = 0
+    ports: int = 0
+    """Listening TCP sockets and bound UDP sockets."""
+    processes: int = 0
+
+
+def footprint(pid: int) -> Footprint:
+    """As of now."""
+    worker, found = psutil.Process(pid), Footprint()
+    for process in [worker, *worker.children(recursive=True)]:
+        found.rss += process.memory_info().rss / 1e6
+        found.threads += process.num_threads()
+        found.descriptors += process.num_fds()
+        for held in process.net_connections("inet"):
+            found.ports += held.status == psutil.CONN_LISTEN or (held.type.name == "SOCK_DGRAM" and not held.raddr)
+        found.processes += 1
+    return found
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """CPU time (user and system) of a process, and of its living children together."""
+    worker = psutil.Process(pid)
+    own = worker.cpu_times()
+    children = [child.cpu_times() for child in worker.children(recursive=True)]
+    return own.user + own.system, sum(times.user + times.system for times in children)
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many processes that each want a whole core."""
+    parent = os.getpid()
+    loops: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            command = [sys.executable, "-S", "-c", "while True: pass"]
+            loops.append(subprocess.Popen(command, preexec_fn=lambda: die_with_parent(parent)))  # noqa: PLW1509
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+        for loop in loops:
+            loop.wait()
 
 
 class Job:
     """The founders of one job, as a context manager that leaves nothing behind."""
 
     def __init__(self, arguments: Sequence[str], workers: int, settings: Mapping[str, Any] | None = None) -> None:
-        """``arguments`` of Python, e.g. ``["-m", "benchmarks.fresh", "rest"]``; ``settings`` of ftlib, as FTLIB_* variables."""
+        """``arguments`` of Python, e.g. ``["-m", "benchmarks", "rest"]``; ``settings`` of ftlib, as FTLIB_* variables."""
         self._directory = tempfile.TemporaryDirectory(prefix="ftlib-job-")
         self.processes: list[subprocess.Popen[bytes]] = []
         pairs = [bind() for _ in range(workers)]

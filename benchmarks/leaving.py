@@ -1,7 +1,7 @@
 """How soon a worker is gone after SIGTERM, and what the others notice of it.
 
-    python -m benchmarks.leaving                       # 5 minutes
-    python -m benchmarks.leaving --only plain --rounds 2
+    python -m benchmarks leaving                       # 5 minutes
+    python -m benchmarks leaving --only plain --rounds 2
 
 Interpreters of their own train 1 M parameters; a step sleeps for 30 ms, as if a device worked. In turns, one after the other
 gets SIGTERM at a random moment until two are left.
@@ -21,7 +21,6 @@ import itertools
 import random
 import signal
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +93,7 @@ def measure(variant: str, args: argparse.Namespace, chance: random.Random) -> Fo
     """All rounds of one."""
     found = Found()
     for _ in range(args.rounds):
-        arguments = ["-m", "benchmarks.leaver", "--rest", str(args.rest), *VARIANTS[variant]]
+        arguments = ["-m", "benchmarks", "leaver", "--rest", str(args.rest), *VARIANTS[variant]]
         with Job(arguments, args.workers) as job:
             alive = list(range(args.workers))
             while len(alive) > 2:
@@ -104,12 +103,10 @@ def measure(variant: str, args: argparse.Namespace, chance: random.Random) -> Fo
 
 
 def main() -> int:
-    options = parser(__doc__, agent=False)
+    options = parser(__doc__, agent=False, workers=4, seed=1)
     options.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
-    options.add_argument("--workers", type=int, default=4)
     options.add_argument("--rounds", type=int, default=4, help="jobs; of each all workers but two leave")
     options.add_argument("--rest", type=float, default=0.03, help="seconds of sleep a step")
-    options.add_argument("--seed", type=int, default=1)
     args = options.parse_args()
     report = Report("leaving", len(args.only) * args.rounds * (12 + 5 * (args.workers - 2)))
     for variant in args.only:
@@ -120,7 +117,3 @@ def main() -> int:
         report.row(f"{variant}: control, and the usual step", f"{spread(found.control)}, {spread(found.usual)}")
         report.row(f"{variant}: calls that the others did again", str(found.redone))
     return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

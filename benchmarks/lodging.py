@@ -1,6 +1,6 @@
 """A process in which many members live, on one event loop, each with sockets and an agent of its own; nobody trains.
 
-    python -m benchmarks.lodging                # orders are JSON lines on stdin, news are JSON lines on stdout
+    python -m benchmarks lodging                # orders are JSON lines on stdin, news are JSON lines on stdout
 
 Orders: ``{"number", "start": {settings of Config}}`` starts one more member (``"consensus"`` among them: its backend), and
 ``"look"`` tells all members' lists and traffic.
@@ -139,7 +139,3 @@ def main() -> int:
     _tell(ready=True)
     asyncio.run(_serve())
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

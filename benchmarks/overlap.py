@@ -1,6 +1,6 @@
 """What a step takes whose averages are under way while backward goes on (``execute``), against one that averages afterwards.
 
-    python -m benchmarks.overlap [--rounds 5] [--steps 8] [--batch 1024] [--compute timer]
+    python -m benchmarks overlap [--rounds 5] [--steps 8] [--batch 1024] [--compute timer]
 
 Two workers with one thread each, on two hosts (network namespaces). The link between them carries so many bytes a second, each
 way, that averaging takes 40 % of the blocking step: the kernel's token bucket (tc tbf) holds packets back, which takes no
@@ -39,10 +39,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.report import Report, spread
+from benchmarks.report import Report, parser, spread
 from ftlib import FTLib
-from tests.namespace import enter
-from tests.network import Network
+from tests.harness.namespace import enter
+from tests.harness.network import Network
 
 SHARE = 0.4
 """Of the blocking step's time, that averaging is to take."""
@@ -193,13 +193,12 @@ def read(worker: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8, help="measured in each block")
-    parser.add_argument("--batch", type=int, default=1024, help="rows, where layers are computed here")
-    parser.add_argument("--compute", choices=("cpu", "timer"), default="cpu")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    options = parser(__doc__, agent=False, rounds=5)
+    options.add_argument("--steps", type=int, default=8, help="measured in each block")
+    options.add_argument("--batch", type=int, default=1024, help="rows, where layers are computed here")
+    options.add_argument("--compute", choices=("cpu", "timer"), default="cpu")
+    options.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    args = options.parse_args()
     if args.worker:
         namespace, address, introducer, secret = args.worker
         enter(namespace)
@@ -215,7 +214,7 @@ def main() -> int:
         secret = secrets.token_hex(16)
         workers = []
         for host in hosts:
-            command = [sys.executable, "-m", "benchmarks.overlap", f"--rounds={args.rounds}", f"--steps={args.steps}"]
+            command = [sys.executable, "-m", "benchmarks", "overlap", f"--rounds={args.rounds}", f"--steps={args.steps}"]
             command += [
                 f"--compute={args.compute}",
                 f"--batch={args.batch}",
@@ -261,7 +260,3 @@ def main() -> int:
     held = statistics.median(ratios) <= BAR
     report.row("overlap / blocking", spread(ratios, unit="x"), bar=f"<= {BAR} x", good=held)
     return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

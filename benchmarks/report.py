@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import signal
 import statistics
@@ -14,18 +15,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.processes.cluster import load
-from tests.processes.verdict import Verdict
+from tests.harness.cluster import load
+from tests.harness.verdict import Verdict
 
 __all__ = ["AGENTS", "Report", "chosen", "parser", "spread"]
 
 AGENTS = ("process", "thread")
 
 
-def parser(text: str | None, *, agent: bool = True) -> argparse.ArgumentParser:
-    """Options that several benchmarks have; ``text``: the module's docstring. SIGTERM then acts as Ctrl-C."""
+def parser(text: str | None, *, agent: bool = True, **numbers: float) -> argparse.ArgumentParser:
+    """``text``: the docstring; ``numbers``: options whose names say everything, by their defaults. SIGTERM acts as Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    description = inspect.cleandoc(text or "")
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in numbers.items():
+        options.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     if agent:
         options.add_argument("--agent", choices=AGENTS, help="where the agent runs (default: the library's own choice)")
     return options

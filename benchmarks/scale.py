@@ -1,9 +1,9 @@
 """The membership protocol at a thousand members and more, in the simulated world (a LAN: 0.3 to 0.7 ms one way).
 
-    python -m benchmarks.scale                                        # everything at 1000 members
-    python -m benchmarks.scale --members 300 --only crash silence
-    python -m benchmarks.scale --members 10000 --only pace            # ten seconds, a crash and ten silent in them
-    python -m benchmarks.scale --checked                              # with the checkers of the invariants on (slower)
+    python -m benchmarks scale                                        # everything at 1000 members
+    python -m benchmarks scale --members 300 --only crash silence
+    python -m benchmarks scale --members 10000 --only pace            # ten seconds, a crash and ten silent in them
+    python -m benchmarks scale --checked                              # with the checkers of the invariants on (slower)
 
 Times are simulated and exact: they depend on the seed alone. The data plane reports, as at a healthy moment of training, the
 same everywhere. Bytes are real: each message is encoded and sealed, introductions between members included.
@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import math
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from random import Random
 
+from benchmarks.report import parser
 from consensus.border import Built, Flushed, Freeze, Installed, Order
 from consensus.config import Config
 from consensus.messages import Envelope, Message
@@ -316,21 +316,15 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--members", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=120.0, help="simulated, of trouble")
-    parser.add_argument("--quiet", type=float, default=70.0, help="simulated seconds in which an idle member is weighed")
-    parser.add_argument("--only", nargs="+", choices=sorted(PARTS))
-    parser.add_argument("--checked", action="store_true")
-    args = parser.parse_args()
+    options = parser(__doc__, agent=False, members=1000, seeds=3)
+    options.add_argument("--seconds", type=float, default=120.0, help="simulated, of trouble")
+    options.add_argument("--quiet", type=float, default=70.0, help="simulated seconds in which an idle member is weighed")
+    options.add_argument("--only", nargs="+", choices=sorted(PARTS))
+    options.add_argument("--checked", action="store_true")
+    args = options.parse_args()
     rows: list[Row] = []
     for name in args.only or PARTS:
         began = time.perf_counter()
         rows += PARTS[name](args)
         print(f"      ({name}: {time.perf_counter() - began:.0f} s)")
     return int(not all(row.good for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

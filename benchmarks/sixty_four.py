@@ -1,7 +1,7 @@
 """Many real members in few processes, as memberlist is measured: how soon all lists are whole, how soon a crashed one is gone.
 
-    python -m benchmarks.sixty_four                    # 4, 16 and 64 members: three minutes
-    python -m benchmarks.sixty_four --sizes 64 --rounds 3
+    python -m benchmarks sixty_four                    # 4, 16 and 64 members: three minutes
+    python -m benchmarks sixty_four --sizes 64 --rounds 3
 
 Every member has sockets and an agent of its own, and authenticates the others; no tensors. They are started one after another,
 as fast as they start, and join through the first. The members share three processes, but one has a process of its own, which
@@ -24,10 +24,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from benchmarks.machine import cpu_seconds
+from benchmarks.job import cpu_seconds
 from benchmarks.report import Report, parser, spread
 from ftlib.launch.process import die_with_parent
-from tests.processes.cluster import ROOT, Stuck
+from tests.harness.cluster import ROOT, Stuck
 
 LIMIT = 40.0
 BARS = {64: (5.0, 0.3, 0.004)}
@@ -35,12 +35,12 @@ BARS = {64: (5.0, 0.3, 0.004)}
 
 
 class House:
-    """One process of ``benchmarks.lodging``."""
+    """One process of ``python -m benchmarks lodging``."""
 
     def __init__(self, news: queue.SimpleQueue[tuple[House, dict[str, Any]]]) -> None:
         parent = os.getpid()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.lodging"],
+            [sys.executable, "-m", "benchmarks", "lodging"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -226,9 +226,8 @@ def _row(report: Report, what: str, text: str, values: Sequence[float], bar: flo
 
 
 def main() -> int:
-    options = parser(__doc__, agent=False)
+    options = parser(__doc__, agent=False, rounds=5)
     options.add_argument("--sizes", type=int, nargs="+", default=[4, 16, 64])
-    options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=10.0, help="of rest, a round, for CPU and traffic")
     args = options.parse_args()
     expected = len(args.sizes) * args.rounds * (args.seconds + 7.0)
@@ -236,7 +235,3 @@ def main() -> int:
     for size in args.sizes:
         measure(size, args.rounds, args.seconds, report)
     return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,12 +1,12 @@
 """Random histories by the ten thousand: every invariant checked, every history healed and judged.
 
-    python -m benchmarks.soak --seeds 50000 -j 2                 # resumes where it was stopped; --fresh starts over
-    python -m benchmarks.soak --seeds 2000 --faults all,-pause
-    python -m benchmarks.soak --seed 2050                        # one history: its script, and what became of it
-    python -m benchmarks.soak --seed 2050 --shrink               # the shortest that still fails alike
-    python -m benchmarks.soak --train --seeds 10000              # with processes that train: the promises about steps, too
-    python -m benchmarks.soak --policy storage --seeds 10000     # with a shared store that decides, and fails
-    python -m benchmarks.soak --large 2                          # two histories of 1000 members (minutes each)
+    python -m benchmarks soak --seeds 50000 -j 2                 # resumes where it was stopped; --fresh starts over
+    python -m benchmarks soak --seeds 2000 --faults all,-pause
+    python -m benchmarks soak --seed 2050                        # one history: its script, and what became of it
+    python -m benchmarks soak --seed 2050 --shrink               # the shortest that still fails alike
+    python -m benchmarks soak --train --seeds 10000              # with processes that train: the promises about steps, too
+    python -m benchmarks soak --policy storage --seeds 10000     # with a shared store that decides, and fails
+    python -m benchmarks soak --large 2                          # two histories of 1000 members (minutes each)
 
 The exit status is 1 if anything failed. A failing history is the same in every run: seed and profile say all.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +23,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consensus.simulation import FaultProfile, Result, Scenario, draw, play
+from benchmarks.report import parser
+from consensus.simulation import FaultProfile, Result, Scenario, World, draw, judged, play
 from consensus.simulation.script.shrink import shrink
 
 CHUNK = 50
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
             record.flush()
             for seed, text in tally.bad:
                 print(
-                    f"\nseed {seed}: {text}\n  python -m benchmarks.soak --seed {seed} --faults {faults} --shrink"
+                    f"\nseed {seed}: {text}\n  python -m benchmarks soak --seed {seed} --faults {faults} --shrink"
                     + " --train" * args.train
                     + f" --policy {args.policy}" * bool(args.policy),
                     flush=True,
@@ -192,25 +192,61 @@ def large(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=50_000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("-j", "--jobs", type=int, default=2)
-    parser.add_argument("--faults", default="all", help="names and weights: see consensus/simulation/script/faults.py")
-    parser.add_argument("--record", type=Path, default=Path("out/soak.jsonl"), help="finished chunks, for resuming")
-    parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two lines of progress")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--size", type=int, help="founders, instead of a random number")
-    parser.add_argument("--shrink", action="store_true")
-    parser.add_argument("--policy", default="", choices=["", "storage"], help="storage: a shared store decides")
-    parser.add_argument("--train", action="store_true", help="with processes that train")
-    parser.add_argument("--large", type=int, default=0, help="so many histories of 1000 members instead")
-    args = parser.parse_args()
+    options = parser(__doc__, agent=False, seeds=50_000, first=0)
+    options.add_argument("-j", "--jobs", type=int, default=2)
+    options.add_argument("--faults", default="all", help="names and weights: see consensus/simulation/script/faults.py")
+    options.add_argument("--record", type=Path, default=Path("out/soak.jsonl"), help="finished chunks, for resuming")
+    options.add_argument("--fresh", action="store_true")
+    options.add_argument("--every", type=float, default=5.0, help="seconds between two lines of progress")
+    options.add_argument("--seed", type=int, help="only this one")
+    options.add_argument("--size", type=int, help="founders, instead of a random number")
+    options.add_argument("--shrink", action="store_true")
+    options.add_argument("--policy", default="", choices=["", "storage"], help="storage: a shared store decides")
+    options.add_argument("--train", action="store_true", help="with processes that train")
+    options.add_argument("--large", type=int, default=0, help="so many histories of 1000 members instead")
+    args = options.parse_args()
     if args.seed is not None:
         return one(args)
     return large(args) if args.large else run(args)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+IDLE_SIZES = (4, 16, 64, 200, 500, 1000)
+
+
+def resting(size: int, seconds: float) -> tuple[World, float, float]:
+    """``size`` members that only watch each other; (world, own time, wall time)."""
+    world = judged(World(1))
+    began = time.process_time()
+    world.cluster(size)
+    founding = time.process_time() - began
+    before, wall, own = world.events, time.perf_counter(), time.process_time()
+    world.run(seconds)
+    own, wall = time.process_time() - own, time.perf_counter() - wall
+    events = world.events - before
+    print(
+        f"{size:5} members: founding {founding:6.2f} s; {seconds:5.1f} simulated s in {own:6.2f} s ({wall:.2f} wall), "
+        f"{events} events, {events / own:,.0f} events/s, {world.messages} messages"
+    )
+    return world, own, wall
+
+
+def simulator() -> int:
+    """How fast the simulated world is, all checkers on.
+
+        python -m benchmarks simulator              # 4 to 1000 idle members, 1000 for 60 simulated seconds; random histories
+        python -m benchmarks simulator --quick      # 10 seconds for the 1000
+
+    An event is a message delivered or a timer fired. Rates are per second of this process's own time (the machine may be busy
+    with other things), wall time beside it.
+    """
+    options = parser(simulator.__doc__, agent=False, seeds=200)
+    options.add_argument("--quick", action="store_true")
+    args = options.parse_args()
+    for size in IDLE_SIZES[:-1]:
+        resting(size, max(1.0, 400.0 / size))
+    _, own, wall = resting(IDLE_SIZES[-1], 10.0 if args.quick else 60.0)
+    tally = chunk(0, args.seeds, "all")
+    each, speed = tally.seconds / tally.seeds, tally.events / tally.seconds
+    print(f"random histories: {1000 * each:.1f} ms each, {speed:,.0f} events/s, failed: {len(tally.bad)}")
+    print(f"1000 members: {own:.0f} s of own time, {wall:.0f} s wall (bar: 120 for 60 simulated seconds)")
+    return int(bool(tally.bad))

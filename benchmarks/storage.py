@@ -1,7 +1,7 @@
 """What shared-storage consensus takes, with a directory, a Redis server and an etcd server of its own.
 
-    python -m benchmarks.storage                                    # 25 minutes
-    python -m benchmarks.storage --only kill stop --store redis     # parts: kill stop start away idle kills
+    python -m benchmarks storage                                    # 25 minutes
+    python -m benchmarks storage --only kill stop --store redis     # parts: kill stop start away idle kills
 
 * kill: SIGKILL of 1 of 4 workers to the next finished average of all others, beside gossip that decides by majority.
 * stop: SIGSTOP of 1 of 4, with leases of 2 s; nobody supervises.
@@ -16,20 +16,127 @@ Directories are below TMPDIR (fsync costs what its disk takes), the one of ``awa
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import signal
 import statistics
-import sys
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.depot import KINDS, depot, missing
+from benchmarks.depot import KINDS, Depot, depot, missing
+from benchmarks.faults import Watch, all_after, crew, newest_epoch, pause, put_away, reason, refill
 from benchmarks.kills import rampage
-from benchmarks.outage import outage
 from benchmarks.recovery import alternate, block
 from benchmarks.report import Report, chosen, parser, spread
 from benchmarks.sixty_four import Town
+from tests.harness.cluster import Cluster
+from tests.harness.verdict import Verdict
+
+WORKERS = 4
+CALM = 5.0
+"""Seconds of training before it, to compare with."""
+SHORT = 6.0
+"""Seconds of all outages but the first in a view change."""
+MIDDLE = 0.03
+"""A view change takes about so many seconds from the kill to the record: within these the store goes."""
+LOSS_LIMIT = 60.0
+
+
+class Loss:
+    """What one cluster goes through."""
+
+    def __init__(self, place: Depot, cluster: Cluster, chance: random.Random) -> None:
+        self._place = place
+        self._cluster = cluster
+        self._chance = chance
+        self.before: list[float] = []
+        self.meanwhile: list[float] = []
+        """Seconds of every step, before and while the store was away."""
+        self.after: list[float] = []
+        """Seconds from the store's return to the end of each change."""
+        self.through = 0
+        """Changes that were decided before the store went."""
+
+    def in_training(self, seconds: float, report: Report) -> None:
+        """Away for so long while nothing happens; then somebody joins."""
+        calm = Watch(self._cluster, refilling=False)
+        calm.train(CALM, report)
+        self._place.lose()
+        away = Watch(self._cluster, refilling=False)
+        away.train(seconds, report)
+        self._place.restore()
+        self.before, self.meanwhile = calm.steps, away.steps
+        self._cluster.join()
+        self._cluster.training(WORKERS + 1, LOSS_LIMIT)
+
+    def in_a_change(self, seconds: float, *, first: bool) -> None:
+        """Somebody is killed, the store away: ``first``, or a moment later. It comes back after so long."""
+        cluster, chance = self._cluster, self._chance
+        time.sleep(0.3 + 0.2 * chance.random())  # at whatever moment of a call and of a probe round
+        cluster.read()
+        workers = cluster.alive()
+        victim = chance.choice(workers)
+        survivors = [worker for worker in workers if worker is not victim]
+        epoch = newest_epoch(workers)
+        if first:
+            self._place.lose()
+            time.sleep(0.2)  # what was on its way to the store has come back, or never will
+            fault = victim.kill()
+        else:
+            fault = victim.kill()
+            time.sleep(MIDDLE * chance.random())  # the change has come so far
+            self._place.lose()
+        time.sleep(seconds)  # the outage that was ordered
+        done = functools.partial(all_after, survivors, fault, epoch)
+        cluster.read()
+        through = done()
+        self._place.restore()
+        back = time.monotonic()
+        cluster.until("the survivors average without the victim", done, LOSS_LIMIT)
+        if through:
+            self.through += 1
+        else:
+            self.after.append(pause(survivors, fault, epoch) - (back - fault))
+        put_away(cluster, victim)
+
+    @property
+    def lost(self) -> list[str]:
+        """Members that ended though nobody ended them, and why."""
+        self._cluster.read()
+        ended = [worker for worker in self._cluster.workers if worker.code is not None and not worker.killed]
+        return [f"{worker.task.name}: {reason(worker)}" for worker in ended]
+
+
+def outage(kind: str, seconds: float, changes: int, settings: Mapping[str, Any], report: Report, seed: int) -> None:
+    """Rows for one kind of store: away for ``seconds`` in training, and for ``changes`` view changes. Raises Stuck."""
+    verdict, chance = Verdict(), random.Random(seed)
+    try:
+        with (
+            depot(kind, mounted=True) as place,
+            crew("storage", WORKERS, sizes=[100_000], settings={**settings, "storage": place.url}) as cluster,
+        ):
+            loss = Loss(place, cluster, chance)
+            loss.in_training(seconds, report)
+            for number in range(changes):
+                report.say(f"{kind}: away in view change {number + 1} of {changes}")
+                loss.in_a_change(SHORT if number else seconds, first=number % 2 == 0)
+                refill(cluster, WORKERS)
+            lost = loss.lost
+            verdict.check(cluster.workers)
+    except PermissionError as error:
+        report.row(f"{kind}: away", f"not measured: {error}")
+        return
+    before, meanwhile = (statistics.median(steps) * 1e3 for steps in (loss.before, loss.meanwhile))
+    longest = max(loss.meanwhile) * 1e3
+    text = f"{before:.1f} -> {meanwhile:.1f} ms, longest {longest:.0f} ms; {len(loss.meanwhile) // WORKERS} steps"
+    report.row(f"{kind}: away for {seconds:.0f} s in training, a step", text)
+    decided = f"; {loss.through} were decided before it went" if loss.through else ""
+    report.row(f"{kind}: away in {changes} view changes, done after its return", f"{spread(loss.after, unit='s')}{decided}")
+    report.row(f"{kind}: members lost", f"{len(lost)} {'; '.join(lost[:2])[:160]}", bar="0", good=not lost)
+    report.verdict(verdict, f"{kind}: ")
+
 
 PARTS = ("kill", "stop", "start", "away", "idle", "kills")
 KILL_BAR, STOP_BAR, START_BAR = 0.120, 3.5, 3.0
@@ -135,7 +242,7 @@ def attempt(part: str, kind: str, kinds: list[str], args: Namespace, report: Rep
 
 
 def main() -> int:
-    options = parser(__doc__)
+    options = parser(__doc__, elements=1_000_000, seed=1)
     options.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
     options.add_argument("--store", nargs="+", choices=KINDS, default=KINDS, metavar="STORE")
     options.add_argument("--repetitions", type=int, default=20, help="of kill; a quarter of them of stop")
@@ -144,8 +251,6 @@ def main() -> int:
     options.add_argument("--changes", type=int, default=4, help="view changes in which it is away")
     options.add_argument("--idle", type=float, default=12.0, help="seconds of idling")
     options.add_argument("--kills", type=int, default=100, help="of each store")
-    options.add_argument("--elements", type=int, default=1_000_000)
-    options.add_argument("--seed", type=int, default=1)
     args = options.parse_args()
     kinds = [kind for kind in args.store if not missing(kind)]
     costs = {
@@ -166,7 +271,3 @@ def main() -> int:
     except KeyboardInterrupt:
         report.row("interrupted", "the rest is missing", good=False)
     return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """One of 3 workers takes five times as long for a step as the others: with and without a deadline.
 
-    python -m benchmarks.straggler                         # about 5 minutes
-    python -m benchmarks.straggler --rounds 1 --steps 60
+    python -m benchmarks straggler                         # about 5 minutes
+    python -m benchmarks straggler --rounds 1 --steps 60
 
 Learners (``tests/processes/learner``) with Adam; their forward and backward pass is a sleep, so that the slow one takes no
 processor from the others. In each round, in turns: all alike (*usual*), one slow without a deadline, one slow with one of 1.2
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import sys
 import tempfile
 from collections import defaultdict
 from itertools import pairwise
@@ -23,7 +22,7 @@ from typing import Any
 
 from benchmarks.report import Report, chosen, parser, spread
 from ftlib.core.stand_in.pattern import WINDOW
-from tests.processes.cluster import Cluster, Worker
+from tests.harness.cluster import Cluster, Worker
 
 BAR = 1.3
 FACTOR = 1.2
@@ -79,8 +78,7 @@ def turn(elements: int, rest: float, slow: float, steps: int, settings: dict[str
 
 
 def main() -> int:
-    options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=5)
+    options = parser(__doc__, rounds=5)
     options.add_argument("--steps", type=int, default=100, help="of the others, in each turn")
     options.add_argument("--elements", type=int, default=1_000_000, help="parameters")
     options.add_argument("--rest", type=float, default=0.1, help="seconds of a usual forward and backward pass")
@@ -113,7 +111,3 @@ def main() -> int:
     differ, checked = sum(each.differ for each in every), sum(each.checked for each in every)
     report.row("steps after which workers differ", f"{differ} of {checked}", bar="0", good=not differ)
     return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

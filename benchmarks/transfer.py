@@ -1,7 +1,7 @@
 """How fast a joiner fetches the state, beside one plain TCP stream over the loopback between two processes.
 
-    python -m benchmarks.transfer                          # 400 MB and 1.2 GB, five times each
-    python -m benchmarks.transfer --sizes 400 --only http  # one of them
+    python -m benchmarks transfer                          # 400 MB and 1.2 GB, five times each
+    python -m benchmarks transfer --sizes 400 --only http  # one of them
 
 The donor is a process with an agent, whose pins are complete before anything is measured; the joiner fetches all stripes on
 some threads, straight into its tensors, and checks the digest of each block. The stream sends pieces of 1 MB, unchecked.
@@ -179,10 +179,9 @@ def several(values: list[float], unit: str = " GB/s") -> str:
 
 
 def main() -> int:
-    options = parser(__doc__, agent=False)
+    options = parser(__doc__, agent=False, repetitions=5)
     options.add_argument("--sizes", type=int, nargs="+", default=[400, 1200], metavar="MB")
     options.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
-    options.add_argument("--repetitions", type=int, default=5)
     options.add_argument("--threads", type=int, default=3, help="that fetch at a time")
     args = options.parse_args()
     expected = sum(10 + size / 1000 * (10 + args.repetitions * len(args.only) * 2) for size in args.sizes)
@@ -190,7 +189,3 @@ def main() -> int:
     for size in args.sizes:
         measure(size, args, report)
     return report.finish()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """How much code of ours one call runs through: distinct functions and files, hops, callbacks, notices, and CPU time.
 
-    python -m benchmarks.walk --beside ../old-checkout
+    python -m benchmarks walk --beside ../old-checkout
 
 Three workers average a model of a million parameters over Gloo. The profiler of Python notes every function of ``ftlib`` and
 ``consensus`` that the first worker's training thread enters in one healthy call, and in one in which a peer is killed. The CPU
@@ -250,9 +250,7 @@ def main() -> None:
                 beyond = found["ours"] - found["bare"]
                 print(f"{what:8} {root}: {found['ours']:.0f} us a call, the group {found['bare']:.0f}, beyond it {beyond:.0f}")
                 continue
-            counts = ", ".join(
-                f"{found[name]} {name}" for name in ("functions", "files", "calls", "hops", "callbacks", "notices")
-            )
+            counts = ", ".join(f"{found[name]} {name}" for name in COUNTS)
             print(f"{what:8} {root}: {counts}")
             if options.names:
                 for name, count in found["names"].items():

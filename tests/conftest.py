@@ -1,13 +1,15 @@
 """What holds for every test."""
 
+import asyncio
 import gc
+import inspect
 import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.processes.nursery import Nursery
+from tests.harness.nursery import Nursery
 
 FUZZ = "fuzz"
 """The profile of ``make fuzz``."""
@@ -34,6 +36,8 @@ LONGEST = (
 )
 """They begin first: whatever takes long and begins last is waited for by idle processors."""
 
+ON_A_LOOP = 60.0
+"""Seconds that a test that is a coroutine may take."""
 _PROGRAMS = ("processes.learner", "processes.stepper", "processes.reader", "processes.actors")
 PREPARED = (*_PROGRAMS, "harness.forked", "harness.program")
 """Modules that the fork server has ready."""
@@ -46,6 +50,20 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     with Nursery(shared / "nursery", *(f"tests.{name}" for name in PREPARED)) as nursery:
         yield nursery
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on a loop of its own, bounded."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+
+    async def bounded() -> None:
+        async with asyncio.timeout(ON_A_LOOP):
+            await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+
+    asyncio.run(bounded())
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

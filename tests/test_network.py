@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.network import Host, Network, needs_bridge_filter, needs_delay, needs_network
+from tests.harness.network import Host, Network, needs_bridge_filter, needs_delay, needs_network
 
 pytestmark = [needs_network, needs_bridge_filter, pytest.mark.timeout(120)]
 

@@ -15,8 +15,9 @@ import pytest
 def test_a_server_dies_with_its_test(tmp_path: Path) -> None:
     """Even if that is killed."""
     text = (
-        "import sys, time, pathlib; from tests.servers import RedisServer; server = RedisServer(pathlib.Path(sys.argv[1])); "
-        "server.start(); print(server._process.pid, flush=True); time.sleep(60)"
+        "import sys, time, pathlib; from tests.harness.servers import RedisServer; "
+        "server = RedisServer(pathlib.Path(sys.argv[1])); server.start(); "
+        "print(server._process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", text, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

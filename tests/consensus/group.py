@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from consensus import Config, Gossip, Home, View, format_address
+from tests.harness.basics import eventually
 
 from .peer import Peer, spawn
-
-TIMEOUT = 40.0
-"""Seconds that anything may take."""
 
 
 @contextmanager
@@ -50,15 +47,6 @@ def peers(count: int, **settings: Any) -> Iterator[list[Peer]]:
     finally:
         for peer in started:
             peer.close()
-
-
-def eventually(condition: Callable[[], Any], what: str) -> float:
-    """Seconds until ``condition`` held."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < TIMEOUT, f"not within {TIMEOUT} s: {what}"
-        time.sleep(0.002)
-    return time.monotonic() - began
 
 
 def ids(view: View | None) -> tuple[str, ...]:

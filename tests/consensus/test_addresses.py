@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,8 +18,8 @@ import pytest
 from consensus import Config, ConfigError, Gossip, Home, JoinError, format_address
 from consensus.runtime.net.names import lookup, resolve_all
 from consensus.runtime.net.sockets import SocketPair, open_pair
-from tests.network import Host, Network, needs_filter, needs_network
-from tests.ports import free_ports
+from tests.harness.basics import eventually, free_ports
+from tests.harness.network import Host, Network, needs_filter, needs_network
 
 from .group import ids
 from .peer import Peer, spawn
@@ -65,13 +65,6 @@ def wait_for(member: Gossip, size: int) -> None:
     deadline = time.monotonic() + TIMEOUT
     while member.view is None or len(member.view) != size:
         assert member.stopped is None and time.monotonic() < deadline, (member.stopped, member.view)
-        time.sleep(0.005)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {TIMEOUT:g} s: {what}"
         time.sleep(0.005)
 
 
@@ -138,8 +131,8 @@ def test_the_first_of_one_list_restarted_does_not_found_while_another_cannot_ans
             stack.callback(other.close)
             wait_for(first, 2)
             # Who was never in contact with the senior one could not tell whether that goes on without it, and would block.
-            until(lambda: "Ack" in status_of(other)["messages"]["received"], "it is in contact")
-        until(lambda: len(status_of(other)["members"]) == 1, "it goes on alone")
+            eventually(lambda: "Ack" in status_of(other)["messages"]["received"], "it is in contact")
+        eventually(lambda: len(status_of(other)["members"]) == 1, "it goes on alone")
         other.pause()  # as on an overloaded machine
         [again] = stack.enter_context(members(one))
         assert again.wait_view(1.0) is None

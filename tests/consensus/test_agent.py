@@ -17,10 +17,10 @@ from consensus.protocol.state.effects import Send
 from consensus.protocol.state.inputs import Listening, Resolved
 from consensus.runtime.net.names import Introducers
 from consensus.wire.envelope import Sealed
-from tests.ports import free_ports
+from tests.harness.basics import TIMEOUT, eventually, free_ports
 
 from .fake_core import rig, until
-from .group import TIMEOUT, address, begin, eventually, members
+from .group import address, begin, members
 
 SECRET = "a secret of these tests"
 OTHER = "another secret, also long enough"
@@ -59,130 +59,108 @@ def test_an_introducer_of_another_job_keeps_nobody_from_founding() -> None:
             first.stop()
 
 
-def test_an_introducer_counts_as_somebody_until_it_is_known_to_be_nobody() -> None:
-    async def main() -> None:
-        own, other = free_ports(2)
-        introducers = (f"127.0.0.1:{own}", f"127.0.0.1:{other}")
-        there: Address = ("127.0.0.1", other)
-        async with rig(bind=introducers[0], introducers=introducers) as a:
-            await until(lambda: Listening(there, False) in a.core.inputs)
-            assert a.core.told(Listening)[:2] == [Listening(there, True), Listening(there, False)]
-            await until(lambda: len(a.core.told(Listening)) > 2)
-            assert Listening(there, True) not in a.core.told(Listening)[2:], "it is known"
-
-    asyncio.run(main())
+async def test_an_introducer_counts_as_somebody_until_it_is_known_to_be_nobody() -> None:
+    own, other = free_ports(2)
+    introducers = (f"127.0.0.1:{own}", f"127.0.0.1:{other}")
+    there: Address = ("127.0.0.1", other)
+    async with rig(bind=introducers[0], introducers=introducers) as a:
+        await until(lambda: Listening(there, False) in a.core.inputs)
+        assert a.core.told(Listening)[:2] == [Listening(there, True), Listening(there, False)]
+        await until(lambda: len(a.core.told(Listening)) > 2)
+        assert Listening(there, True) not in a.core.told(Listening)[2:], "it is known"
 
 
-def test_a_doubt_ends_with_whoever_raised_it() -> None:
-    async def main() -> None:
-        own, other = free_ports(2)
-        introducers = (f"127.0.0.1:{own}", f"127.0.0.1:{other}")
-        async with rig(bind=introducers[0], introducers=introducers) as a:
-            async with rig("b" * 16, bind=introducers[1], secret=SECRET):
-                await until(lambda: a.core.told(Resolved))
-            await until(lambda: len(a.core.told(Resolved)) >= 2)
-            barred, free, *_ = a.core.told(Resolved)
-            assert barred.founder is False and "other secrets" in barred.barred
-            assert (free.founder, free.barred) == (True, "")
-
-    asyncio.run(main())
+async def test_a_doubt_ends_with_whoever_raised_it() -> None:
+    own, other = free_ports(2)
+    introducers = (f"127.0.0.1:{own}", f"127.0.0.1:{other}")
+    async with rig(bind=introducers[0], introducers=introducers) as a:
+        async with rig("b" * 16, bind=introducers[1], secret=SECRET):
+            await until(lambda: a.core.told(Resolved))
+        await until(lambda: len(a.core.told(Resolved)) >= 2)
+        barred, free, *_ = a.core.told(Resolved)
+        assert barred.founder is False and "other secrets" in barred.barred
+        assert (free.founder, free.barred) == (True, "")
 
 
-def test_one_look_up_of_a_name_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_look_up_of_a_name_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no name server answers, which takes a real one many seconds."""
+    gate, asked = asyncio.Event(), list[Address]()
 
-    async def main() -> None:
-        gate, asked = asyncio.Event(), list[Address]()
+    async def slow(where: Address) -> Any:
+        asked.append(where)
+        await gate.wait()
+        raise OSError("no answer")
 
-        async def slow(where: Address) -> Any:
-            asked.append(where)
-            await gate.wait()
-            raise OSError("no answer")
-
-        async with rig() as a:
-            monkeypatch.setattr("consensus.runtime.agent.agent.resolve", slow)
-            tasks = len(a.agent._tasks)
-            names: list[Address] = [("one.invalid", 1), ("two.invalid", 1)]
-            a.ask(*(Send(name, Nack(number)) for number in range(10) for name in names))
-            await asyncio.sleep(0)
-            assert asked == names and len(a.agent._tasks) == tasks + 2
-            assert a.agent.traffic.as_dict()["dropped"]["unresolved"]["messages"] == 18
-            gate.set()
-            await until(lambda: a.agent.traffic.as_dict()["dropped"]["unresolved"]["messages"] == 20)
-            a.ask(Send(names[0], Nack(1)))
-            await until(lambda: len(asked) == 3)
-
-    asyncio.run(main())
+    async with rig() as a:
+        monkeypatch.setattr("consensus.runtime.agent.agent.resolve", slow)
+        tasks = len(a.agent._tasks)
+        names: list[Address] = [("one.invalid", 1), ("two.invalid", 1)]
+        a.ask(*(Send(name, Nack(number)) for number in range(10) for name in names))
+        await asyncio.sleep(0)
+        assert asked == names and len(a.agent._tasks) == tasks + 2
+        assert a.agent.traffic.as_dict()["dropped"]["unresolved"]["messages"] == 18
+        gate.set()
+        await until(lambda: a.agent.traffic.as_dict()["dropped"]["unresolved"]["messages"] == 20)
+        a.ask(Send(names[0], Nack(1)))
+        await until(lambda: len(asked) == 3)
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_was_found_besides_the_list_outlives_the_next_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        listed: Address = ("127.0.0.1", free_ports(1)[0])
-        monkeypatch.setattr("consensus.runtime.agent.discovery._LOOKUP_EVERY", 0.01)
-        async with rig("b" * 16) as b, rig(introducers=(f"localhost:{free_ports(1)[0]}",)) as a:
-            assert await a.agent.scout.find([b.member.address]) == (b.member.address,)
-            monkeypatch.setattr("consensus.runtime.agent.discovery.lookup", lambda texts: Introducers(texts, (listed,)))
-            await until(lambda: a.core.told(Resolved))
-            assert a.agent.scout.introducers == [listed, b.member.address]
-
-    asyncio.run(main())
+async def test_what_was_found_besides_the_list_outlives_the_next_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: Address = ("127.0.0.1", free_ports(1)[0])
+    monkeypatch.setattr("consensus.runtime.agent.discovery._LOOKUP_EVERY", 0.01)
+    async with rig("b" * 16) as b, rig(introducers=(f"localhost:{free_ports(1)[0]}",)) as a:
+        assert await a.agent.scout.find([b.member.address]) == (b.member.address,)
+        monkeypatch.setattr("consensus.runtime.agent.discovery.lookup", lambda texts: Introducers(texts, (listed,)))
+        await until(lambda: a.core.told(Resolved))
+        assert a.agent.scout.introducers == [listed, b.member.address]
 
 
-def test_a_file_with_secrets_that_hangs_stops_nothing(tmp_path: Path) -> None:
+async def test_a_file_with_secrets_that_hangs_stops_nothing(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.touch(0o600)
     path.write_text(SECRET)
 
-    async def main() -> None:
-        release, looks = threading.Event(), list[int]()
+    release, looks = threading.Event(), list[int]()
 
-        def hang() -> None:
-            looks.append(1)
-            release.wait(TIMEOUT)
+    def hang() -> None:
+        looks.append(1)
+        release.wait(TIMEOUT)
 
-        async with rig(secret_file=str(path)) as a:
-            ring = a.agent._ring
-            assert ring is not None
-            await asyncio.sleep(0)
-            ring.renew = hang  # type: ignore[method-assign]
-            await until(lambda: looks)
-            await asyncio.sleep(1.1)
-            assert len(looks) == 1
-            release.set()
-
-    asyncio.run(main())
+    async with rig(secret_file=str(path)) as a:
+        ring = a.agent._ring
+        assert ring is not None
+        await asyncio.sleep(0)
+        ring.renew = hang  # type: ignore[method-assign]
+        await until(lambda: looks)
+        await asyncio.sleep(1.1)
+        assert len(looks) == 1
+        release.set()
 
 
-def test_another_port_is_no_way_around_the_throttle() -> None:
-    async def main() -> None:
-        async with rig(secret=SECRET) as a:
-            forged = bytearray(Sealed(KeyRing([SECRET]), "default", ("127.0.0.1", 1)).knock(a.member.address) or b"")
-            forged[-1] ^= 1
-            for _ in range(100):
-                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                    sock.sendto(forged, a.member.address)
-            dropped = a.agent.traffic.as_dict
-            await until(lambda: sum(each["messages"] for each in dropped()["dropped"].values()) == 100)
-            assert dropped()["dropped"]["throttled"]["messages"] >= 50
-
-    asyncio.run(main())
+async def test_another_port_is_no_way_around_the_throttle() -> None:
+    async with rig(secret=SECRET) as a:
+        forged = bytearray(Sealed(KeyRing([SECRET]), "default", ("127.0.0.1", 1)).knock(a.member.address) or b"")
+        forged[-1] ^= 1
+        for _ in range(100):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.sendto(forged, a.member.address)
+        dropped = a.agent.traffic.as_dict
+        await until(lambda: sum(each["messages"] for each in dropped()["dropped"].values()) == 100)
+        assert dropped()["dropped"]["throttled"]["messages"] >= 50
 
 
-def test_a_joiner_is_told_even_where_the_reasons_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with rig(introducers=("127.0.0.1:1",)) as a:
+async def test_a_joiner_is_told_even_where_the_reasons_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig(introducers=("127.0.0.1:1",)) as a:
 
-            async def broken(where: Address) -> Any:
-                raise RuntimeError(f"no luck with {where}")
+        async def broken(where: Address) -> Any:
+            raise RuntimeError(f"no luck with {where}")
 
-            monkeypatch.setattr(a.agent.scout, "_look", broken)
-            error = JoinError("not let in")
-            a.ask(Stopped(error))
-            await until(lambda: a.plane.orders)
-            assert a.plane.orders == [Stopped(error)]
-
-    asyncio.run(main())
+        monkeypatch.setattr(a.agent.scout, "_look", broken)
+        error = JoinError("not let in")
+        a.ask(Stopped(error))
+        await until(lambda: a.plane.orders)
+        assert a.plane.orders == [Stopped(error)]
 
 
 @pytest.mark.parametrize(("join_timeout", "patience"), [(3.0, 10.0), (40.0, 40.0)])

@@ -15,8 +15,9 @@ import pytest
 
 from consensus import ConsensusError, Gossip, Home, NullPlane
 from consensus.border import Order, Stopped
+from tests.harness.basics import TIMEOUT, eventually
 
-from .group import TIMEOUT, address, agree, begin, eventually, members, peers
+from .group import address, agree, begin, members, peers
 from .peer import Peer
 
 pytestmark = pytest.mark.process

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -29,21 +28,14 @@ def refused(address: tuple[str, int]) -> bool:
         return sock.connect_ex(address) != 0
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(main())
+async def test_effects_reach_the_data_plane_in_order() -> None:
+    async with rig() as a:
+        orders = [Freeze(2, 7), Installed(VIEW, {"a": b"report"}), Activated(VIEW), Wish(True), Stalled(7, 2.0)]
+        a.ask(*orders)
+        assert a.plane.orders == orders
 
 
-def test_effects_reach_the_data_plane_in_order() -> None:
-    async def main() -> None:
-        async with rig() as a:
-            orders = [Freeze(2, 7), Installed(VIEW, {"a": b"report"}), Activated(VIEW), Wish(True), Stalled(7, 2.0)]
-            a.ask(*orders)
-            assert a.plane.orders == orders
-
-    run(main)
-
-
-def test_what_a_callback_says_is_heard_after_the_effects_before_it() -> None:
+async def test_what_a_callback_says_is_heard_after_the_effects_before_it() -> None:
     class Answering(RecordingPlane):
         def handle(self, order: Order) -> None:
             super().handle(order)
@@ -59,64 +51,54 @@ def test_what_a_callback_says_is_heard_after_the_effects_before_it() -> None:
             assert a.core.told(Flushed)
 
     a: Any = None
-    run(main)
+    await main()
 
 
-def test_one_timer_follows_the_next_deadline() -> None:
-    async def main() -> None:
-        async with rig() as a:
-            began = now()
+async def test_one_timer_follows_the_next_deadline() -> None:
+    async with rig() as a:
+        began = now()
 
-            def arm(seconds: float) -> None:
-                a.core.deadline = began + seconds
-                a.ask()
+        def arm(seconds: float) -> None:
+            a.core.deadline = began + seconds
+            a.ask()
 
-            arm(5.0)
-            arm(0.03)
-            await until(lambda: a.core.named("tick"))
-            assert 0.03 <= a.core.named("tick")[0][1] - began < 5.0
-            assert a.core.progress == PROGRESS
-            await asyncio.sleep(0.05)
-            assert len(a.core.named("tick")) == 1  # no deadline, no timer
-            arm(0.01)  # it lies in the past
-            await until(lambda: len(a.core.named("tick")) == 2)
-
-    run(main)
+        arm(5.0)
+        arm(0.03)
+        await until(lambda: a.core.named("tick"))
+        assert 0.03 <= a.core.named("tick")[0][1] - began < 5.0
+        assert a.core.progress == PROGRESS
+        await asyncio.sleep(0.05)
+        assert len(a.core.named("tick")) == 1  # no deadline, no timer
+        arm(0.01)  # it lies in the past
+        await until(lambda: len(a.core.named("tick")) == 2)
 
 
-def test_whatever_the_core_is_told_it_knows_first_what_the_data_plane_has_promised() -> None:
+async def test_whatever_the_core_is_told_it_knows_first_what_the_data_plane_has_promised() -> None:
     """A proof may come by a check, a tether or the data plane's own words, and not in a packet: it must not outrun that."""
-
-    async def main() -> None:
-        async with rig() as a:
-            a.core.progress, seen = NOWHERE, []
-            a.core.on_input = lambda _what: seen.append(a.core.progress)
-            a.ask()
-            assert seen == [PROGRESS]
-
-    run(main)
+    async with rig() as a:
+        a.core.progress, seen = NOWHERE, []
+        a.core.on_input = lambda _what: seen.append(a.core.progress)
+        a.ask()
+        assert seen == [PROGRESS]
 
 
-def test_snapshots_are_published_before_the_effects_and_only_when_they_differ() -> None:
-    async def main() -> None:
-        async with rig() as a:
-            before = len(a.snapshots)
-            a.ask()
-            assert len(a.snapshots) == before
-            a.core.known_view = a.core.installed_view = a.core.active_view = VIEW
-            seen: list[Snapshot] = []
-            a.plane.handle = lambda _order: seen.append(a.snapshots[-1])  # type: ignore[method-assign]
-            a.ask(Activated(VIEW))
-            assert seen == [Snapshot(VIEW, VIEW, VIEW)]
-            assert a.snapshots[-1].confirmed
-            a.core.changing = True
-            a.ask()
-            assert not a.snapshots[-1].confirmed
-
-    run(main)
+async def test_snapshots_are_published_before_the_effects_and_only_when_they_differ() -> None:
+    async with rig() as a:
+        before = len(a.snapshots)
+        a.ask()
+        assert len(a.snapshots) == before
+        a.core.known_view = a.core.installed_view = a.core.active_view = VIEW
+        seen: list[Snapshot] = []
+        a.plane.handle = lambda _order: seen.append(a.snapshots[-1])  # type: ignore[method-assign]
+        a.ask(Activated(VIEW))
+        assert seen == [Snapshot(VIEW, VIEW, VIEW)]
+        assert a.snapshots[-1].confirmed
+        a.core.changing = True
+        a.ask()
+        assert not a.snapshots[-1].confirmed
 
 
-def test_notes_are_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+async def test_notes_are_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with rig() as a:
             a.ask(*(Note(logging.INFO, "kind", f"text {index}") for index in range(600)))
@@ -126,12 +108,12 @@ def test_notes_are_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
             assert notes[-1]["level"] == "INFO"
 
     with caplog.at_level(logging.INFO, "ftlib.consensus"):
-        run(main)
+        await main()
     assert "kind: text 599" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["core", "plane"])
-def test_a_failure_ends_this_lifetime_and_is_said(where: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_ends_this_lifetime_and_is_said(where: str, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(RecordingPlane):
         def handle(self, order: Order) -> None:
             if isinstance(order, Wish):
@@ -153,72 +135,60 @@ def test_a_failure_ends_this_lifetime_and_is_said(where: str, caplog: pytest.Log
             assert len(a.core.inputs) == inputs
             await until(lambda: refused(a.member.address))
 
-    run(main)
+    await main()
     assert "ends this member's lifetime" in caplog.text
 
 
-def test_stopped_is_told_once() -> None:
-    async def main() -> None:
-        async with rig() as a:
-            error = LeftError("done")
-            a.ask(Stopped(error), Stopped(LeftError("again")))
-            assert a.plane.orders == [Stopped(error)]
-            assert a.agent.status()["stopped"] == "LeftError: done"
-
-    run(main)
+async def test_stopped_is_told_once() -> None:
+    async with rig() as a:
+        error = LeftError("done")
+        a.ask(Stopped(error), Stopped(LeftError("again")))
+        assert a.plane.orders == [Stopped(error)]
+        assert a.agent.status()["stopped"] == "LeftError: done"
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_failed_join_says_what_was_found_at_the_introducers() -> None:
-    async def main() -> None:
-        async with rig("b" * 16, job="other") as b:
-            other = f"127.0.0.1:{b.member.port}"
-            async with rig("c" * 16) as gone:
-                nobody = f"127.0.0.1:{gone.member.port}"
-            async with rig("a" * 16, job="mine", introducers=(other, nobody)) as a:
-                a.ask(Stopped(JoinError("no cluster in 1 s")))
-                await until(lambda: a.plane.orders)
-                [stopped] = a.plane.orders
-                error = stopped.error  # type: ignore[union-attr]
-                assert isinstance(error, JoinError)
-                found = f"{other}: a member of job 'other', this is 'mine'; {nobody}: nobody listens there"
-                assert str(error) == f"no cluster in 1 s ({found})"
-
-    run(main)
-
-
-def test_where_others_are_does_not_wake_the_data_plane_for_every_ping() -> None:
-    async def main() -> None:
-        async with rig() as a:
-            a.ask(PeerProgress("b", 3, 4))
-            a.ask(PeerProgress("c", 3, 4))
-            a.ask(PeerProgress("b", 4, 5))
-            assert not a.plane.orders
+async def test_a_failed_join_says_what_was_found_at_the_introducers() -> None:
+    async with rig("b" * 16, job="other") as b:
+        other = f"127.0.0.1:{b.member.port}"
+        async with rig("c" * 16) as gone:
+            nobody = f"127.0.0.1:{gone.member.port}"
+        async with rig("a" * 16, job="mine", introducers=(other, nobody)) as a:
+            a.ask(Stopped(JoinError("no cluster in 1 s")))
             await until(lambda: a.plane.orders)
-            assert a.plane.orders == [PeerProgress("b", 4, 5), PeerProgress("c", 3, 4)]
-            a.ask(PeerProgress("b", 5, 6), Freeze(2, None))
-            assert a.plane.orders[2:] == [PeerProgress("b", 5, 6), Freeze(2, None)], "it rides on what goes anyway"
+            [stopped] = a.plane.orders
+            error = stopped.error  # type: ignore[union-attr]
+            assert isinstance(error, JoinError)
+            found = f"{other}: a member of job 'other', this is 'mine'; {nobody}: nobody listens there"
+            assert str(error) == f"no cluster in 1 s ({found})"
 
-    run(main)
+
+async def test_where_others_are_does_not_wake_the_data_plane_for_every_ping() -> None:
+    async with rig() as a:
+        a.ask(PeerProgress("b", 3, 4))
+        a.ask(PeerProgress("c", 3, 4))
+        a.ask(PeerProgress("b", 4, 5))
+        assert not a.plane.orders
+        await until(lambda: a.plane.orders)
+        assert a.plane.orders == [PeerProgress("b", 4, 5), PeerProgress("c", 3, 4)]
+        a.ask(PeerProgress("b", 5, 6), Freeze(2, None))
+        assert a.plane.orders[2:] == [PeerProgress("b", 5, 6), Freeze(2, None)], "it rides on what goes anyway"
 
 
-def test_held_it_plays_stopped() -> None:
+async def test_held_it_plays_stopped() -> None:
     checked, died = Checked("b", True, ""), Died("it ended", StoppedError("it ended"))
 
-    async def main() -> None:
-        async with rig() as a:
-            a.held = True
-            driver = a.agent.driver
-            driver.handle(checked)
-            driver.receive(Envelope("default", "b" * 16, ("127.0.0.1", 9), Nack(1)))
-            a.core.deadline = now()
-            await asyncio.sleep(0.1)
-            assert not a.core.inputs
-            driver.handle(died, even_held=True)
-            assert a.core.inputs == [checked, died]  # in order, and at once
-            driver.handle(Stirred())
-            a.held = False
-            await until(lambda: a.core.told(Stirred))
-            assert not a.core.named("receive")  # lost, as in a socket that nobody reads from
-
-    run(main)
+    async with rig() as a:
+        a.held = True
+        driver = a.agent.driver
+        driver.handle(checked)
+        driver.receive(Envelope("default", "b" * 16, ("127.0.0.1", 9), Nack(1)))
+        a.core.deadline = now()
+        await asyncio.sleep(0.1)
+        assert not a.core.inputs
+        driver.handle(died, even_held=True)
+        assert a.core.inputs == [checked, died]  # in order, and at once
+        driver.handle(Stirred())
+        a.held = False
+        await until(lambda: a.core.told(Stirred))
+        assert not a.core.named("receive")  # lost, as in a socket that nobody reads from

@@ -16,8 +16,9 @@ import pytest
 from consensus import Config, ConfigError, Gossip, Member
 from consensus.runtime.agent import fencing
 from consensus.runtime.agent.fencing import Fencing
+from tests.harness.basics import TIMEOUT, eventually
 
-from .group import TIMEOUT, address, agree, begin, eventually, ids, peers
+from .group import address, agree, begin, ids, peers
 
 VICTIM = Member("v" * 16, "10.1.2.3", 7007, (("name", "worker 7"), ("pid", "4711")))
 

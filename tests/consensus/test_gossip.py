@@ -31,8 +31,9 @@ from consensus import (
 )
 from consensus.border import Activated, Installed, Order, Stopped
 from consensus.protocol.state.member_table import NEVER
+from tests.harness.basics import TIMEOUT, eventually
 
-from .group import TIMEOUT, address, agree, begin, eventually, ids, members, peers
+from .group import address, agree, begin, ids, members, peers
 from .peer import ROOT
 from .secret import RING, SECRET
 

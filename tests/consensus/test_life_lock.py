@@ -17,8 +17,9 @@ import pytest
 from consensus.runtime.host.life_lock import watch_life
 from consensus.runtime.host.parent_watcher import Lifeline
 from consensus.runtime.host.robust_mutex import RobustMutex, Waited
+from tests.harness.basics import TIMEOUT, eventually
 
-from .group import TIMEOUT, address, agree, begin, eventually, members, peers
+from .group import address, agree, begin, members, peers
 from .holder import Holder, holder
 
 pytestmark = pytest.mark.process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import aiohttp
@@ -171,14 +170,10 @@ def test_a_store_that_is_away(change: dict[str, Any]) -> None:
     assert samples({**STATUS, "store": {**STATUS["store"], **change}})["ftlib_store_up", ()] == 0
 
 
-def test_an_agent_serves_it() -> None:
+async def test_an_agent_serves_it() -> None:
     """Without a layer above."""
-
-    async def scrape() -> None:
-        async with rig() as r, aiohttp.ClientSession() as session:
-            async with session.get(f"http://{format_address(r.member.address)}/metrics") as response:
-                assert (response.status, response.headers["Content-Type"]) == (200, CONTENT_TYPE)
-                families = {family.name: family for family in parse(await response.text())}
-            assert families["ftlib_info"].samples[0].labels["member_id"] == r.member.id
-
-    asyncio.run(scrape())
+    async with rig() as r, aiohttp.ClientSession() as session:
+        async with session.get(f"http://{format_address(r.member.address)}/metrics") as response:
+            assert (response.status, response.headers["Content-Type"]) == (200, CONTENT_TYPE)
+            families = {family.name: family for family in parse(await response.text())}
+        assert families["ftlib_info"].samples[0].labels["member_id"] == r.member.id

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from random import Random
 
@@ -114,77 +113,62 @@ def sent(a: Rig) -> dict[str, dict[str, int]]:
 
 class TestOverSockets:
     @pytest.mark.parametrize("secret", [(), SECRET])
-    def test_a_view_of_ten_thousand(self, secret: str | tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-        async def main() -> None:
-            async with rig("a" * 16, secret=secret) as a, rig("b" * 16, secret=secret) as b:
-                install, longest = large_install(), 0
-                post = a.agent._web.post
+    async def test_a_view_of_ten_thousand(self, secret: str | tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        async with rig("a" * 16, secret=secret) as a, rig("b" * 16, secret=secret) as b:
+            install, longest = large_install(), 0
+            post = a.agent._web.post
 
-                async def measured(address: tuple[str, int], data: bytes) -> bool:
-                    nonlocal longest
-                    longest = max(longest, len(data))
-                    return await post(address, data)
+            async def measured(address: tuple[str, int], data: bytes) -> bool:
+                nonlocal longest
+                longest = max(longest, len(data))
+                return await post(address, data)
 
-                monkeypatch.setattr(a.agent._web, "post", measured)
-                a.ask(Send(b.member.address, install))
-                await until(lambda: b.core.named("receive"))
-                assert b.core.named("receive") == [("receive", a.member.id, a.member.address, install)]
-                assert sent(a)["Piece"]["messages"] > 5
-                assert 0 < longest <= LARGEST
-                assert b.agent.traffic.as_dict()["dropped"] == {}
-                assert len(b.agent._pieces) == 0
+            monkeypatch.setattr(a.agent._web, "post", measured)
+            a.ask(Send(b.member.address, install))
+            await until(lambda: b.core.named("receive"))
+            assert b.core.named("receive") == [("receive", a.member.id, a.member.address, install)]
+            assert sent(a)["Piece"]["messages"] > 5
+            assert 0 < longest <= LARGEST
+            assert b.agent.traffic.as_dict()["dropped"] == {}
+            assert len(b.agent._pieces) == 0
 
-        asyncio.run(main())
+    async def test_a_lost_piece_comes_with_the_next_try(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with rig("a" * 16) as a, rig("b" * 16) as b:
+            install, tries = large_install(3000), 0
+            post = a.agent._web.post
 
-    def test_a_lost_piece_comes_with_the_next_try(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def main() -> None:
-            async with rig("a" * 16) as a, rig("b" * 16) as b:
-                install, tries = large_install(3000), 0
-                post = a.agent._web.post
+            async def lossy(address: tuple[str, int], data: bytes) -> bool:
+                nonlocal tries
+                tries += 1
+                return tries != 2 and await post(address, data)
 
-                async def lossy(address: tuple[str, int], data: bytes) -> bool:
-                    nonlocal tries
-                    tries += 1
-                    return tries != 2 and await post(address, data)
+            monkeypatch.setattr(a.agent._web, "post", lossy)
+            a.ask(Send(b.member.address, install))
+            await until(lambda: "undelivered" in a.agent.traffic.as_dict()["dropped"])
+            assert len(b.agent._pieces) == 1
+            await until(lambda: not a.agent._long)
+            a.ask(Send(b.member.address, install))
+            await until(lambda: b.core.named("receive"))
 
-                monkeypatch.setattr(a.agent._web, "post", lossy)
-                a.ask(Send(b.member.address, install))
-                await until(lambda: "undelivered" in a.agent.traffic.as_dict()["dropped"])
-                assert len(b.agent._pieces) == 1
-                await until(lambda: not a.agent._long)
-                a.ask(Send(b.member.address, install))
-                await until(lambda: b.core.named("receive"))
+    async def test_what_is_on_its_way_is_not_sent_twice(self) -> None:
+        async with rig("a" * 16) as a, rig("b" * 16) as b:
+            message: Message = Accepted(1, "parent", (0, "a"), bytes(300_000))
+            a.ask(*[Send(b.member.address, replace(message)) for _ in range(20)])
+            await until(lambda: b.core.named("receive") and not a.agent._long)
+            assert len(b.core.named("receive")) == 1
+            assert sent(a)["Piece"]["messages"] == len(cut(bytes(300_000)))
 
-        asyncio.run(main())
+    async def test_pieces_of_somebody_elses_packet_are_refused(self) -> None:
+        async with rig("a" * 16) as a, rig("b" * 16) as b:
+            foreign = Codec(b.agent._config.job).encode(
+                Envelope(b.agent._config.job, "c" * 16, ("127.0.0.1", 1), Accepted(1, "p", (0, "c"), bytes(100_000)))
+            )
+            a.ask(*[Send(b.member.address, piece) for piece in cut(foreign)])
+            await until(lambda: "malformed" in b.agent.traffic.as_dict()["dropped"])
+            assert not b.core.named("receive")
 
-    def test_what_is_on_its_way_is_not_sent_twice(self) -> None:
-        async def main() -> None:
-            async with rig("a" * 16) as a, rig("b" * 16) as b:
-                message: Message = Accepted(1, "parent", (0, "a"), bytes(300_000))
-                a.ask(*[Send(b.member.address, replace(message)) for _ in range(20)])
-                await until(lambda: b.core.named("receive") and not a.agent._long)
-                assert len(b.core.named("receive")) == 1
-                assert sent(a)["Piece"]["messages"] == len(cut(bytes(300_000)))
-
-        asyncio.run(main())
-
-    def test_pieces_of_somebody_elses_packet_are_refused(self) -> None:
-        async def main() -> None:
-            async with rig("a" * 16) as a, rig("b" * 16) as b:
-                foreign = Codec(b.agent._config.job).encode(
-                    Envelope(b.agent._config.job, "c" * 16, ("127.0.0.1", 1), Accepted(1, "p", (0, "c"), bytes(100_000)))
-                )
-                a.ask(*[Send(b.member.address, piece) for piece in cut(foreign)])
-                await until(lambda: "malformed" in b.agent.traffic.as_dict()["dropped"])
-                assert not b.core.named("receive")
-
-        asyncio.run(main())
-
-    def test_a_longer_message_is_not_read(self) -> None:
-        async def main() -> None:
-            async with rig() as a, aiohttp.ClientSession() as session:
-                host, port = a.member.address
-                async with session.post(f"http://{host}:{port}/message", data=bytes(LARGEST + 1)) as response:
-                    assert response.status == 413
-
-        asyncio.run(main())
+    async def test_a_longer_message_is_not_read(self) -> None:
+        async with rig() as a, aiohttp.ClientSession() as session:
+            host, port = a.member.address
+            async with session.post(f"http://{host}:{port}/message", data=bytes(LARGEST + 1)) as response:
+                assert response.status == 413

@@ -11,8 +11,9 @@ import pytest
 
 import consensus
 from consensus import FoundedApartError, Gossip, LeftError
+from tests.harness.basics import TIMEOUT, eventually
 
-from .group import TIMEOUT, address, agree, begin, eventually, members, peers
+from .group import address, agree, begin, members, peers
 from .peer import Peer
 
 

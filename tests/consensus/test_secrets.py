@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
 import pytest
 
 from consensus import ConfigError, JoinError, KeyRing, SecretError, get
+from tests.harness.basics import eventually
 
 from .fake_core import rig, until
-from .group import address, agree, begin, eventually, members
+from .group import address, agree, begin, members
 from .secret import OTHER, RING, SECRET, dropped
 
 
@@ -140,14 +140,11 @@ class TestFiles:
         path.chmod(mode)
         assert KeyRing((), path).first.id == RING.first.id
 
-    def test_too_many_secrets_do_not_end_the_following(self, tmp_path: Path) -> None:
+    async def test_too_many_secrets_do_not_end_the_following(self, tmp_path: Path) -> None:
         path = tmp_path / "secret"
 
-        async def main() -> None:
-            async with rig(secret_file=secret_file(path, SECRET)) as member:
-                secret_file(path, *(f"{SECRET} {number}" for number in range(17)))
-                await until(lambda: any("the keys stay as they were" in note for note in member.notes))
-                secret_file(path, OTHER)
-                await until(lambda: any(f"seals with {KeyRing([OTHER]).first.id.hex()}" in note for note in member.notes))
-
-        asyncio.run(main())
+        async with rig(secret_file=secret_file(path, SECRET)) as member:
+            secret_file(path, *(f"{SECRET} {number}" for number in range(17)))
+            await until(lambda: any("the keys stay as they were" in note for note in member.notes))
+            secret_file(path, OTHER)
+            await until(lambda: any(f"seals with {KeyRing([OTHER]).first.id.hex()}" in note for note in member.notes))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 import aiohttp.web
 import pytest
@@ -23,141 +22,115 @@ from .secret import OTHER, RING, SECRET
 
 class TestMessages:
     @pytest.mark.parametrize("size", [0, 20_000, 300_000])
-    def test_arrive_by_either_way(self, size: int) -> None:
-        async def main() -> None:
-            async with rig("a" * 16, secret=SECRET) as a, rig("b" * 16, secret=SECRET) as b:
-                message = Accepted(1, "parent", (0, "a"), bytes(size))
-                a.ask(Send(b.member.address, message), Send(b.member.address, Accepted(2, "parent", (0, "a"), bytes(size))))
-                await until(lambda: len(b.core.named("receive")) == 2)
-                assert b.core.named("receive")[0] == ("receive", a.member.id, a.member.address, message)
-                sent, received = a.agent.traffic.as_dict()["sent"], b.agent.traffic.as_dict()["received"]
-                assert sent == received
-                assert sent["Knock"]["messages"] == 1
-                assert b.agent.traffic.as_dict()["dropped"] == {}
+    async def test_arrive_by_either_way(self, size: int) -> None:
+        async with rig("a" * 16, secret=SECRET) as a, rig("b" * 16, secret=SECRET) as b:
+            message = Accepted(1, "parent", (0, "a"), bytes(size))
+            a.ask(Send(b.member.address, message), Send(b.member.address, Accepted(2, "parent", (0, "a"), bytes(size))))
+            await until(lambda: len(b.core.named("receive")) == 2)
+            assert b.core.named("receive")[0] == ("receive", a.member.id, a.member.address, message)
+            sent, received = a.agent.traffic.as_dict()["sent"], b.agent.traffic.as_dict()["received"]
+            assert sent == received
+            assert sent["Knock"]["messages"] == 1
+            assert b.agent.traffic.as_dict()["dropped"] == {}
 
-        asyncio.run(main())
-
-    def test_a_name_is_fine_for_an_introducer_only(self) -> None:
-        async def main() -> None:
-            async with rig("b" * 16, secret=SECRET) as b, rig("a" * 16, secret=SECRET) as a:
-                a.ask(Send(("localhost", b.member.port), Nack(1)))
-                await until(lambda: "unauthentic" in a.agent.traffic.as_dict()["dropped"])
-                a.agent.scout.introducers.append(("localhost", b.member.port))
-                a.ask(Send(("localhost", b.member.port), Nack(1)))
-                await asyncio.sleep(0.06)
-                a.ask(Send(("localhost", b.member.port), Nack(1)))
-                await until(lambda: b.core.named("receive"))
-
-        asyncio.run(main())
+    async def test_a_name_is_fine_for_an_introducer_only(self) -> None:
+        async with rig("b" * 16, secret=SECRET) as b, rig("a" * 16, secret=SECRET) as a:
+            a.ask(Send(("localhost", b.member.port), Nack(1)))
+            await until(lambda: "unauthentic" in a.agent.traffic.as_dict()["dropped"])
+            a.agent.scout.introducers.append(("localhost", b.member.port))
+            a.ask(Send(("localhost", b.member.port), Nack(1)))
+            await asyncio.sleep(0.06)
+            a.ask(Send(("localhost", b.member.port), Nack(1)))
+            await until(lambda: b.core.named("receive"))
 
 
 @pytest.mark.usefixtures("patient")
 class TestWhoIsThere:
     """The answers on which proofs of death rest."""
 
-    def run(self, main: Any) -> None:
-        asyncio.run(main())
-
-    def test_a_holder_of_the_secret_is_believed(self) -> None:
-        async def main() -> None:
-            async with rig("b" * 16, secret=SECRET, job="jöb") as a:
-                answer, sock = await ask(a.member.address, "/tether", RING)
-                sock.close()
-                assert answer == Answer("b" * 16, "jöb", PROTOCOL_VERSION, format_address(a.member.address))
-
-        self.run(main)
+    async def test_a_holder_of_the_secret_is_believed(self) -> None:
+        async with rig("b" * 16, secret=SECRET, job="jöb") as a:
+            answer, sock = await ask(a.member.address, "/tether", RING)
+            sock.close()
+            assert answer == Answer("b" * 16, "jöb", PROTOCOL_VERSION, format_address(a.member.address))
 
     @pytest.mark.parametrize(
         ("mine", "theirs", "doubt"),
         [(None, SECRET, Doubt.ASKS), (RING, OTHER, Doubt.DIFFERS), (RING, "", Doubt.LACKS)],
     )
-    def test_others_are_told_apart_but_prove_nothing(self, mine: KeyRing | None, theirs: str, doubt: Doubt) -> None:
-        async def main() -> None:
-            verdicts: list[tuple[str, bool | None, str]] = []
-            async with rig("b" * 16, secret=theirs or ()) as b:
-                answer, sock = await ask(b.member.address, "/identity", mine)
-                sock.close()
-                assert answer is not None
-                assert answer.doubt is doubt
-                tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), mine)
-                tethers.check(Member("c" * 16, *b.member.address))
-                await until(lambda: verdicts)
-                await tethers.close()
-                assert verdicts[0][1] is None
-
-        self.run(main)
-
-    def test_another_lifetime_proves_death_only_at_the_very_address(self) -> None:
-        """A question for b that somebody passes on to a: its answer is genuine, but not from b's address."""
-
-        async def main() -> None:
-            verdicts: list[tuple[str, bool | None, str]] = []
-            async with rig("a" * 16, secret=SECRET) as a:
-                tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), RING)
-                tethers.check(Member("b" * 16, *a.member.address))
-                await until(lambda: len(verdicts) == 1)
-                relay = await asyncio.start_server(lambda r, w: _pass_on(r, w, a.member.address), "127.0.0.1", 0)
-                tethers.check(Member("c" * 16, *relay.sockets[0].getsockname()))
-                await until(lambda: len(verdicts) == 2)
-                relay.close()
-                await tethers.close()
-            assert verdicts[0][1] is False
-            assert verdicts[1][1] is None
-            assert f"a member that advertises {format_address(a.member.address)}" in verdicts[1][2]
-
-        self.run(main)
-
-    def test_a_forged_answer_proves_nothing(self) -> None:
-        """A listener that has recorded a genuine exchange and plays the server's part again."""
-
-        async def main() -> None:
-            verdicts: list[tuple[str, bool | None, str]] = []
-            async with rig("b" * 16, secret=SECRET) as b:
-                recorded = await _recorded(b.member.address, "/identity")
-
-            async def forger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                    for answer in recorded:
-                        await reader.readuntil(b"\r\n\r\n")
-                        writer.write(answer)
-                writer.close()
-
-            server = await asyncio.start_server(forger, "127.0.0.1", 0)
-            tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), RING)
-            for member_id in ("b" * 16, "c" * 16):
-                tethers.check(Member(member_id, *server.sockets[0].getsockname()))
-            await until(lambda: len(verdicts) == 2)
-            server.close()
+    async def test_others_are_told_apart_but_prove_nothing(self, mine: KeyRing | None, theirs: str, doubt: Doubt) -> None:
+        verdicts: list[tuple[str, bool | None, str]] = []
+        async with rig("b" * 16, secret=theirs or ()) as b:
+            answer, sock = await ask(b.member.address, "/identity", mine)
+            sock.close()
+            assert answer is not None
+            assert answer.doubt is doubt
+            tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), mine)
+            tethers.check(Member("c" * 16, *b.member.address))
+            await until(lambda: verdicts)
             await tethers.close()
-            assert [verdict[1:] for verdict in verdicts] == [(None, verdicts[0][2])] * 2
-            assert "is not authentic" in verdicts[0][2]
+            assert verdicts[0][1] is None
 
-        self.run(main)
+    async def test_another_lifetime_proves_death_only_at_the_very_address(self) -> None:
+        """A question for b that somebody passes on to a: its answer is genuine, but not from b's address."""
+        verdicts: list[tuple[str, bool | None, str]] = []
+        async with rig("a" * 16, secret=SECRET) as a:
+            tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), RING)
+            tethers.check(Member("b" * 16, *a.member.address))
+            await until(lambda: len(verdicts) == 1)
+            relay = await asyncio.start_server(lambda r, w: _pass_on(r, w, a.member.address), "127.0.0.1", 0)
+            tethers.check(Member("c" * 16, *relay.sockets[0].getsockname()))
+            await until(lambda: len(verdicts) == 2)
+            relay.close()
+            await tethers.close()
+        assert verdicts[0][1] is False
+        assert verdicts[1][1] is None
+        assert f"a member that advertises {format_address(a.member.address)}" in verdicts[1][2]
+
+    async def test_a_forged_answer_proves_nothing(self) -> None:
+        """A listener that has recorded a genuine exchange and plays the server's part again."""
+        verdicts: list[tuple[str, bool | None, str]] = []
+        async with rig("b" * 16, secret=SECRET) as b:
+            recorded = await _recorded(b.member.address, "/identity")
+
+        async def forger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                for answer in recorded:
+                    await reader.readuntil(b"\r\n\r\n")
+                    writer.write(answer)
+            writer.close()
+
+        server = await asyncio.start_server(forger, "127.0.0.1", 0)
+        tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), RING)
+        for member_id in ("b" * 16, "c" * 16):
+            tethers.check(Member(member_id, *server.sockets[0].getsockname()))
+        await until(lambda: len(verdicts) == 2)
+        server.close()
+        await tethers.close()
+        assert [verdict[1:] for verdict in verdicts] == [(None, verdicts[0][2])] * 2
+        assert "is not authentic" in verdicts[0][2]
 
 
 @pytest.mark.parametrize("honest", [True, False])
-def test_only_the_supervisor_can_say_that_it_reaped(honest: bool) -> None:
+async def test_only_the_supervisor_can_say_that_it_reaped(honest: bool) -> None:
     """On another host its address may be a stranger's."""
 
-    async def main() -> None:
-        async def supervisor(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
-            facts = await request.json()
-            names = [facts[name] for name in ("job", "pid", "member", "nonce")]
-            assert RING.vouched(facts["mac"], "fence", *names) is not None
-            mac = RING.first.vouch("fenced", *names, True, 70) if honest else facts["mac"]
-            return aiohttp.web.json_response({"reaped": True, "gone_ms": 70, "mac": mac})
+    async def supervisor(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+        facts = await request.json()
+        names = [facts[name] for name in ("job", "pid", "member", "nonce")]
+        assert RING.vouched(facts["mac"], "fence", *names) is not None
+        mac = RING.first.vouch("fenced", *names, True, 70) if honest else facts["mac"]
+        return aiohttp.web.json_response({"reaped": True, "gone_ms": 70, "mac": mac})
 
-        server = aiohttp.web.Server(supervisor)
-        listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-        where = format_address(listener.sockets[0].getsockname())
-        async with rig(secret=SECRET) as a:
-            a.ask(Fence(Member("b" * 16, "127.0.0.1", 1, (("pid", "123"), ("supervisor", where))), "silent"))
-            await until(lambda: a.core.told(Accusation) or any("not signed" in note for note in a.notes))
-            assert [accusation.age for accusation in a.core.told(Accusation)] == [0.07] * honest
-        listener.close()
-        await server.shutdown(0.05)
-
-    asyncio.run(main())
+    server = aiohttp.web.Server(supervisor)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    where = format_address(listener.sockets[0].getsockname())
+    async with rig(secret=SECRET) as a:
+        a.ask(Fence(Member("b" * 16, "127.0.0.1", 1, (("pid", "123"), ("supervisor", where))), "silent"))
+        await until(lambda: a.core.told(Accusation) or any("not signed" in note for note in a.notes))
+        assert [accusation.age for accusation in a.core.told(Accusation)] == [0.07] * honest
+    listener.close()
+    await server.shutdown(0.05)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: tuple[str, int]) -> None:

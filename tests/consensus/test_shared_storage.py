@@ -13,9 +13,7 @@ import pytest
 from consensus import Config, ConfigError, Gossip, Home, JoinError, Liveness, Membership, Mode, Policy, SharedStorage
 from consensus.runtime.host.process_host import ProcessHost
 from consensus.runtime.net.sockets import open_pair
-from tests.ports import free_ports
-
-from .group import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually, free_ports
 
 PASSWORD = "what-nobody-may-see"
 

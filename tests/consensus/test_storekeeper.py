@@ -75,25 +75,22 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> list[Hanging]:
     return made
 
 
-def test_errands_are_carried_out_and_answered(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with agent(tmp_path) as a:
-            await opened(a)
-            assert a.core.told(Stirred), "the core is told to look"
-            assert await answer(a, ReadViews()) == Recorded(None)
-            assert await answer(a, CreateView(founding())) == Recorded(founding())
-            assert await answer(a, Beat(lease(3))) == Done()
-            assert await answer(a, ReadLeases()) == Leases((lease(3),))
-            status = a.agent.status()["store"]
-            assert status["url"] == f"file://{tmp_path}" and status["away_since"] is None and status["failures"] == 0
-            assert status["requests"] == {"create": 1, "floor": 2, "list": 3, "open": 1, "write": 1}
-            assert status["operations"] == 8
-            assert status["errands"]["Beat"] == {"asked": 1, "away": 0}
-
-    asyncio.run(main())
+async def test_errands_are_carried_out_and_answered(tmp_path: Path) -> None:
+    async with agent(tmp_path) as a:
+        await opened(a)
+        assert a.core.told(Stirred), "the core is told to look"
+        assert await answer(a, ReadViews()) == Recorded(None)
+        assert await answer(a, CreateView(founding())) == Recorded(founding())
+        assert await answer(a, Beat(lease(3))) == Done()
+        assert await answer(a, ReadLeases()) == Leases((lease(3),))
+        status = a.agent.status()["store"]
+        assert status["url"] == f"file://{tmp_path}" and status["away_since"] is None and status["failures"] == 0
+        assert status["requests"] == {"create": 1, "floor": 2, "list": 3, "open": 1, "write": 1}
+        assert status["operations"] == 8
+        assert status["errands"]["Beat"] == {"asked": 1, "away": 0}
 
 
-def test_before_the_store_is_open_it_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_before_the_store_is_open_it_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(FileStore):
         tries = 0
 
@@ -105,83 +102,66 @@ def test_before_the_store_is_open_it_is_away(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(storekeeper, "store_at", Late)
 
-    async def main() -> None:
-        async with agent(tmp_path) as a:
-            assert isinstance(await answer(a, ReadViews()), Away)
-            await until(lambda: Late.tries >= 2)
-            assert await answer(a, ReadViews()) == Away("the store is not up yet")
-            assert a.agent.status()["store"]["away_since"] == pytest.approx(time.time(), abs=5)
-            assert not a.core.told(Stirred)
+    async with agent(tmp_path) as a:
+        assert isinstance(await answer(a, ReadViews()), Away)
+        await until(lambda: Late.tries >= 2)
+        assert await answer(a, ReadViews()) == Away("the store is not up yet")
+        assert a.agent.status()["store"]["away_since"] == pytest.approx(time.time(), abs=5)
+        assert not a.core.told(Stirred)
+        await opened(a)
+        assert a.core.told(Stirred)
+        assert await answer(a, ReadViews()) == Recorded(None)
+        assert a.agent.status()["store"]["away_since"] is None
+
+
+async def test_a_lease_is_renewed_while_a_record_is_stuck(tmp_path: Path, hanging: list[Hanging]) -> None:
+    async with agent(tmp_path) as a:
+        await opened(a)
+        a.ask(Ask(CreateView(founding())), Ask(ReadViews()))
+        assert await answer(a, Beat(lease(0, 1))) == Done()
+        assert await answer(a, Beat(lease(0, 2))) == Done()
+        assert not answers(a, CreateView) and not answers(a, ReadViews)
+        hanging[0].free.set()
+        await until(lambda: answers(a, CreateView) and answers(a, ReadViews))
+        assert answers(a, CreateView) == [Recorded(founding())]
+
+
+async def test_one_reading_of_leases_at_a_time(tmp_path: Path, hanging: list[Hanging]) -> None:
+    async with agent(tmp_path) as a:
+        await opened(a)
+        for _ in range(3):
+            a.ask(Ask(ReadLeases()))
+        await until(lambda: len(answers(a, ReadLeases)) == 2)
+        assert await answer(a, ReadLeases((member(0).id,))) == Leases(()), "of others"
+        assert answers(a, ReadLeases)[0] == Away(f"the store file://{tmp_path} has not answered the ReadLeases before this yet")
+        hanging[0].free.set()
+        await until(lambda: len(answers(a, ReadLeases)) == 4)
+        assert answers(a, ReadLeases)[3] == Leases(())
+        assert await answer(a, ReadLeases()) == Leases(())
+
+
+async def test_a_store_that_refuses_ends_this_lifetime_with_its_text(tmp_path: Path) -> None:
+    async with agent(tmp_path / "nothing") as a:
+        await until(lambda: a.core.told(Died))
+        [died] = a.core.told(Died)
+        detail, error = died.detail, died.error
+        assert isinstance(error, JoinError) and "there is no such directory" in str(error) and detail == str(error)
+        assert a.plane.orders == [Stopped(error)] and a.snapshots[-1].stopped is error
+        assert await answer(a, ReadViews()) == Away(detail)
+
+
+async def test_the_own_lease_is_removed_at_the_end_and_no_other(tmp_path: Path) -> None:
+    async with agent(tmp_path) as other:
+        await opened(other)
+        async with agent(tmp_path, member(1).id) as a:
             await opened(a)
-            assert a.core.told(Stirred)
-            assert await answer(a, ReadViews()) == Recorded(None)
-            assert a.agent.status()["store"]["away_since"] is None
-
-    asyncio.run(main())
-
-
-def test_a_lease_is_renewed_while_a_record_is_stuck(tmp_path: Path, hanging: list[Hanging]) -> None:
-    async def main() -> None:
-        async with agent(tmp_path) as a:
-            await opened(a)
-            a.ask(Ask(CreateView(founding())), Ask(ReadViews()))
-            assert await answer(a, Beat(lease(0, 1))) == Done()
-            assert await answer(a, Beat(lease(0, 2))) == Done()
-            assert not answers(a, CreateView) and not answers(a, ReadViews)
-            hanging[0].free.set()
-            await until(lambda: answers(a, CreateView) and answers(a, ReadViews))
-            assert answers(a, CreateView) == [Recorded(founding())]
-
-    asyncio.run(main())
+            assert await answer(a, Beat(Lease(a.member, 1))) == Done()
+            assert await answer(a, Beat(lease(2))) == Done()
+            assert await answer(other, ReadLeases()) == Leases((Lease(a.member, 1), lease(2)))
+        assert await answer(other, ReadLeases()) == Leases((lease(2),))
 
 
-def test_one_reading_of_leases_at_a_time(tmp_path: Path, hanging: list[Hanging]) -> None:
-    async def main() -> None:
-        async with agent(tmp_path) as a:
-            await opened(a)
-            for _ in range(3):
-                a.ask(Ask(ReadLeases()))
-            await until(lambda: len(answers(a, ReadLeases)) == 2)
-            assert await answer(a, ReadLeases((member(0).id,))) == Leases(()), "of others"
-            assert answers(a, ReadLeases)[0] == Away(
-                f"the store file://{tmp_path} has not answered the ReadLeases before this yet"
-            )
-            hanging[0].free.set()
-            await until(lambda: len(answers(a, ReadLeases)) == 4)
-            assert answers(a, ReadLeases)[3] == Leases(())
-            assert await answer(a, ReadLeases()) == Leases(())
-
-    asyncio.run(main())
-
-
-def test_a_store_that_refuses_ends_this_lifetime_with_its_text(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with agent(tmp_path / "nothing") as a:
-            await until(lambda: a.core.told(Died))
-            [died] = a.core.told(Died)
-            detail, error = died.detail, died.error
-            assert isinstance(error, JoinError) and "there is no such directory" in str(error) and detail == str(error)
-            assert a.plane.orders == [Stopped(error)] and a.snapshots[-1].stopped is error
-            assert await answer(a, ReadViews()) == Away(detail)
-
-    asyncio.run(main())
-
-
-def test_the_own_lease_is_removed_at_the_end_and_no_other(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with agent(tmp_path) as other:
-            await opened(other)
-            async with agent(tmp_path, member(1).id) as a:
-                await opened(a)
-                assert await answer(a, Beat(Lease(a.member, 1))) == Done()
-                assert await answer(a, Beat(lease(2))) == Done()
-                assert await answer(other, ReadLeases()) == Leases((Lease(a.member, 1), lease(2)))
-            assert await answer(other, ReadLeases()) == Leases((lease(2),))
-
-    asyncio.run(main())
-
-
-def test_an_end_does_not_wait_for_a_store_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_does_not_wait_for_a_store_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck(FileStore):
         async def delete(self, *keys: str) -> None:
             await asyncio.Event().wait()
@@ -192,19 +172,18 @@ def test_an_end_does_not_wait_for_a_store_that_hangs(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(storekeeper, "store_at", Stuck)
 
-    async def main() -> None:
-        async with agent(tmp_path) as a:
-            await opened(a)
-            await answer(a, Beat(Lease(a.member, 1)))
-            began = time.monotonic()
-            await a.agent.close()
-            assert 0.5 < time.monotonic() - began < 20
-
-    asyncio.run(main())
+    async with agent(tmp_path) as a:
+        await opened(a)
+        await answer(a, Beat(Lease(a.member, 1)))
+        began = time.monotonic()
+        await a.agent.close()
+        assert 0.5 < time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("error", [StoreAwayError, AmbiguousWriteError, StoreRefusedError, RuntimeError])
-def test_what_fails_is_answered_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+async def test_what_fails_is_answered_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     class Failing(FileStore):
         fails = True
 
@@ -215,35 +194,29 @@ def test_what_fails_is_answered_and_counted(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(storekeeper, "store_at", Failing)
 
-    async def main() -> None:
-        async with agent(tmp_path) as a:
-            await opened(a)
-            for _ in range(2):
-                assert isinstance(await answer(a, Beat(lease(0))), Away)
-            status = a.agent.status()["store"]
-            assert status["errands"]["Beat"] == {"asked": 2, "away": 2}
-            if error is not RuntimeError:
-                assert status["failures"] == 2 and status["away_since"] == pytest.approx(time.time(), abs=5)
-            Failing.fails = False
-            assert await answer(a, Beat(lease(0))) == Done()
-            assert a.agent.status()["store"]["away_since"] is None
-
-    asyncio.run(main())
-
-
-def test_what_began_before_a_failure_does_not_end_it(tmp_path: Path, hanging: list[Hanging]) -> None:
-    async def main() -> None:
-        async with agent(tmp_path) as a:
-            await opened(a)
-            a.ask(Ask(ReadViews()))
-            (tmp_path / "default").rename(tmp_path / "elsewhere")
+    async with agent(tmp_path) as a:
+        await opened(a)
+        for _ in range(2):
             assert isinstance(await answer(a, Beat(lease(0))), Away)
-            (tmp_path / "elsewhere").rename(tmp_path / "default")
-            since = a.agent.status()["store"]["away_since"]
-            assert since is not None
-            hanging[0].free.set()
-            await until(lambda: answers(a, ReadViews))
-            assert await answer(a, Beat(lease(0))) == Done()
-            assert a.agent.status()["store"]["away_since"] is None
+        status = a.agent.status()["store"]
+        assert status["errands"]["Beat"] == {"asked": 2, "away": 2}
+        if error is not RuntimeError:
+            assert status["failures"] == 2 and status["away_since"] == pytest.approx(time.time(), abs=5)
+        Failing.fails = False
+        assert await answer(a, Beat(lease(0))) == Done()
+        assert a.agent.status()["store"]["away_since"] is None
 
-    asyncio.run(main())
+
+async def test_what_began_before_a_failure_does_not_end_it(tmp_path: Path, hanging: list[Hanging]) -> None:
+    async with agent(tmp_path) as a:
+        await opened(a)
+        a.ask(Ask(ReadViews()))
+        (tmp_path / "default").rename(tmp_path / "elsewhere")
+        assert isinstance(await answer(a, Beat(lease(0))), Away)
+        (tmp_path / "elsewhere").rename(tmp_path / "default")
+        since = a.agent.status()["store"]["away_since"]
+        assert since is not None
+        hanging[0].free.set()
+        await until(lambda: answers(a, ReadViews))
+        assert await answer(a, Beat(lease(0))) == Done()
+        assert a.agent.status()["store"]["away_since"] is None

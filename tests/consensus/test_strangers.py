@@ -19,10 +19,11 @@ from consensus import Config, Gossip, Home, KeyRing, SecretError, get
 from consensus.runtime.net.door import PATIENCE, Door, Stranger
 from consensus.runtime.net.liveness_connection import ask
 from consensus.wire.proofs import Exchange, greeting
+from tests.harness.basics import TIMEOUT, eventually
 
 from .crowd import Crowd, crowd_process
 from .fake_core import until
-from .group import TIMEOUT, address, agree, eventually, members, peers
+from .group import address, agree, members, peers
 from .secret import OTHER, RING, SECRET, dropped
 from .tap import may_listen, tap
 
@@ -349,49 +350,42 @@ class TestCrowds:
                     time.sleep(0.02)
             assert time.monotonic() - began < PATIENCE + 1.0
 
-    def test_whoever_has_proved_itself_stays(self, guarded: Gossip) -> None:
+    async def test_whoever_has_proved_itself_stays(self, guarded: Gossip) -> None:
         """A tether, through a crowd and far beyond a stranger's time."""
+        answer, sock = await ask(guarded.member.address, "/tether", RING)
+        assert answer is not None and answer.member_id == guarded.member.id and answer.doubt is None
+        with sock, Crowd(guarded.member.address, 600) as crowd:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(2.5 * PATIENCE):
+                    await asyncio.get_running_loop().sock_recv(sock, 100)
+            assert crowd.closed > 500
 
-        async def hold() -> None:
-            answer, sock = await ask(guarded.member.address, "/tether", RING)
-            assert answer is not None and answer.member_id == guarded.member.id and answer.doubt is None
-            with sock, Crowd(guarded.member.address, 600) as crowd:
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(2.5 * PATIENCE):
-                        await asyncio.get_running_loop().sock_recv(sock, 100)
-                assert crowd.closed > 500
+    async def test_places_are_bounded_and_the_oldest_silent_one_goes(self) -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=600) as listener:
+            listener.setblocking(False)
+            asked: list[Stranger] = []
+            entered: list[socket.socket] = []
 
-        asyncio.run(hold())
+            def enter(sock: socket.socket, stranger: Stranger) -> None:
+                entered.append(sock)
+                asked.append(stranger)
+                stranger.end = sock.close
 
-    def test_places_are_bounded_and_the_oldest_silent_one_goes(self) -> None:
-        async def main() -> None:
-            with socket.create_server(("127.0.0.1", 0), backlog=600) as listener:
-                listener.setblocking(False)
-                asked: list[Stranger] = []
-                entered: list[socket.socket] = []
-
-                def enter(sock: socket.socket, stranger: Stranger) -> None:
-                    entered.append(sock)
-                    asked.append(stranger)
-                    stranger.end = sock.close
-
-                door = Door(listener.dup(), enter)
-                door.open()
-                with contextlib.ExitStack() as stack:
-                    talker = stack.enter_context(socket.create_connection(listener.getsockname()))
-                    talker.sendall(request("/status"))
-                    silent = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(300)]
-                    await until(lambda: door.closed == 301 - door._most)
-                    assert len(door) == door._most and asked[0] in door, "who has asked outlasts who has not"
-                    silent[0].settimeout(TIMEOUT)
-                    assert silent[0].recv(1) == b""
-                    silent[-1].setblocking(False)
-                    with pytest.raises(BlockingIOError):
-                        silent[-1].recv(1)
-                    door.proved(asked[0])
-                    await until(lambda: not len(door))
-                    assert entered[0].fileno() != -1, "that is its server's by now"
-                    door.close()
-                entered[0].close()
-
-        asyncio.run(main())
+            door = Door(listener.dup(), enter)
+            door.open()
+            with contextlib.ExitStack() as stack:
+                talker = stack.enter_context(socket.create_connection(listener.getsockname()))
+                talker.sendall(request("/status"))
+                silent = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(300)]
+                await until(lambda: door.closed == 301 - door._most)
+                assert len(door) == door._most and asked[0] in door, "who has asked outlasts who has not"
+                silent[0].settimeout(TIMEOUT)
+                assert silent[0].recv(1) == b""
+                silent[-1].setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    silent[-1].recv(1)
+                door.proved(asked[0])
+                await until(lambda: not len(door))
+                assert entered[0].fileno() != -1, "that is its server's by now"
+                door.close()
+            entered[0].close()

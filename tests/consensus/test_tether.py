@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member, format_address
 from consensus.runtime.net import liveness_connection as tether
 from consensus.runtime.net.liveness_connection import CHECK_TIMEOUT, Answer, Tethers, ask
-from tests.ports import free_ports
+from tests.harness.basics import free_ports
 
 from .fake_core import rig, until
 from .peer import Peer, spawn
@@ -65,10 +65,6 @@ async def watch(*, trust_refused: bool = True) -> AsyncIterator[Watch]:
         await watching.tethers.close()
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(main())
-
-
 async def with_peer(**settings: Any) -> Peer:
     return await asyncio.to_thread(lambda: spawn(**settings))
 
@@ -83,134 +79,110 @@ def free_address() -> tuple[str, int]:
 
 
 @pytest.mark.process
-def test_a_killed_process_is_proven_dead_at_once() -> None:
-    async def main() -> None:
-        delays = []
-        for _ in range(5):
-            peer = await with_peer()
-            async with watch() as seen:
-                seen.tethers.keep([peer.member])
-                assert (await seen.verdict())[:2] == (peer.member.id, True)
-                await asyncio.sleep(0.05)
-                assert len(seen.verdicts) == 1  # nothing is said while the tether holds
-                killed = time.perf_counter()
-                peer.kill()
-                assert (await seen.verdict(2))[:2] == (peer.member.id, False)
-                delays.append(seen.times[1] - killed)
-            peer.close()
-        assert sorted(delays)[2] < 0.5, delays  # no timer; about 3 ms on an idle machine, and most of it is the kernel's
-
-    run(main)
-
-
-@pytest.mark.process
-def test_a_forked_child_does_not_hide_its_parents_death() -> None:
-    async def main() -> None:
-        peer = await with_peer(fork=True)
+async def test_a_killed_process_is_proven_dead_at_once() -> None:
+    delays = []
+    for _ in range(5):
+        peer = await with_peer()
         async with watch() as seen:
             seen.tethers.keep([peer.member])
-            assert (await seen.verdict())[1] is True
+            assert (await seen.verdict())[:2] == (peer.member.id, True)
+            await asyncio.sleep(0.05)
+            assert len(seen.verdicts) == 1  # nothing is said while the tether holds
+            killed = time.perf_counter()
             peer.kill()
-            assert (await seen.verdict(2))[1:] == (False, f"connection refused at {peer.address}")
+            assert (await seen.verdict(2))[:2] == (peer.member.id, False)
+            delays.append(seen.times[1] - killed)
         peer.close()
-
-    run(main)
+    assert sorted(delays)[2] < 0.5, delays  # no timer; about 3 ms on an idle machine, and most of it is the kernel's
 
 
 @pytest.mark.process
-def test_a_process_that_was_replaced_at_its_address_is_dead() -> None:
-    async def main() -> None:
-        first = await with_peer()
-        async with watch() as seen:
-            first.close()
-            await until(lambda: not listens(first.member.address))  # its agent ends by itself
-            second = await with_peer(bind=first.address)
-            seen.tethers.check(first.member)
-            _, alive, detail = await seen.verdict()
-            assert alive is False
-            assert f"another lifetime ({second.member.id[:6]})" in detail
-            seen.tethers.check(second.member)
-            assert (await seen.verdict(2))[:2] == (second.member.id, True)
-        second.close()
+async def test_a_forked_child_does_not_hide_its_parents_death() -> None:
+    peer = await with_peer(fork=True)
+    async with watch() as seen:
+        seen.tethers.keep([peer.member])
+        assert (await seen.verdict())[1] is True
+        peer.kill()
+        assert (await seen.verdict(2))[1:] == (False, f"connection refused at {peer.address}")
+    peer.close()
 
-    run(main)
+
+@pytest.mark.process
+async def test_a_process_that_was_replaced_at_its_address_is_dead() -> None:
+    first = await with_peer()
+    async with watch() as seen:
+        first.close()
+        await until(lambda: not listens(first.member.address))  # its agent ends by itself
+        second = await with_peer(bind=first.address)
+        seen.tethers.check(first.member)
+        _, alive, detail = await seen.verdict()
+        assert alive is False
+        assert f"another lifetime ({second.member.id[:6]})" in detail
+        seen.tethers.check(second.member)
+        assert (await seen.verdict(2))[:2] == (second.member.id, True)
+    second.close()
 
 
 @pytest.mark.process
 @pytest.mark.usefixtures("hurried")
-def test_a_stopped_process_is_undecided() -> None:
-    async def main() -> None:
-        peer = await with_peer()
-        peer.pause()
-        async with watch() as seen:
-            began = time.perf_counter()
-            seen.tethers.check(peer.member)
-            assert (await seen.verdict())[1] is None
-            assert time.perf_counter() - began > CHECK_TIMEOUT * 0.9
-            assert seen.listening == [True], "its host accepts connections for it"
-        peer.close()
-
-    run(main)
+async def test_a_stopped_process_is_undecided() -> None:
+    peer = await with_peer()
+    peer.pause()
+    async with watch() as seen:
+        began = time.perf_counter()
+        seen.tethers.check(peer.member)
+        assert (await seen.verdict())[1] is None
+        assert time.perf_counter() - began > CHECK_TIMEOUT * 0.9
+        assert seen.listening == [True], "its host accepts connections for it"
+    peer.close()
 
 
-def test_refused_is_proof_only_where_it_is_trusted() -> None:
-    async def main() -> None:
-        gone = Member("a" * 16, *free_address())
-        for trust, expected in ((True, False), (False, None)):
-            async with watch(trust_refused=trust) as seen:
-                seen.tethers.check(gone)
-                assert await seen.verdict() == (
-                    gone.id,
-                    expected,
-                    f"connection refused at {format_address(gone.address)}",
-                )
-
-    run(main)
+async def test_refused_is_proof_only_where_it_is_trusted() -> None:
+    gone = Member("a" * 16, *free_address())
+    for trust, expected in ((True, False), (False, None)):
+        async with watch(trust_refused=trust) as seen:
+            seen.tethers.check(gone)
+            assert await seen.verdict() == (
+                gone.id,
+                expected,
+                f"connection refused at {format_address(gone.address)}",
+            )
 
 
-def test_one_question_at_a_time() -> None:
-    async def main() -> None:
-        async with rig() as a, watch() as seen:
-            for _ in range(5):
-                seen.tethers.check(a.member)
-            await seen.verdict()
-            await asyncio.sleep(0.05)
-            assert len(seen.verdicts) == 1
+async def test_one_question_at_a_time() -> None:
+    async with rig() as a, watch() as seen:
+        for _ in range(5):
             seen.tethers.check(a.member)
-            assert (await seen.verdict(2))[1] is True
-
-    run(main)
-
-
-def test_nothing_is_said_after_letting_go() -> None:
-    async def main() -> None:
-        async with watch() as seen:
-            async with rig() as a:
-                seen.tethers.keep([a.member])
-                await seen.verdict()
-                seen.tethers.keep([])
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.05)
-            assert len(seen.verdicts) == 1
-
-    run(main)
+        await seen.verdict()
+        await asyncio.sleep(0.05)
+        assert len(seen.verdicts) == 1
+        seen.tethers.check(a.member)
+        assert (await seen.verdict(2))[1] is True
 
 
-def test_a_broken_connection_to_a_living_member_is_renewed() -> None:
-    async def main() -> None:
-        async with rig() as a, watch() as seen:
+async def test_nothing_is_said_after_letting_go() -> None:
+    async with watch() as seen:
+        async with rig() as a:
             seen.tethers.keep([a.member])
             await seen.verdict()
-            web = a.agent._web.server._web
-            assert web is not None
-            for connection in list(web.connections):
-                connection.transport.abort()
-            assert (await seen.verdict(2))[1] is True
-            await until(lambda: len(seen.verdicts) >= 3)  # held again
-            assert all(alive for _, alive, _ in seen.verdicts)
-            await until(lambda: len(web.connections) >= 1)
+            seen.tethers.keep([])
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
+        assert len(seen.verdicts) == 1
 
-    run(main)
+
+async def test_a_broken_connection_to_a_living_member_is_renewed() -> None:
+    async with rig() as a, watch() as seen:
+        seen.tethers.keep([a.member])
+        await seen.verdict()
+        web = a.agent._web.server._web
+        assert web is not None
+        for connection in list(web.connections):
+            connection.transport.abort()
+        assert (await seen.verdict(2))[1] is True
+        await until(lambda: len(seen.verdicts) >= 3)  # held again
+        assert all(alive for _, alive, _ in seen.verdicts)
+        await until(lambda: len(web.connections) >= 1)
 
 
 @asynccontextmanager
@@ -246,76 +218,61 @@ async def answering(behaviour: Callable[[socket.socket, int], None]) -> AsyncIte
         await task
 
 
-def test_a_dying_listener_is_asked_again_until_it_is_refused() -> None:
+async def test_a_dying_listener_is_asked_again_until_it_is_refused() -> None:
     def dying(connection: socket.socket, number: int) -> None:
         if number == 4:
             raise StopIteration
 
-    async def main() -> None:
-        async with answering(dying) as member, watch() as seen:
-            seen.tethers.check(member)
-            assert (await seen.verdict())[1] is False
-
-    run(main)
+    async with answering(dying) as member, watch() as seen:
+        seen.tethers.check(member)
+        assert (await seen.verdict())[1] is False
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_listener_that_closes_everything_is_undecided_within_the_bound() -> None:
-    async def main() -> None:
-        async with answering(lambda connection, number: None) as member, watch() as seen:
-            seen.tethers.check(member)
-            _, alive, detail = await seen.verdict()
-            assert alive is None
-            assert "closes them" in detail
-
-    run(main)
+async def test_a_listener_that_closes_everything_is_undecided_within_the_bound() -> None:
+    async with answering(lambda connection, number: None) as member, watch() as seen:
+        seen.tethers.check(member)
+        _, alive, detail = await seen.verdict()
+        assert alive is None
+        assert "closes them" in detail
 
 
 @pytest.mark.parametrize(
     "answer",
     [b"SSH-2.0-OpenSSH_9\r\n\r\n", b"HTTP/1.1 502 Bad Gateway\r\nServer: x\r\n\r\n", b"\xff" * 6000, b"\r\n\r\n"],
 )
-def test_something_else_at_the_address_is_undecided(answer: bytes) -> None:
+async def test_something_else_at_the_address_is_undecided(answer: bytes) -> None:
     def other(connection: socket.socket, number: int) -> None:
         connection.recv(1000)
         connection.sendall(answer)
 
-    async def main() -> None:
-        async with answering(other) as member, watch() as seen:
-            seen.tethers.check(member)
-            _, alive, detail = await seen.verdict()
-            assert alive is None
-            assert "something else" in detail
-
-    run(main)
+    async with answering(other) as member, watch() as seen:
+        seen.tethers.check(member)
+        _, alive, detail = await seen.verdict()
+        assert alive is None
+        assert "something else" in detail
 
 
-def test_who_is_there() -> None:
-    async def main() -> None:
-        async with rig("b" * 16, job="a job: ü") as a:
-            answer, sock = await ask(a.member.address)
-            sock.close()
-            assert answer == Answer("b" * 16, "a job: ü", PROTOCOL_VERSION, format_address(a.member.address))
-
-    run(main)
+async def test_who_is_there() -> None:
+    async with rig("b" * 16, job="a job: ü") as a:
+        answer, sock = await ask(a.member.address)
+        sock.close()
+        assert answer == Answer("b" * 16, "a job: ü", PROTOCOL_VERSION, format_address(a.member.address))
 
 
-def test_a_version_of_thousands_of_digits_is_none() -> None:
+async def test_a_version_of_thousands_of_digits_is_none() -> None:
     def endless(connection: socket.socket, number: int) -> None:
         connection.recv(1000)
         head = b"HTTP/1.1 204 No Content\r\nX-Ftlib-Member: a\r\nX-Ftlib-Version: " + b"7" * 5000
         connection.sendall(head + b"\r\n\r\n")
 
-    async def main() -> None:
-        async with answering(endless) as member:
-            answer, sock = await ask(member.address)
-            sock.close()
-            assert answer == Answer("a", "", 0, "")
-
-    run(main)
+    async with answering(endless) as member:
+        answer, sock = await ask(member.address)
+        sock.close()
+        assert answer == Answer("a", "", 0, "")
 
 
-def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:
+async def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:
     head = b"HTTP/1.1 200 OK\r\nX-Ftlib-Member: " + b"a" * 16 + b"\r\n\r\n"
     count = 0
 
@@ -325,13 +282,10 @@ def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:
         connection.recv(1000)
         connection.sendall(head)
 
-    async def main() -> None:
-        async with answering(flighty) as member, watch() as seen:
-            seen.tethers.keep([member])
-            await seen.verdict(2)
-            await asyncio.sleep(0.5)
-            assert len(seen.verdicts) <= 10
-            assert count <= 10
-            assert all(alive for _, alive, _ in seen.verdicts)
-
-    run(main)
+    async with answering(flighty) as member, watch() as seen:
+        seen.tethers.keep([member])
+        await seen.verdict(2)
+        await asyncio.sleep(0.5)
+        assert len(seen.verdicts) <= 10
+        assert count <= 10
+        assert all(alive for _, alive, _ in seen.verdicts)

@@ -22,6 +22,7 @@ from consensus.protocol.state.inputs import Accusation
 from consensus.runtime.net.sockets import SocketPair, numeric, open_pair, resolve_all
 from consensus.runtime.net.udp import fits
 from consensus.wire.codec import Codec
+from tests.harness.basics import around
 
 from .fake_core import Rig, rig, until
 
@@ -29,14 +30,12 @@ from .fake_core import Rig, rig, until
 @pytest.fixture(autouse=True)
 def no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unknown names fail at once, instead of after the resolver's timeouts."""
-    real = socket.getaddrinfo
 
-    def getaddrinfo(host: str, *args: Any, **kwargs: Any) -> Any:
+    @around(monkeypatch, socket, "getaddrinfo")
+    def getaddrinfo(real: Any, host: str, *args: Any, **kwargs: Any) -> Any:
         if host.endswith(".invalid"):
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return real(host, *args, **kwargs)
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
 def opened(**settings: object) -> SocketPair:
@@ -175,32 +174,26 @@ def test_messages_arrive_by_either_way(bind: str, size: int) -> None:
     asyncio.run(messages_arrive(bind, size))
 
 
-def test_a_name_is_resolved_on_the_way() -> None:
-    async def main() -> None:
-        async with rig("a" * 16) as a, rig("b" * 16) as b:
-            a.ask(Send(("localhost", b.member.port), Nack(1)))
-            await until(lambda: b.core.named("receive"))
-
-    asyncio.run(main())
+async def test_a_name_is_resolved_on_the_way() -> None:
+    async with rig("a" * 16) as a, rig("b" * 16) as b:
+        a.ask(Send(("localhost", b.member.port), Nack(1)))
+        await until(lambda: b.core.named("receive"))
 
 
-def test_sending_into_nothing_is_counted_not_raised() -> None:
-    async def main() -> None:
-        gone = opened()
-        gone.close()
-        async with rig() as a:
-            a.ask(
-                Send(gone.advertised, Nack(1)),
-                Send(gone.advertised, Accepted(1, "p", (0, "a"), bytes(100_000))),
-                Send(("no-such-host.invalid", 1), Nack(1)),
-                Send(("::1", gone.advertised[1]), Nack(1)),
-                Send(gone.advertised, Nack(2**70)),
-            )
-            dropped = a.agent.traffic.as_dict
-            await until(lambda: {"undelivered", "unresolved"} <= dropped()["dropped"].keys())
-            assert {"undelivered", "unresolved", "unsendable", "unencodable"} == dropped()["dropped"].keys()
-
-    asyncio.run(main())
+async def test_sending_into_nothing_is_counted_not_raised() -> None:
+    gone = opened()
+    gone.close()
+    async with rig() as a:
+        a.ask(
+            Send(gone.advertised, Nack(1)),
+            Send(gone.advertised, Accepted(1, "p", (0, "a"), bytes(100_000))),
+            Send(("no-such-host.invalid", 1), Nack(1)),
+            Send(("::1", gone.advertised[1]), Nack(1)),
+            Send(gone.advertised, Nack(2**70)),
+        )
+        dropped = a.agent.traffic.as_dict
+        await until(lambda: {"undelivered", "unresolved"} <= dropped()["dropped"].keys())
+        assert {"undelivered", "unresolved", "unsendable", "unencodable"} == dropped()["dropped"].keys()
 
 
 def test_nonsense_and_foreigners_are_counted_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,31 +220,28 @@ class TestHttp:
     def url(self, a: Rig, path: str) -> str:
         return f"http://{format_address(a.member.address)}{path}"
 
-    def test_fixed_paths(self) -> None:
-        async def main() -> None:
-            async with rig(job="jöb") as a, aiohttp.ClientSession() as session:
-                async with session.get(self.url(a, "/identity")) as response:
-                    assert response.status == 204
-                    assert response.headers["X-Ftlib-Member"] == a.member.id
-                    assert response.headers["X-Ftlib-Job"] == "j%C3%B6b"
-                async with session.get(self.url(a, "/status")) as response:
-                    status = json.loads(await response.text())
-                    assert status["core"] == "fake"
-                    assert status["member"] == a.member.id
-                for method, path, expected in [
-                    ("GET", "/nothing", 404),
-                    ("GET", "/message", 404),
-                    ("PUT", "/message", 405),
-                    ("POST", "/status", 405),
-                ]:
-                    async with session.request(method, self.url(a, path)) as response:
-                        assert response.status == expected
-                async with session.post(self.url(a, "/message"), data=b"nonsense") as response:
-                    assert (response.status, await response.read()) == (204, b"")
-                async with session.post(self.url(a, "/message"), data=io.BytesIO(bytes(17 << 20))) as response:
-                    assert response.status == 413
-
-        asyncio.run(main())
+    async def test_fixed_paths(self) -> None:
+        async with rig(job="jöb") as a, aiohttp.ClientSession() as session:
+            async with session.get(self.url(a, "/identity")) as response:
+                assert response.status == 204
+                assert response.headers["X-Ftlib-Member"] == a.member.id
+                assert response.headers["X-Ftlib-Job"] == "j%C3%B6b"
+            async with session.get(self.url(a, "/status")) as response:
+                status = json.loads(await response.text())
+                assert status["core"] == "fake"
+                assert status["member"] == a.member.id
+            for method, path, expected in [
+                ("GET", "/nothing", 404),
+                ("GET", "/message", 404),
+                ("PUT", "/message", 405),
+                ("POST", "/status", 405),
+            ]:
+                async with session.request(method, self.url(a, path)) as response:
+                    assert response.status == expected
+            async with session.post(self.url(a, "/message"), data=b"nonsense") as response:
+                assert (response.status, await response.read()) == (204, b"")
+            async with session.post(self.url(a, "/message"), data=io.BytesIO(bytes(17 << 20))) as response:
+                assert response.status == 413
 
     def test_a_source_is_streamed_from_a_thread(self) -> None:
         threads = []
@@ -276,7 +266,7 @@ class TestHttp:
         asyncio.run(main())
         assert threading.main_thread() not in threads
 
-    def test_errors_of_a_source(self) -> None:
+    async def test_errors_of_a_source(self) -> None:
         def late(query: Mapping[str, str]) -> Iterator[bytes]:
             if "late" in query:
                 yield b"something"
@@ -285,22 +275,19 @@ class TestHttp:
         def broken(query: Mapping[str, str]) -> Iterator[bytes]:
             raise ValueError("broken")
 
-        async def main() -> None:
-            async with rig() as a, aiohttp.ClientSession() as session:
-                a.sources.serve("/late", late)
-                a.sources.serve("/broken", broken)
-                async with session.get(self.url(a, "/late")) as response:
-                    assert (response.status, await response.text()) == (409, "no such version\n")
-                async with session.get(self.url(a, "/broken")) as response:
-                    assert response.status == 500
-                async with session.get(self.url(a, "/late?late=1")) as response:
-                    assert response.status == 200
-                    with pytest.raises(aiohttp.ClientPayloadError):
-                        await response.read()
+        async with rig() as a, aiohttp.ClientSession() as session:
+            a.sources.serve("/late", late)
+            a.sources.serve("/broken", broken)
+            async with session.get(self.url(a, "/late")) as response:
+                assert (response.status, await response.text()) == (409, "no such version\n")
+            async with session.get(self.url(a, "/broken")) as response:
+                assert response.status == 500
+            async with session.get(self.url(a, "/late?late=1")) as response:
+                assert response.status == 200
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await response.read()
 
-        asyncio.run(main())
-
-    def test_a_source_is_closed_when_its_client_goes(self) -> None:
+    async def test_a_source_is_closed_when_its_client_goes(self) -> None:
         closed = threading.Event()
 
         def endless(query: Mapping[str, str]) -> Iterator[bytes]:
@@ -310,45 +297,39 @@ class TestHttp:
             finally:
                 closed.set()
 
-        async def main() -> None:
-            async with rig() as a, aiohttp.ClientSession() as session:
-                a.sources.serve("/endless", endless)
-                async with session.get(self.url(a, "/endless")) as response:
-                    await response.content.readexactly(1 << 20)
-                    response.close()
-                await until(closed.is_set)
-
-        asyncio.run(main())
+        async with rig() as a, aiohttp.ClientSession() as session:
+            a.sources.serve("/endless", endless)
+            async with session.get(self.url(a, "/endless")) as response:
+                await response.content.readexactly(1 << 20)
+                response.close()
+            await until(closed.is_set)
 
 
 class TestFence:
     @pytest.mark.parametrize("answer", [{"reaped": True}, {"reaped": False}, ["nonsense"], None])
-    def test_the_supervisor_is_asked_once_and_its_answer_is_proof(self, answer: object) -> None:
-        async def main() -> None:
-            asked = []
+    async def test_the_supervisor_is_asked_once_and_its_answer_is_proof(self, answer: object) -> None:
+        asked = []
 
-            async def supervisor(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
-                asked.append((request.path, await request.json()))
-                await asyncio.sleep(0.05)
-                return aiohttp.web.json_response(answer)
+        async def supervisor(request: aiohttp.web.BaseRequest) -> aiohttp.web.Response:
+            asked.append((request.path, await request.json()))
+            await asyncio.sleep(0.05)
+            return aiohttp.web.json_response(answer)
 
-            server = aiohttp.web.Server(supervisor)
-            listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-            port = listener.sockets[0].getsockname()[1]
-            accused = Member("b" * 16, "127.0.0.1", 1, (("pid", "123"), ("supervisor", f"127.0.0.1:{port}")))
-            async with rig(job="j") as a:
-                a.ask(Fence(accused, "silent"), Fence(accused, "silent"))
-                await until(lambda: a.core.told(Accusation) or len(a.notes) > 1)
-                evidence = a.core.told(Accusation)
-                assert bool(evidence) == (answer == {"reaped": True})
-                if evidence:
-                    assert evidence[0].accused == accused.id
-                    assert evidence[0].kind.value == "proof"
-                assert asked == [("/fence", {"job": "j", "member": accused.id, "pid": "123", "reason": "silent"})]
-                listener.close()
-                await server.shutdown(0.05)
-                a.ask(Fence(accused, "silent"))
-                await until(lambda: any("did not answer" in note for note in a.notes))
-                a.ask(Fence(Member("c" * 16, "127.0.0.1", 1), "has no supervisor"))
-
-        asyncio.run(main())
+        server = aiohttp.web.Server(supervisor)
+        listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        accused = Member("b" * 16, "127.0.0.1", 1, (("pid", "123"), ("supervisor", f"127.0.0.1:{port}")))
+        async with rig(job="j") as a:
+            a.ask(Fence(accused, "silent"), Fence(accused, "silent"))
+            await until(lambda: a.core.told(Accusation) or len(a.notes) > 1)
+            evidence = a.core.told(Accusation)
+            assert bool(evidence) == (answer == {"reaped": True})
+            if evidence:
+                assert evidence[0].accused == accused.id
+                assert evidence[0].kind.value == "proof"
+            assert asked == [("/fence", {"job": "j", "member": accused.id, "pid": "123", "reason": "silent"})]
+            listener.close()
+            await server.shutdown(0.05)
+            a.ask(Fence(accused, "silent"))
+            await until(lambda: any("did not answer" in note for note in a.notes))
+            a.ask(Fence(Member("c" * 16, "127.0.0.1", 1), "has no supervisor"))

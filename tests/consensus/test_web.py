@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -25,9 +26,9 @@ from consensus.runtime.net.authenticator import Gate
 from consensus.runtime.net.early_acceptor import Porter
 from consensus.runtime.net.http import HttpServer
 from consensus.runtime.net.liveness_connection import ask
+from tests.harness.basics import TIMEOUT, around, eventually
 
 from .fake_core import Rig, rig, until
-from .test_gossip import TIMEOUT, eventually
 
 BIG = Accepted(1, "parent", (0, "a"), bytes(300_000))
 """Too large for a datagram."""
@@ -63,25 +64,22 @@ def test_an_agent_uses_no_other_http_client() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_datagrams_are_answered_before_and_the_rest_afterwards() -> None:
-    async def main() -> None:
-        released = threading.Event()
+async def test_datagrams_are_answered_before_and_the_rest_afterwards() -> None:
+    released = threading.Event()
 
-        def prepare() -> None:
-            assert released.wait(TIMEOUT)
-            web.load()
+    def prepare() -> None:
+        assert released.wait(TIMEOUT)
+        web.load()
 
-        async with rig("b" * 16) as b, rig("a" * 16, load_http=prepare) as a:
-            asked = asyncio.create_task(_status(a.member.port))
-            a.ask(Send(b.member.address, BIG), Send(b.member.address, Nack(1)))
-            await until(lambda: b.core.named("receive"))
-            assert received(b) == [Nack(1)] and not asked.done()
-            released.set()
-            await until(lambda: len(received(b)) == 2)
-            assert received(b) == [Nack(1), BIG]
-            assert await asked == 200
-
-    asyncio.run(main())
+    async with rig("b" * 16) as b, rig("a" * 16, load_http=prepare) as a:
+        asked = asyncio.create_task(_status(a.member.port))
+        a.ask(Send(b.member.address, BIG), Send(b.member.address, Nack(1)))
+        await until(lambda: b.core.named("receive"))
+        assert received(b) == [Nack(1)] and not asked.done()
+        released.set()
+        await until(lambda: len(received(b)) == 2)
+        assert received(b) == [Nack(1), BIG]
+        assert await asked == 200
 
 
 def received(rig: Rig) -> list[Message]:
@@ -94,83 +92,71 @@ async def _status(port: int) -> int:
         return response.status
 
 
-def test_an_agent_that_ends_before_refuses_connections() -> None:
-    async def main() -> None:
-        released = threading.Event()
+async def test_an_agent_that_ends_before_refuses_connections() -> None:
+    released = threading.Event()
 
-        def prepare() -> None:
-            released.wait(TIMEOUT)
+    def prepare() -> None:
+        released.wait(TIMEOUT)
 
-        async with rig(load_http=prepare) as a:
-            address = a.member.address
-        released.set()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, timeout=TIMEOUT)
-
-    asyncio.run(main())
+    async with rig(load_http=prepare) as a:
+        address = a.member.address
+    released.set()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=TIMEOUT)
 
 
-def test_without_http_a_lifetime_ends() -> None:
-    async def main() -> None:
-        def broken() -> None:
-            raise ModuleNotFoundError("No module named 'aiohttp'")
+async def test_without_http_a_lifetime_ends() -> None:
+    def broken() -> None:
+        raise ModuleNotFoundError("No module named 'aiohttp'")
 
-        async with rig(load_http=broken) as a:
-            await until(lambda: a.core.told(Died))
-            [died] = a.core.told(Died)
-            assert died.detail == "the agent cannot answer HTTP: ModuleNotFoundError: No module named 'aiohttp'"
-            assert any(isinstance(order, Stopped) for order in a.plane.orders)
-
-    asyncio.run(main())
+    async with rig(load_http=broken) as a:
+        await until(lambda: a.core.told(Died))
+        [died] = a.core.told(Died)
+        assert died.detail == "the agent cannot answer HTTP: ModuleNotFoundError: No module named 'aiohttp'"
+        assert any(isinstance(order, Stopped) for order in a.plane.orders)
 
 
-def test_a_check_waits_for_a_moment_and_a_question_does_not() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        came: list[bool] = []
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            listening.setblocking(False)
-            porter = Porter(listening, came.append)
-            porter.open()
-            address = listening.getsockname()
-            with contextlib.ExitStack() as stack:
-                for text in (b"GET /tether HTTP/1.1\r\n", b"GET /identity HTTP/1.1\r\n", b"GET /status HTTP/1.1\r\n", b"POST "):
-                    sock = stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))
-                    count = len(came)
-                    sock.sendall(text)
-                    await until(lambda count=count: len(came) > count)  # type: ignore[misc]
-                socket.create_connection(address, timeout=TIMEOUT).close()  # wants nothing any more
-                stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))  # has not said yet
-                await until(lambda: len(porter._kept) == 5)
-                assert came == [True, True, False, False]
-                kept = porter.close()
-                assert not porter.close()
-                assert await loop.sock_recv(kept[0], 100) == b"GET /tether HTTP/1.1\r\n"
-                for connection in kept:
-                    connection.close()
-
-    asyncio.run(main())
-
-
-def test_a_crowd_is_served_at_once() -> None:
-    async def main() -> None:
-        came: list[bool] = []
-        with socket.create_server(("127.0.0.1", 0), backlog=200) as listening, contextlib.ExitStack() as stack:
-            listening.setblocking(False)
-            porter = Porter(listening, came.append)
-            porter.open()
-            for _ in range(70):
-                stack.enter_context(socket.create_connection(listening.getsockname(), timeout=TIMEOUT))
-            await until(lambda: came)
+async def test_a_check_waits_for_a_moment_and_a_question_does_not() -> None:
+    loop = asyncio.get_running_loop()
+    came: list[bool] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        porter = Porter(listening, came.append)
+        porter.open()
+        address = listening.getsockname()
+        with contextlib.ExitStack() as stack:
+            for text in (b"GET /tether HTTP/1.1\r\n", b"GET /identity HTTP/1.1\r\n", b"GET /status HTTP/1.1\r\n", b"POST "):
+                sock = stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))
+                count = len(came)
+                sock.sendall(text)
+                await until(lambda count=count: len(came) > count)  # type: ignore[misc]
+            socket.create_connection(address, timeout=TIMEOUT).close()  # wants nothing any more
+            stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))  # has not said yet
+            await until(lambda: len(porter._kept) == 5)
+            assert came == [True, True, False, False]
             kept = porter.close()
-            assert came == [False] and len(kept) == 64
+            assert not porter.close()
+            assert await loop.sock_recv(kept[0], 100) == b"GET /tether HTTP/1.1\r\n"
             for connection in kept:
                 connection.close()
 
-    asyncio.run(main())
+
+async def test_a_crowd_is_served_at_once() -> None:
+    came: list[bool] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listening, contextlib.ExitStack() as stack:
+        listening.setblocking(False)
+        porter = Porter(listening, came.append)
+        porter.open()
+        for _ in range(70):
+            stack.enter_context(socket.create_connection(listening.getsockname(), timeout=TIMEOUT))
+        await until(lambda: came)
+        kept = porter.close()
+        assert came == [False] and len(kept) == 64
+        for connection in kept:
+            connection.close()
 
 
-def test_a_joiner_imports_nothing_until_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_joiner_imports_nothing_until_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "_SPARED", TIMEOUT)
     loads: list[float] = []
 
@@ -178,54 +164,48 @@ def test_a_joiner_imports_nothing_until_it_is_needed(monkeypatch: pytest.MonkeyP
         loads.append(time.monotonic())
         web.load()
 
-    async def main() -> None:
-        other = Member("c" * 16, "127.0.0.1", 1)
-        async with rig(load_http=prepare, known=View(3, "v", (other,))) as joiner:
-            await asyncio.sleep(0.05)  # nothing tells of what does not happen
-            assert not loads
-            assert await _status(joiner.member.port) == 200
-            assert await _status(joiner.member.port) == 200  # the server accepts now
-            assert len(loads) == 1
-        async with rig(load_http=prepare, known=View(3, "v", (other,))) as joiner:
-            begun = time.monotonic()
-            answer, sock = await ask(joiner.member.address, "/tether")
-            sock.close()
-            assert answer is not None and answer.member_id == joiner.member.id
-            assert loads[1] - begun > 0.1
-        async with rig(load_http=prepare):  # who knows of none
-            await until(lambda: len(loads) == 3)
-
-    asyncio.run(main())
+    other = Member("c" * 16, "127.0.0.1", 1)
+    async with rig(load_http=prepare, known=View(3, "v", (other,))) as joiner:
+        await asyncio.sleep(0.05)  # nothing tells of what does not happen
+        assert not loads
+        assert await _status(joiner.member.port) == 200
+        assert await _status(joiner.member.port) == 200  # the server accepts now
+        assert len(loads) == 1
+    async with rig(load_http=prepare, known=View(3, "v", (other,))) as joiner:
+        begun = time.monotonic()
+        answer, sock = await ask(joiner.member.address, "/tether")
+        sock.close()
+        assert answer is not None and answer.member_id == joiner.member.id
+        assert loads[1] - begun > 0.1
+    async with rig(load_http=prepare):  # who knows of none
+        await until(lambda: len(loads) == 3)
 
 
-def test_a_forked_child_keeps_no_connection_open_that_waits() -> None:
-    async def main() -> None:
-        came = asyncio.Event()
-        with socket.create_server(("127.0.0.1", 0)) as door:
-            door.setblocking(False)
-            porter = Porter(door, lambda _patient: came.set())
-            porter.open()
-            reader, writer = await asyncio.open_connection(*door.getsockname())
-            writer.write(b"GET /tether HTTP/1.1\r\n")
-            await came.wait()
-            waits, ends = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os.close(ends)
-                os.read(waits, 1)  # until the parent closes it
-                os._exit(0)
-            try:
-                for connection in porter.close():
-                    connection.close()
-                with contextlib.suppress(ConnectionResetError):  # what it wrote was not read
-                    assert await asyncio.wait_for(reader.read(), TIMEOUT) == b""
-            finally:
-                os.close(ends)
-                os.close(waits)
-                await asyncio.to_thread(os.waitpid, pid, 0)
-                writer.close()
-
-    asyncio.run(main())
+async def test_a_forked_child_keeps_no_connection_open_that_waits() -> None:
+    came = asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setblocking(False)
+        porter = Porter(door, lambda _patient: came.set())
+        porter.open()
+        reader, writer = await asyncio.open_connection(*door.getsockname())
+        writer.write(b"GET /tether HTTP/1.1\r\n")
+        await came.wait()
+        waits, ends = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ends)
+            os.read(waits, 1)  # until the parent closes it
+            os._exit(0)
+        try:
+            for connection in porter.close():
+                connection.close()
+            with contextlib.suppress(ConnectionResetError):  # what it wrote was not read
+                assert await asyncio.wait_for(reader.read(), TIMEOUT) == b""
+        finally:
+            os.close(ends)
+            os.close(waits)
+            await asyncio.to_thread(os.waitpid, pid, 0)
+            writer.close()
 
 
 def test_whoever_forks_waits_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,13 +243,12 @@ def test_what_was_only_bound_is_given_back() -> None:
 @pytest.mark.process
 def test_no_process_is_left_where_nothing_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    popen = subprocess.Popen
 
-    def noted(*args: object, **options: object) -> subprocess.Popen[bytes]:
+    @around(monkeypatch, subprocess, "Popen")
+    def noted(popen: Any, *args: object, **options: object) -> subprocess.Popen[bytes]:
         begun.append((process := popen(*args, **options)).pid)  # type: ignore[call-overload]
         return process  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(subprocess, "Popen", noted)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         member = Gossip(Config(job="test", agent=Home.PROCESS, bind=f"127.0.0.1:{taken.getsockname()[1]}"))
         with pytest.raises(ConfigError, match="in use"):
@@ -279,29 +258,25 @@ def test_no_process_is_left_where_nothing_can_be_bound(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("turns", range(12))
-def test_no_connection_is_lost_where_the_server_closes_as_it_opens(turns: int) -> None:
+async def test_no_connection_is_lost_where_the_server_closes_as_it_opens(turns: int) -> None:
     """However far it has come: all are closed at this end, so that who came reads the end."""
-
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setblocking(False)
-            visitors, accepted = [], []
-            for _ in range(4):
-                visitors.append(socket.create_connection(listener.getsockname()))
-                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-                accepted.append(connection)
-            server = HttpServer(Gate(None, Member("a" * 16, "127.0.0.1", 1), "test"), *[None] * 5)  # type: ignore[list-item]
-            opening = asyncio.create_task(server.open(listener.dup(), accepted))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await asyncio.wait_for(server.close(), TIMEOUT)
-            await opening
-            await server.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        visitors, accepted = [], []
+        for _ in range(4):
+            visitors.append(socket.create_connection(listener.getsockname()))
+            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            accepted.append(connection)
+        server = HttpServer(Gate(None, Member("a" * 16, "127.0.0.1", 1), "test"), *[None] * 5)  # type: ignore[list-item]
+        opening = asyncio.create_task(server.open(listener.dup(), accepted))
+        for _ in range(turns):
             await asyncio.sleep(0)
-            assert all(connection.fileno() == -1 for connection in accepted)
-            for visitor in visitors:
-                visitor.settimeout(TIMEOUT)
-                assert visitor.recv(1) == b""
-                visitor.close()
-
-    asyncio.run(main())
+        await asyncio.wait_for(server.close(), TIMEOUT)
+        await opening
+        await server.close()
+        await asyncio.sleep(0)
+        assert all(connection.fileno() == -1 for connection in accepted)
+        for visitor in visitors:
+            visitor.settimeout(TIMEOUT)
+            assert visitor.recv(1) == b""
+            visitor.close()

@@ -18,8 +18,8 @@ import pytest
 
 from ftlib.cli.demo.crew import Crew
 from ftlib.cli.demo.timeline import Fault
+from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT, Program
-from tests.processes.nursery import Nursery
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

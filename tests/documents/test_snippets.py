@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.nursery import Nursery
 from tests.harness.program import Program
-from tests.processes.nursery import Nursery
 
 from .pages import PAGES, ROOT, fences, name, section
 

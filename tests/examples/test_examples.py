@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.nursery import Nursery
 from tests.harness.program import ROOT, Program, ftlib_run
-from tests.processes.nursery import Nursery
 
 PATIENCE = 200.0
 """Seconds: they learn something, and a busy machine takes its time."""

@@ -12,7 +12,7 @@ from ftlib.frameworks import GroupSpec, gloo
 from ftlib.frameworks.gloo import GlooFramework
 from tests.frameworks.crew import Crew, Worker, rebuild
 from tests.frameworks.orders import building_threads, exchange, reduce_one, try_rebuild
-from tests.ftlib.real import eventually
+from tests.harness.basics import eventually
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from ftlib.frameworks.base import Framework
 from ftlib.ftlib import FTLib
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.workers import TIMEOUT, Job, Worker, asking_for
 
 Told = Callable[[FTLib], Any]
 
@@ -56,3 +57,16 @@ class Crew:
                 answers.put((order(worker.ft), None))
             except BaseException as error:  # noqa: BLE001 - the test raises it
                 answers.put((None, error))
+
+
+def by_all(crew: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The test is what every worker of that fixture does; it is given its ``FTLib`` and its index."""
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        def test(**given: Any) -> None:
+            found: Crew = given.pop(crew)
+            found.all(lambda ft, i: body(ft, i, **given))
+
+        return asking_for(test, body, crew, *list(inspect.signature(body).parameters)[2:])
+
+    return decorate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +12,9 @@ import torch
 
 from ftlib import FTLib, FTLibError, Status
 from ftlib.core.stand_in.pattern import WINDOW
-from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
-from tests.ftlib.recovery.pupils import Pupil
+from tests.ftlib.recovery.pupils import Pupil, School, steps
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import Company, company, in_thread
 
 DEADLINE = 0.3
 """Seconds. Busy machines may be late without being told to: nothing here depends on who is not."""
@@ -89,24 +89,12 @@ class Latecomer(Pupil):
         assert self.error is None
 
 
-class Late:
-    """Founders, training in threads of their own until ``end``, with a deputy each."""
+class Late(School):
+    """Latecomers with a deputy each."""
 
     def __init__(self, crew: Company, **made: Any) -> None:
-        self.crew = crew
-        self.pupils: list[Latecomer] = at_once(
-            *[functools.partial(Latecomer, ft, seed, **made) for seed, ft in enumerate(crew.members)]
-        )
-        self.over = threading.Event()
-        self.threads = [in_thread(functools.partial(pupil.train, self.over)) for pupil in self.pupils]
+        super().__init__(crew, Latecomer, **made)
         steps(self.pupils[0], WINDOW + 2)
-
-    def enrol(self, seed: int, **settings: Any) -> Latecomer:
-        """One more, training."""
-        pupil = Latecomer(self.crew.init(**settings), seed)
-        self.pupils.append(pupil)
-        self.threads.append(in_thread(functools.partial(pupil.train, self.over)))
-        return pupil
 
     def halt(self) -> None:
         """Return once all compute the same step, and go no further."""
@@ -126,10 +114,7 @@ class Late:
         self.over.set()
         for pupil in self.pupils:
             pupil.gate.set()
-        at_once(*[ft.close for ft in self.crew.members])
-        for thread in self.threads:
-            thread.join(TIMEOUT)
-            assert not thread.is_alive()
+        super().end()
 
 
 @contextmanager
@@ -140,13 +125,6 @@ def late(count: int = 3, *, made: dict[str, Any] | None = None, backend: str = "
             yield found
         finally:
             found.end()
-
-
-def steps(pupil: Latecomer, count: int) -> None:
-    """Wait until it has finished so many more steps."""
-    before = len(pupil.hashes)
-    eventually(lambda: len(pupil.hashes) >= before + count or pupil.error is not None, f"{count} more steps")
-    assert pupil.error is None
 
 
 def in_step(count: int, *pupils: Pupil) -> None:

@@ -14,8 +14,8 @@ from ftlib import FTLib
 from ftlib.checkpoints.checkpoint import Taken
 from ftlib.checkpoints.names import Name
 from ftlib.state.registry import Registered
-from tests.ftlib.real import at_once, company
 from tests.ftlib.test_checkpoints import same
+from tests.harness.company import at_once, company
 
 __all__ = ["Trainee", "all_of", "crew", "equal", "steps"]
 

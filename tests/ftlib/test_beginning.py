@@ -17,9 +17,10 @@ from torch import nn
 import ftlib.checkpoints.resume as resuming
 from ftlib import ConfigError, FTLibError
 from ftlib.checkpoints.names import Name
-from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually
 from tests.ftlib.saving import Trainee, all_of, crew, equal, steps
 from tests.ftlib.test_checkpoints import same
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import Company, at_once, company
 
 
 def trained(path: Path, size: int, count: int) -> Any:

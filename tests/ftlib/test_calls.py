@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ftlib import ConfigError, Status
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.workers import Job, Worker, workers
 
 
 def names(count: int) -> list[str]:
@@ -101,25 +101,22 @@ def test_large_and_strided_tensors_are_cut_and_put_together() -> None:
         job.run(dict.fromkeys(names(2), body))
 
 
-def test_misuse_is_one_clear_error() -> None:
-    def body(worker: Worker) -> None:
-        ft = worker.ft
-        for call, text in [
-            (lambda: ft.allreduce_average("x"), "expected a module"),
-            (lambda: ft.allreduce_average([object()]), "found object"),
-            (lambda: ft.allreduce_average(torch.ones(2, dtype=torch.int32)), "only floating-point"),
-            (lambda: ft.allreduce_average(torch.ones(2).to_sparse()), "dense"),
-            (lambda: ft.allreduce_average(torch.ones(2), weight=-1), "weight"),
-            (lambda: ft.allreduce_average(torch.ones(2), weight=float("nan")), "weight"),
-            (lambda: ft.allreduce(torch.ones(2), "AVG"), "choose one of"),
-            (lambda: ft.broadcast(torch.ones(2), 7), "no rank"),
-            (lambda: ft.allreduce_average(torch.ones(2, device="meta")), "meta"),
-            (ft.register_state, "given nothing"),
-            (lambda: ft.register_state(model=object()), "state_dict"),
-        ]:
-            with pytest.raises(ConfigError, match=text):
-                call()
-        assert ft.barrier()
-
-    with Job(1) as job:
-        job.run({"w0": body})
+@workers(1)
+def test_misuse_is_one_clear_error(worker: Worker) -> None:
+    ft = worker.ft
+    for call, text in [
+        (lambda: ft.allreduce_average("x"), "expected a module"),
+        (lambda: ft.allreduce_average([object()]), "found object"),
+        (lambda: ft.allreduce_average(torch.ones(2, dtype=torch.int32)), "only floating-point"),
+        (lambda: ft.allreduce_average(torch.ones(2).to_sparse()), "dense"),
+        (lambda: ft.allreduce_average(torch.ones(2), weight=-1), "weight"),
+        (lambda: ft.allreduce_average(torch.ones(2), weight=float("nan")), "weight"),
+        (lambda: ft.allreduce(torch.ones(2), "AVG"), "choose one of"),
+        (lambda: ft.broadcast(torch.ones(2), 7), "no rank"),
+        (lambda: ft.allreduce_average(torch.ones(2, device="meta")), "meta"),
+        (ft.register_state, "given nothing"),
+        (lambda: ft.register_state(model=object()), "state_dict"),
+    ]:
+        with pytest.raises(ConfigError, match=text):
+            call()
+    assert ft.barrier()

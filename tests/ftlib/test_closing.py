@@ -17,10 +17,11 @@ import ftlib.ftlib
 from consensus import LeftError
 from consensus.border import Stopped
 from ftlib import FTLibError, JoinError, Status
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.workers import Job, Worker
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once, company, in_thread
+from tests.harness.nursery import Nursery
 from tests.harness.program import Program
-from tests.processes.nursery import Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,9 +17,10 @@ from ftlib import ConfigError, Excluded, RebuildTimeout, Status, StepMismatch
 from ftlib.core.calls.call import Call
 from ftlib.core.calls.observer import Observer
 from ftlib.ftlib import FTLib
-from tests.ftlib.crew import Crew
-from tests.ftlib.real import at_once, call_until, company, eventually, in_thread
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.crew import Crew, by_all
+from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
+from tests.harness.basics import eventually
+from tests.harness.company import at_once, call_until, company, in_thread
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,76 +31,66 @@ def pair() -> Iterator[Crew]:
         yield crew
 
 
-def test_two_threads_in_the_same_order_everywhere() -> None:
+@workers(2)
+def test_two_threads_in_the_same_order_everywhere(worker: Worker) -> None:
     """They take turns as the program lets them; each call is one call."""
+    turn = [threading.Semaphore(1), threading.Semaphore(0)]
+    errors: list[BaseException] = []
 
-    def body(worker: Worker) -> None:
-        turn = [threading.Semaphore(1), threading.Semaphore(0)]
-        errors: list[BaseException] = []
-
-        def loop(index: int) -> None:
-            try:
-                for step in range(20):
-                    turn[index].acquire()
-                    tensor = torch.full((50 + index,), float(step + int(worker.name[1:])))
-                    assert worker.ft.allreduce_average(tensor)
-                    assert bool((tensor == step + 0.5).all())
-                    turn[1 - index].release()
-            except BaseException as error:  # noqa: BLE001 - raised below
-                errors.append(error)
+    def loop(index: int) -> None:
+        try:
+            for step in range(20):
+                turn[index].acquire()
+                tensor = torch.full((50 + index,), float(step + int(worker.name[1:])))
+                assert worker.ft.allreduce_average(tensor)
+                assert bool((tensor == step + 0.5).all())
                 turn[1 - index].release()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+            turn[1 - index].release()
 
-        threads = [in_thread(lambda index=index: loop(index)) for index in range(2)]
-        for thread in threads:
-            thread.join(TIMEOUT)
-            assert not thread.is_alive()
-        if errors:
-            raise errors[0]
-        assert worker.ft.step == 40
-
-    with Job(2) as job:
-        job.run({"w0": body, "w1": body})
-
-
-def test_two_threads_at_once_do_not_mix_their_calls() -> None:
-    """Alone there is no order to agree on: whatever comes is carried out, one by one."""
-
-    def body(worker: Worker) -> None:
-        def loop(index: int) -> None:
-            for _ in range(100):
-                assert worker.ft.allreduce_average(torch.full((20 + index,), float(index))) is Status.NO_NEED
-
-        threads = [in_thread(lambda index=index: loop(index)) for index in range(4)]
-        for thread in threads:
-            thread.join(TIMEOUT)
-            assert not thread.is_alive()
-        assert worker.ft.step == 400
-
-    with Job(1) as job:
-        job.run({"w0": body})
-
-
-def test_threads_in_another_order_elsewhere_are_a_mismatch_not_a_hang() -> None:
-    def body(worker: Worker) -> None:
-        first, second = (30, 40) if worker.name == "w0" else (40, 30)
-        worker.ft.barrier()
-        outcome: list[object] = []
-
-        def other() -> None:
-            try:
-                outcome.append(worker.ft.allreduce_average(torch.ones(first)))
-            except StepMismatch as error:
-                outcome.append(error)
-
-        thread = in_thread(other)
+    threads = [in_thread(lambda index=index: loop(index)) for index in range(2)]
+    for thread in threads:
         thread.join(TIMEOUT)
         assert not thread.is_alive()
-        assert isinstance(outcome[0], StepMismatch)
-        with pytest.raises(StepMismatch):
-            worker.ft.allreduce_average(torch.ones(second))
+    if errors:
+        raise errors[0]
+    assert worker.ft.step == 40
 
-    with Job(2) as job:
-        job.run({"w0": body, "w1": body})
+
+@workers(1)
+def test_two_threads_at_once_do_not_mix_their_calls(worker: Worker) -> None:
+    """Alone there is no order to agree on: whatever comes is carried out, one by one."""
+
+    def loop(index: int) -> None:
+        for _ in range(100):
+            assert worker.ft.allreduce_average(torch.full((20 + index,), float(index))) is Status.NO_NEED
+
+    threads = [in_thread(lambda index=index: loop(index)) for index in range(4)]
+    for thread in threads:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+    assert worker.ft.step == 400
+
+
+@workers(2)
+def test_threads_in_another_order_elsewhere_are_a_mismatch_not_a_hang(worker: Worker) -> None:
+    first, second = (30, 40) if worker.name == "w0" else (40, 30)
+    worker.ft.barrier()
+    outcome: list[object] = []
+
+    def other() -> None:
+        try:
+            outcome.append(worker.ft.allreduce_average(torch.ones(first)))
+        except StepMismatch as error:
+            outcome.append(error)
+
+    thread = in_thread(other)
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
+    assert isinstance(outcome[0], StepMismatch)
+    with pytest.raises(StepMismatch):
+        worker.ft.allreduce_average(torch.ones(second))
 
 
 def test_a_thread_that_waits_too_long_for_another_says_for_which() -> None:
@@ -123,55 +114,48 @@ def test_a_thread_that_waits_too_long_for_another_says_for_which() -> None:
         job.run({"w0": body, "w1": body})
 
 
-def test_callbacks_and_state_functions_cannot_call(pair: Crew) -> None:
-    def body(ft: FTLib, _: int) -> None:
-        ft.on_view_change(lambda _: ft.barrier())
-        ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"^barrier\(\): a callback of on_view_change cannot average"):
-            ft.barrier()
-        assert ft.barrier(), "and the next call is as good as ever"
-
-    pair.all(body)
+@by_all("pair")
+def test_callbacks_and_state_functions_cannot_call(ft: FTLib, i: int) -> None:
+    ft.on_view_change(lambda _: ft.barrier())
+    ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^barrier\(\): a callback of on_view_change cannot average"):
+        ft.barrier()
+    assert ft.barrier(), "and the next call is as good as ever"
 
 
-def test_a_callback_of_one_thread_keeps_others_out(pair: Crew) -> None:
+@by_all("pair")
+def test_a_callback_of_one_thread_keeps_others_out(ft: FTLib, i: int) -> None:
     """The thread that tells is inside a call already, so another cannot overtake it."""
+    order: list[str] = []
+    inside = threading.Event()
 
-    def body(ft: FTLib, _: int) -> None:
-        order: list[str] = []
-        inside = threading.Event()
+    def callback(_: object) -> None:
+        inside.set()
+        time.sleep(0.05)
+        order.append("callback")
 
-        def callback(_: object) -> None:
-            inside.set()
-            time.sleep(0.05)
-            order.append("callback")
-
-        ft.on_view_change(callback)
-        ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
-        thread = in_thread(ft.barrier)
-        assert inside.wait(TIMEOUT)
-        assert ft.barrier()
-        order.append("second call")
-        thread.join(TIMEOUT)
-        assert order == ["callback", "second call"]
-
-    pair.all(body)
+    ft.on_view_change(callback)
+    ft._plane.news.changes.append(ft.view)  # type: ignore[arg-type]
+    thread = in_thread(ft.barrier)
+    assert inside.wait(TIMEOUT)
+    assert ft.barrier()
+    order.append("second call")
+    thread.join(TIMEOUT)
+    assert order == ["callback", "second call"]
 
 
-def test_an_autograd_hook_may_call(pair: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        parameter = nn.Parameter(torch.ones(3))
-        statuses: list[Status] = []
+@by_all("pair")
+def test_an_autograd_hook_may_call(ft: FTLib, i: int) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    statuses: list[Status] = []
 
-        def hook(hooked: torch.Tensor) -> None:
-            statuses.append(ft.allreduce_average([hooked]))
+    def hook(hooked: torch.Tensor) -> None:
+        statuses.append(ft.allreduce_average([hooked]))
 
-        parameter.register_post_accumulate_grad_hook(hook)
-        (parameter * float(i)).sum().backward()
-        assert statuses == [Status.SUCCESS]
-        assert torch.equal(parameter.grad, torch.full((3,), 0.5))  # type: ignore[arg-type]
-
-    pair.all(body)
+    parameter.register_post_accumulate_grad_hook(hook)
+    (parameter * float(i)).sum().backward()
+    assert statuses == [Status.SUCCESS]
+    assert torch.equal(parameter.grad, torch.full((3,), 0.5))  # type: ignore[arg-type]
 
 
 def test_a_state_function_that_calls_is_told_so() -> None:

@@ -13,9 +13,9 @@ import torch
 
 from ftlib import ConfigError, ElasticSampler, FTLib, Status, StepMismatch
 from ftlib.data.sampling import Share, packed_shares, unpacked_shares
-from tests.ftlib.real import eventually
 from tests.ftlib.scholars import Scholar, judge, play, together
 from tests.ftlib.workers import Job, Worker
+from tests.harness.basics import eventually
 
 SEEDS = int(os.environ.get("SEEDS", "12"))
 """More of them find more."""

@@ -14,9 +14,10 @@ from ftlib import Status
 from ftlib.checkpoints.checkpoint import newest
 from ftlib.core.stand_in.pattern import WINDOW
 from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, in_step, late, punctual, steps
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import assert_equal
 from tests.ftlib.trainees import exclude
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once, company, in_thread
 
 
 @pytest.mark.parametrize(("also", "backend"), [("", "memory"), ("LBLL", "memory"), ("", "gloo"), ("BL", "gloo")])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,8 +18,9 @@ from ftlib.core.stand_in.deputy import Deputy
 from ftlib.core.stand_in.pattern import WINDOW
 from ftlib.errors import Excluded
 from tests.ftlib.latecomers import DEADLINE, Latecomer, arrive, awaiting, events, late, punctual, steps, tardy
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once, company, in_thread
 
 
 def missing(first: Pupil, last: Pupil) -> None:
@@ -26,6 +30,13 @@ def missing(first: Pupil, last: Pupil) -> None:
         at_once(first.step, last.step)
     for _ in range(3):
         assert first.step()
+
+
+@contextmanager
+def two(make: Any = Pupil) -> Iterator[list[Any]]:
+    """They have deputies, and do what the test has them do."""
+    with company(2, straggler_deadline=DEADLINE) as crew:
+        yield at_once(*[functools.partial(make, ft, seed) for seed, ft in enumerate(crew.members)])
 
 
 def test_it_keeps_no_more_than_it_may(caplog: pytest.LogCaptureFixture) -> None:
@@ -111,8 +122,7 @@ class Moody(Latecomer):
 
 
 def test_an_apply_that_raises_costs_the_membership() -> None:
-    with company(2, straggler_deadline=DEADLINE) as crew:
-        first, last = at_once(*[lambda ft=ft, i=i: Moody(ft, i) for i, ft in enumerate(crew.members)])
+    with two(Moody) as (first, last):
         missing(first, last)
         last.broken = True
         over = threading.Event()
@@ -128,8 +138,7 @@ def test_an_apply_that_raises_costs_the_membership() -> None:
 
 def test_a_last_call_that_came_to_nothing() -> None:
     """FAIL, as everywhere; the averages before it are applied, and the gradients are what they were."""
-    with company(2, straggler_deadline=DEADLINE) as crew:
-        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+    with two() as (first, last):
         missing(first, last)
         awaiting(last.ft, first.ft)
         last.compute()
@@ -148,8 +157,7 @@ def test_a_last_call_that_came_to_nothing() -> None:
 
 
 def test_a_program_that_does_something_else_than_the_others_is_told() -> None:
-    with company(2, straggler_deadline=DEADLINE) as crew:
-        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+    with two() as (first, last):
         missing(first, last)
 
         over = threading.Event()
@@ -165,8 +173,7 @@ def test_a_program_that_does_something_else_than_the_others_is_told() -> None:
 
 def test_nobody_stands_in_within_a_unit() -> None:
     """It is a call, and the program is inside."""
-    with company(2, straggler_deadline=DEADLINE) as crew:
-        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+    with two() as (first, last):
         punctual(first.ft)
         punctual(last.ft)
         for _ in range(WINDOW):
@@ -188,8 +195,7 @@ def test_nobody_stands_in_within_a_unit() -> None:
 
 
 def test_a_unit_of_the_others_waits_for_the_program(caplog: pytest.LogCaptureFixture) -> None:
-    with company(2, straggler_deadline=DEADLINE) as crew:
-        first, last = at_once(*[lambda ft=ft, i=i: Pupil(ft, i) for i, ft in enumerate(crew.members)])
+    with two() as (first, last):
         punctual(first.ft)
         for _ in range(WINDOW):
             at_once(first.step, last.step)

@@ -18,9 +18,9 @@ from ftlib.core.plane.failures import Failures
 from ftlib.state.codec import decode
 from ftlib.state.registry import Registered
 from ftlib.state.snapshot import Kept
-from tests.ftlib.real import eventually
 from tests.ftlib.steps import EXPECTED, OPERATIONS, STEPS, Learner, Whim, learn, once, the_same
 from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.harness.basics import around, eventually
 
 """Of one step: three averages or reductions, a collective of the program's, and the commit."""
 PLACES = ["begin", "backward", "between", "collective", "end"]
@@ -271,27 +271,23 @@ def _the_copy_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _a_member_in_doubt_undoes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though others may have committed."""
-    report = Failures.report
 
-    def failing(failures: Failures, call: Call, session: Session, error: GroupError) -> None:
+    @around(monkeypatch, Failures, "report")
+    def failing(report: Any, failures: Failures, call: Call, session: Session, error: GroupError) -> None:
         report(failures, call, session, error)
         if isinstance(call, Unit) and call.in_doubt and call.kept is not None:
             call.left()
             call.kept.restore()
 
-    monkeypatch.setattr(Failures, "report", failing)
-
 
 def _a_member_in_doubt_keeps_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nobody may have committed."""
-    undo = Executor._undo
 
-    def keeping(executor: Executor, unit: Unit, why: str) -> None:
+    @around(monkeypatch, Executor, "_undo")
+    def keeping(undo: Any, executor: Executor, unit: Unit, why: str) -> None:
         if unit.in_doubt:
             unit.stage = Stage.READY
         undo(executor, unit, why)
-
-    monkeypatch.setattr(Executor, "_undo", keeping)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import pytest
 
 from ftlib import ConfigError, Excluded, RebuildTimeout
 from ftlib.core.plane.phase import Phase
-from tests.ftlib.real import at_once, company, eventually
 from tests.ftlib.steps import Learner, reference
 from tests.ftlib.trainees import exclude
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
+from tests.harness.basics import eventually
+from tests.harness.company import at_once, company
 
 STEPS = 8
 EXPECTED = reference(STEPS)
@@ -75,28 +76,24 @@ def test_whoever_hangs_in_its_function_is_given_up() -> None:
         assert hung.digest() == EXPECTED[3]
 
 
-def test_an_interrupt_in_the_commit_ends_this_workers_part(monkeypatch: pytest.MonkeyPatch) -> None:
+@workers(2)
+def test_an_interrupt_in_the_commit_ends_this_workers_part(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot know whether the others have committed."""
+    learner = Learner(worker.ft, int(worker.name[1:]))
+    if worker.name == "w0":
+        assert learner.train(STEPS) == EXPECTED
+        return
+    learner.train(3)
 
-    def body(worker: Worker) -> None:
-        learner = Learner(worker.ft, int(worker.name[1:]))
-        if worker.name == "w0":
-            assert learner.train(STEPS) == EXPECTED
-            return
-        learner.train(3)
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-        def interrupted(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(worker.ft._plane, "finish", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            learner.step()
-        assert learner.digest() == EXPECTED[3]
-        with pytest.raises(Excluded, match="while it was being committed"):
-            learner.step()
-
-    with Job(2) as job:
-        job.run(dict.fromkeys(("w0", "w1"), body))
+    monkeypatch.setattr(worker.ft._plane, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learner.step()
+    assert learner.digest() == EXPECTED[3]
+    with pytest.raises(Excluded, match="while it was being committed"):
+        learner.step()
 
 
 def test_too_few_members_are_an_error_and_the_state_is_that_of_the_last_commit() -> None:
@@ -152,41 +149,34 @@ def _limit(worker: Worker, seconds: float) -> None:
     engine._limits = engine._waiting._limits = engine._arrival._limits = limits
 
 
-def test_a_function_may_take_longer_than_a_call_may_wait() -> None:
+@workers(2, step_timeout=3.0)
+def test_a_function_may_take_longer_than_a_call_may_wait(worker: Worker) -> None:
     """Its time is no waiting."""
+    learner = Learner(worker.ft, int(worker.name[1:]))
+    pause = threading.Event()
 
-    def body(worker: Worker) -> None:
-        learner = Learner(worker.ft, int(worker.name[1:]))
-        pause = threading.Event()
+    def think() -> None:
+        if worker.ft.step == 1:
+            pause.wait(3.2)  # all of them: it stands for work
 
-        def think() -> None:
-            if worker.ft.step == 1:
-                pause.wait(3.2)  # all of them: it stands for work
+    learner.hooks["backward"] = think
+    assert learner.train(STEPS) == EXPECTED
 
-        learner.hooks["backward"] = think
+
+@workers(2)
+def test_a_state_that_cannot_be_restored_ends_this_workers_part(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(worker.ft, int(worker.name[1:]))
+    if worker.name == "w0":
         assert learner.train(STEPS) == EXPECTED
+        return
+    learner.train(3)
 
-    with Job(2, step_timeout=3.0) as job:
-        job.run(dict.fromkeys(("w0", "w1"), body))
+    def refuses(*_: Any, **__: Any) -> None:
+        raise TypeError("not this")
 
-
-def test_a_state_that_cannot_be_restored_ends_this_workers_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(worker: Worker) -> None:
-        learner = Learner(worker.ft, int(worker.name[1:]))
-        if worker.name == "w0":
-            assert learner.train(STEPS) == EXPECTED
-            return
-        learner.train(3)
-
-        def refuses(*_: Any, **__: Any) -> None:
-            raise TypeError("not this")
-
-        monkeypatch.setattr(learner.model, "load_state_dict", refuses)
-        learner.hooks["between"] = lambda: job.hub.fail_next(1)
-        with pytest.raises(ConfigError, match="not this"):
-            learner.step()
-        with pytest.raises(Excluded, match="could not be restored"):
-            learner.step()
-
-    with Job(2) as job:
-        job.run(dict.fromkeys(("w0", "w1"), body))
+    monkeypatch.setattr(learner.model, "load_state_dict", refuses)
+    learner.hooks["between"] = lambda: worker.job.hub.fail_next(1)
+    with pytest.raises(ConfigError, match="not this"):
+        learner.step()
+    with pytest.raises(Excluded, match="could not be restored"):
+        learner.step()

@@ -8,114 +8,105 @@ import pytest
 import torch
 
 from ftlib import ConfigError, FTLib, FTLibError, GroupError, Status, StepMismatch
-from tests.ftlib.real import eventually
 from tests.ftlib.steps import STEPS, Learner, Whim, once, the_same
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
+from tests.harness.basics import eventually
 
 
-def test_alone_it_just_runs_the_function() -> None:
-    def body(worker: Worker) -> None:
-        ft, tensor = worker.ft, torch.ones(2)
+@workers(1)
+def test_alone_it_just_runs_the_function(worker: Worker) -> None:
+    ft, tensor = worker.ft, torch.ones(2)
 
-        def step(factor: float, *, more: float) -> torch.Tensor:
-            assert ft.group is None
-            assert torch.is_grad_enabled()
-            assert ft.allreduce_average(tensor, wait=False).wait() is Status.NO_NEED
-            return tensor.mul_(factor + more)
+    def step(factor: float, *, more: float) -> torch.Tensor:
+        assert ft.group is None
+        assert torch.is_grad_enabled()
+        assert ft.allreduce_average(tensor, wait=False).wait() is Status.NO_NEED
+        return tensor.mul_(factor + more)
 
-        assert ft.execute(step, 2.0, more=1.0) is tensor
-        assert tensor.tolist() == [3.0, 3.0]
-        assert ft.step == 1
-        with torch.inference_mode():
-            assert ft.execute(torch.is_inference_mode_enabled)
-        with torch.no_grad():
-            assert not ft.execute(torch.is_grad_enabled)
-        assert ft.step == 1
-        with pytest.raises(Whim):
-            ft.execute(_raise, Whim())
-        assert worker.ft.epoch == 1
-        assert ft.metrics()["rolled_back"] == 0
-        assert not ft._engine._units._backup.nbytes
-
-    with Job(1) as job:
-        job.run({"w0": body})
+    assert ft.execute(step, 2.0, more=1.0) is tensor
+    assert tensor.tolist() == [3.0, 3.0]
+    assert ft.step == 1
+    with torch.inference_mode():
+        assert ft.execute(torch.is_inference_mode_enabled)
+    with torch.no_grad():
+        assert not ft.execute(torch.is_grad_enabled)
+    assert ft.step == 1
+    with pytest.raises(Whim):
+        ft.execute(_raise, Whim())
+    assert worker.ft.epoch == 1
+    assert ft.metrics()["rolled_back"] == 0
+    assert not ft._engine._units._backup.nbytes
 
 
 def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_misuse_is_refused() -> None:
-    def body(worker: Worker) -> None:
-        ft = worker.ft
-        with pytest.raises(ConfigError, match="wait=False"):
-            ft.allreduce_average(torch.ones(1), wait=False)
-        if ft.size > 1:
-            with pytest.raises(ConfigError, match="register_state"):
-                ft.execute(int)
-        ft.barrier()
-        ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-        handles: list[Any] = []
+@workers(2)
+def test_misuse_is_refused(worker: Worker) -> None:
+    ft = worker.ft
+    with pytest.raises(ConfigError, match="wait=False"):
+        ft.allreduce_average(torch.ones(1), wait=False)
+    if ft.size > 1:
+        with pytest.raises(ConfigError, match="register_state"):
+            ft.execute(int)
+    ft.barrier()
+    ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+    handles: list[Any] = []
 
-        def step() -> None:
-            with pytest.raises(ConfigError, match="within execute"):
-                ft.execute(int)
-            with pytest.raises(ConfigError, match="within execute"):
-                ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-            with pytest.raises(ConfigError, match="save was called within a call"):
-                ft.save("nowhere")
-            with pytest.raises(ConfigError, match="unknown operation"):
-                ft.allreduce(torch.ones(1), "MAXIMUM")
-            handles.append(ft.allreduce(torch.ones(1), "SUM", wait=False))
+    def step() -> None:
+        with pytest.raises(ConfigError, match="within execute"):
+            ft.execute(int)
+        with pytest.raises(ConfigError, match="within execute"):
+            ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+        with pytest.raises(ConfigError, match="save was called within a call"):
+            ft.save("nowhere")
+        with pytest.raises(ConfigError, match="unknown operation"):
+            ft.allreduce(torch.ones(1), "MAXIMUM")
+        handles.append(ft.allreduce(torch.ones(1), "SUM", wait=False))
 
-        ft.execute(step)
-        assert handles[0].wait()  # it was awaited at the end
-        refused: list[str] = []
+    ft.execute(step)
+    assert handles[0].wait()  # it was awaited at the end
+    refused: list[str] = []
 
-        def callback(_: Any) -> None:
-            try:
-                ft.execute(int)
-            except ConfigError as error:
-                refused.append(str(error))
+    def callback(_: Any) -> None:
+        try:
+            ft.execute(int)
+        except ConfigError as error:
+            refused.append(str(error))
 
-        ft.on_view_change(callback)
-        ft._plane.news.due.append(ft.view)
-        ft.execute(int)
-        assert "callback" in refused[0]
-
-    with Job(2) as job:
-        job.run(dict.fromkeys(("w0", "w1"), body))
+    ft.on_view_change(callback)
+    ft._plane.news.due.append(ft.view)
+    ft.execute(int)
+    assert "callback" in refused[0]
 
 
-def test_statuses_inside_are_those_outside() -> None:
-    def body(worker: Worker) -> None:
-        ft = worker.ft
-        ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-        rank = ft.rank
+@workers(2)
+def test_statuses_inside_are_those_outside(worker: Worker) -> None:
+    ft = worker.ft
+    ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+    rank = ft.rank
 
-        def step() -> None:
-            assert ft.allreduce_average(torch.ones(2), weight=0.0) is Status.FAIL
-            spoilt = torch.tensor([float("nan") if rank else 1.0])
-            assert ft.allreduce_average(spoilt) is Status.FAIL
-            shared = torch.full((2, 3), float(rank)).t()
-            assert ft.broadcast(shared, 1) is Status.SUCCESS
-            assert shared.unique().tolist() == [1.0]
-            assert ft.barrier() is Status.SUCCESS
-            mine = torch.full((3,), float(rank + 1))
-            assert ft.allreduce_average(mine, weight=rank + 1.0) is Status.SUCCESS
-            assert mine[0].item() == pytest.approx(5 / 3)
+    def step() -> None:
+        assert ft.allreduce_average(torch.ones(2), weight=0.0) is Status.FAIL
+        spoilt = torch.tensor([float("nan") if rank else 1.0])
+        assert ft.allreduce_average(spoilt) is Status.FAIL
+        shared = torch.full((2, 3), float(rank)).t()
+        assert ft.broadcast(shared, 1) is Status.SUCCESS
+        assert shared.unique().tolist() == [1.0]
+        assert ft.barrier() is Status.SUCCESS
+        mine = torch.full((3,), float(rank + 1))
+        assert ft.allreduce_average(mine, weight=rank + 1.0) is Status.SUCCESS
+        assert mine[0].item() == pytest.approx(5 / 3)
 
-        before = ft.step
-        ft.execute(step)
-        assert ft.step == before + 1
-        ft.execute(lambda: ft.allreduce_average(torch.ones(2), weight=0.0))
-        assert ft.step == before + 1, "nobody was granted one"
-        ft.execute(lambda: [ft.allreduce_average(torch.ones(i + 1)) for i in range(3)])
-        assert ft.step == before + 2, "a unit is one step"
-        assert ft.metrics()["vetoed"] == 1
-
-    with Job(2) as job:
-        job.run(dict.fromkeys(("w0", "w1"), body))
+    before = ft.step
+    ft.execute(step)
+    assert ft.step == before + 1
+    ft.execute(lambda: ft.allreduce_average(torch.ones(2), weight=0.0))
+    assert ft.step == before + 1, "nobody was granted one"
+    ft.execute(lambda: [ft.allreduce_average(torch.ones(i + 1)) for i in range(3)])
+    assert ft.step == before + 2, "a unit is one step"
+    assert ft.metrics()["vetoed"] == 1
 
 
 @pytest.mark.parametrize("kind", ["other tensors", "other order", "one more", "one less", "no unit"])
@@ -199,22 +190,19 @@ def test_the_programs_function_may_hide_what_failed() -> None:
         assert job.cluster.epoch == 2
 
 
-def test_a_group_of_a_view_that_is_over_is_the_programs_error() -> None:
-    def body(worker: Worker) -> None:
-        ft = worker.ft
-        ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-        kept: list[Any] = []
-        ft.execute(lambda: kept.append(ft.group))
-        ft.barrier()
-        if worker.name == "w1":
-            job.kill("w1")
-            return
-        eventually(lambda: ft.size == 1 and ft.initialized(), "w0 is alone")
-        with pytest.raises(GroupError):
-            ft.execute(lambda: kept[0].barrier().wait(TIMEOUT))
-
-    with Job(2) as job:
-        job.run(dict.fromkeys(("w0", "w1"), body))
+@workers(2)
+def test_a_group_of_a_view_that_is_over_is_the_programs_error(worker: Worker) -> None:
+    ft = worker.ft
+    ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+    kept: list[Any] = []
+    ft.execute(lambda: kept.append(ft.group))
+    ft.barrier()
+    if worker.name == "w1":
+        worker.job.kill("w1")
+        return
+    eventually(lambda: ft.size == 1 and ft.initialized(), "w0 is alone")
+    with pytest.raises(GroupError):
+        ft.execute(lambda: kept[0].barrier().wait(TIMEOUT))
 
 
 def test_after_leaving_it_says_so() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from consensus.runtime.net.metrics import METRICS
 from ftlib import Excluded
-from tests.ftlib.workers import Job, Worker
+from tests.ftlib.workers import Job, Worker, workers
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
 
@@ -64,16 +64,12 @@ def test_a_kill_is_a_pause() -> None:
     assert 0 < pauses["last"] == found["last_pause"] <= pauses["max"] <= pauses["sum"]
 
 
-def test_the_name_of_the_room_is_for_members_only() -> None:
+@workers(1)
+def test_the_name_of_the_room_is_for_members_only(worker: Worker) -> None:
     """Who knows it can enter the group's store: ``/status`` shows what ``Member.shown`` does."""
-
-    def body(worker: Worker) -> None:
-        member = worker.ft.member_list[0]
-        assert set(dict(member.meta)) - set(member.shown()) == {"_room"}
-        assert len(member.fact("_room") or "") == 16
-
-    with Job(1) as job:
-        job.run({"w0": body})
+    member = worker.ft.member_list[0]
+    assert set(dict(member.meta)) - set(member.shown()) == {"_room"}
+    assert len(member.fact("_room") or "") == 16
 
 
 def test_every_key_is_documented() -> None:

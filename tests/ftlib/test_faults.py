@@ -13,8 +13,8 @@ from torch import nn
 from ftlib import Status, StepMismatch
 from ftlib.frameworks.base import Operation, Work
 from ftlib.frameworks.memory import MemoryGroup
-from tests.ftlib.real import eventually
 from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.harness.basics import eventually
 
 STEPS = 30
 

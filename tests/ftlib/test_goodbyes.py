@@ -16,8 +16,8 @@ from ftlib.core.calls.session import Session
 from ftlib.core.engine.engine import Engine
 from ftlib.core.tensors.trailer import Flag, Slot
 from tests.ftlib.latecomers import late
-from tests.ftlib.real import TIMEOUT, eventually
 from tests.ftlib.workers import Job, Worker
+from tests.harness.basics import TIMEOUT, eventually
 
 Said = list[tuple[type[Attempt], bool, bool]]
 """What kind of attempt began, whether its trailer said goodbye, and whether its member was bound then."""

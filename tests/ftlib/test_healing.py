@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ftlib import Excluded, FTLib, Status, StepMismatch
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.trainees import Trainee, exclude
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once, company, in_thread
 
 STEPS = 4
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ftlib import FTLib, FTLibError, StateLost
-from tests.ftlib.real import company, eventually, in_thread
 from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.harness.basics import eventually
+from tests.harness.company import company, in_thread
 
 
 def left_alone(leave: Callable[[FTLib], None]) -> BaseException | None:

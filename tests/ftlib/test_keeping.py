@@ -14,9 +14,9 @@ from ftlib import ConfigError, Excluded
 from ftlib.checkpoints.checkpoint import Taken, read
 from ftlib.checkpoints.names import Name, Part, complete, parts
 from ftlib.state.registry import Registered
-from tests.ftlib.real import TIMEOUT, eventually
 from tests.ftlib.saving import all_of, crew, steps
 from tests.ftlib.test_checkpoints import same, write
+from tests.harness.basics import TIMEOUT, eventually
 
 
 def test_it_is_complete_once_a_later_call_has_finished(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import torch
 
 from ftlib import ElasticSampler, FTLib
 from ftlib.core.stand_in.pattern import WINDOW
-from tests.ftlib.real import at_once, company, eventually
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 from tests.ftlib.scholars import Scholar, judge, together
 from tests.ftlib.workers import Job
+from tests.harness.basics import eventually
+from tests.harness.company import at_once, company
 
 SAMPLES, BATCH, EPOCHS = 600, 4, 2
 

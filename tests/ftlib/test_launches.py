@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ftlib import ConfigError, FTLib, JoinError
+from tests.harness.basics import free_ports
+from tests.harness.network import Network, needs_network
+from tests.harness.nursery import Nursery
 from tests.harness.program import Program
-from tests.network import Network, needs_network
-from tests.ports import free_ports
-from tests.processes.nursery import Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.process

@@ -17,9 +17,10 @@ from consensus.runtime.net.fork import _owners as fork_owners
 from ftlib.core.tensors.staging import Slot
 from ftlib.lifecycle import rejoin as succession
 from ftlib.lifecycle.lifetime import Lifetime
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.test_closing import left_behind
 from tests.ftlib.trainees import Trainee, exclude, until
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once, company, in_thread
 
 
 def test_whom_the_next_lifetime_asks() -> None:

@@ -17,7 +17,8 @@ from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.pattern import LONGEST, WINDOW, Rhythm, why_not
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import Layout, lay_out
-from tests.ftlib.real import TIMEOUT, eventually, in_thread
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import in_thread
 
 FLOAT = [(torch.float32, (3,))]
 CALLS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from ftlib.core.plane.plane import Finish
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.frameworks.base import Operation, Work
 from ftlib.ftlib import FTLib
-from tests.ftlib.real import TIMEOUT, at_once, call_until, company, eventually
 from tests.ftlib.workers import Job, Worker
+from tests.harness.basics import TIMEOUT, around, eventually
+from tests.harness.company import at_once, call_until, company
 
 
 class Asked:
@@ -27,13 +29,12 @@ class Asked:
     def __init__(self, worker: Worker, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.confirms = 0
         self.answer: bool | None = None
-        real = worker.consensus.confirm
 
-        def confirm() -> bool:
+        @around(monkeypatch, worker.consensus, "confirm")
+        def confirm(real: Any) -> bool:
             self.confirms += 1
             return real() if self.answer is None else self.answer
 
-        monkeypatch.setattr(worker.consensus, "confirm", confirm)
         monkeypatch.setattr(worker.consensus, "passive_or_active", lambda: mode)
 
 

@@ -21,7 +21,7 @@ from ftlib.lifecycle.preemption import Watch
 from ftlib.settings.config import resolve
 from ftlib.settings.preemption import source_of
 from ftlib.settings.preemption.sources import File
-from tests.ftlib.real import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually
 
 Answer = tuple[int, dict[str, str], str]
 

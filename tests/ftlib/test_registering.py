@@ -13,7 +13,8 @@ from torch import nn
 
 from ftlib import ConfigError, ElasticSampler, FTLib, Status
 from ftlib.state.registry import Registered
-from tests.ftlib.real import Company, at_once, call_until, company, eventually, in_thread
+from tests.harness.basics import eventually
+from tests.harness.company import Company, at_once, call_until, company, in_thread
 
 
 @contextmanager

@@ -22,11 +22,11 @@ from ftlib.lifecycle.lifetime import Lifetime
 from ftlib.recovery.whole_state import Transfer
 from ftlib.settings.config import resolve
 from ftlib.state.registry import Registered
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.test_closing import left_behind
 from tests.ftlib.trainees import Trainee, exclude, training, until
-from tests.ftlib.workers import Job, Worker
-from tests.ports import free_ports
+from tests.ftlib.workers import Worker, workers
+from tests.harness.basics import TIMEOUT, eventually, free_ports
+from tests.harness.company import at_once, company, in_thread
 
 
 def test_it_joins_again_with_the_state_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,16 +222,13 @@ def test_a_fixed_port_is_bound_again_once_it_is_free(monkeypatch: pytest.MonkeyP
         thread.join(TIMEOUT)
 
 
-def test_a_consensus_that_has_no_other_lifetime() -> None:
-    def body(worker: Worker) -> None:
-        worker.ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
-        worker.consensus.plane.handle(Stopped(ExcludedError("told to")))  # type: ignore[union-attr]
-        eventually(lambda: worker.ft._plane.phase.value == "stopped", "it knows")
-        with pytest.raises(Excluded, match="told to; FakeConsensus cannot rejoin"):
-            worker.ft.barrier()
-
-    with Job(1, rejoin=True) as job:
-        job.run({"w0": body})
+@workers(1, rejoin=True)
+def test_a_consensus_that_has_no_other_lifetime(worker: Worker) -> None:
+    worker.ft.register_state(state_dict=dict, load_state_dict=lambda _: None)
+    worker.consensus.plane.handle(Stopped(ExcludedError("told to")))  # type: ignore[union-attr]
+    eventually(lambda: worker.ft._plane.phase.value == "stopped", "it knows")
+    with pytest.raises(Excluded, match="told to; FakeConsensus cannot rejoin"):
+        worker.ft.barrier()
 
 
 def test_outdated_state_that_nobody_replaces_is_not_acted_on() -> None:

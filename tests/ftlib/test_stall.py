@@ -10,7 +10,8 @@ import pytest
 from ftlib.core.engine.call_lock import Turns
 from ftlib.core.plane.hang import HUNG, end_hung
 from ftlib.core.plane.plane import Plane
-from tests.ftlib.real import eventually, in_thread
+from tests.harness.basics import eventually
+from tests.harness.company import in_thread
 
 
 def plane() -> Plane:

@@ -13,7 +13,7 @@ from ftlib import ConfigError, Status, StepMismatch
 from ftlib.core.tensors.targets import Layouts, targets_of
 from ftlib.frameworks.memory import MemoryFramework
 from ftlib.ftlib import FTLib
-from tests.ftlib.crew import Crew
+from tests.ftlib.crew import Crew, by_all
 from tests.ftlib.workers import Job, Worker
 
 
@@ -103,113 +103,98 @@ def test_misfits_are_refused_with_a_remedy(target: object, text: str) -> None:
     assert text in refused(target)
 
 
-def test_numpy_in_and_out(pair: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        half, single = np.full((2, 3), i, np.float16), np.full(4, i, np.float32)
-        wide = np.zeros((4, 6))
-        wide[::2, 1::2] = i
-        scalar = np.array(float(i))
-        fortran = np.asfortranarray(np.arange(6.0).reshape(2, 3) + i)
-        assert (
-            ft.wait_gradients_ready(params=[half, single, wide[::2, 1::2], scalar, fortran, np.zeros((0, 3))]) is Status.SUCCESS
-        )
-        assert (half == 0.5).all()
-        assert (single == 0.5).all()
-        assert wide.sum() == 0.5 * 6
-        assert (wide[::2, 1::2] == 0.5).all()
-        assert scalar.item() == 0.5
-        assert (fortran == np.arange(6.0).reshape(2, 3) + 0.5).all()
-
-    pair.all(body)
+@by_all("pair")
+def test_numpy_in_and_out(ft: FTLib, i: int) -> None:
+    half, single = np.full((2, 3), i, np.float16), np.full(4, i, np.float32)
+    wide = np.zeros((4, 6))
+    wide[::2, 1::2] = i
+    scalar = np.array(float(i))
+    fortran = np.asfortranarray(np.arange(6.0).reshape(2, 3) + i)
+    assert ft.wait_gradients_ready(params=[half, single, wide[::2, 1::2], scalar, fortran, np.zeros((0, 3))]) is Status.SUCCESS
+    assert (half == 0.5).all()
+    assert (single == 0.5).all()
+    assert wide.sum() == 0.5 * 6
+    assert (wide[::2, 1::2] == 0.5).all()
+    assert scalar.item() == 0.5
+    assert (fortran == np.arange(6.0).reshape(2, 3) + 0.5).all()
 
 
-def test_every_shape_and_kind_of_tensor(pair: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        with torch.inference_mode():
-            inferred = torch.full((3,), float(i))
-            cut = torch.full((2_200_000,), float(i))  # more than a bucket
-        leaf = torch.full((2,), float(i), requires_grad=True)
-        branch = torch.full((2,), float(i), requires_grad=True) * 1.0
-        twice = torch.full((3,), float(i))
-        whole = torch.arange(8.0) + i
-        channels = torch.full((2, 3, 4, 4), float(i)).to(memory_format=torch.channels_last)
-        empty, scalar = torch.empty(0, 5), torch.tensor(float(i))
-        created = nn.Parameter(torch.ones(4))
-        everything = [created, inferred, cut, leaf, branch, twice, twice, whole, whole[2:4], channels, empty, scalar]
-        assert ft.allreduce_average(everything) is Status.SUCCESS
-        for tensor in (inferred, cut, leaf, branch, twice, channels, scalar):
-            assert bool((tensor == 0.5).all())
-        assert torch.equal(whole, torch.arange(8.0) + 0.5)
-        assert leaf.grad is None
-        assert leaf.requires_grad
-        assert inferred.is_inference()
-        assert created.grad is not None
-        assert not created.grad.is_inference()
-        assert channels.is_contiguous(memory_format=torch.channels_last)
-        leaf.sum().backward()  # autograd minds nothing
-
-    pair.all(body)
+@by_all("pair")
+def test_every_shape_and_kind_of_tensor(ft: FTLib, i: int) -> None:
+    with torch.inference_mode():
+        inferred = torch.full((3,), float(i))
+        cut = torch.full((2_200_000,), float(i))  # more than a bucket
+    leaf = torch.full((2,), float(i), requires_grad=True)
+    branch = torch.full((2,), float(i), requires_grad=True) * 1.0
+    twice = torch.full((3,), float(i))
+    whole = torch.arange(8.0) + i
+    channels = torch.full((2, 3, 4, 4), float(i)).to(memory_format=torch.channels_last)
+    empty, scalar = torch.empty(0, 5), torch.tensor(float(i))
+    created = nn.Parameter(torch.ones(4))
+    everything = [created, inferred, cut, leaf, branch, twice, twice, whole, whole[2:4], channels, empty, scalar]
+    assert ft.allreduce_average(everything) is Status.SUCCESS
+    for tensor in (inferred, cut, leaf, branch, twice, channels, scalar):
+        assert bool((tensor == 0.5).all())
+    assert torch.equal(whole, torch.arange(8.0) + 0.5)
+    assert leaf.grad is None
+    assert leaf.requires_grad
+    assert inferred.is_inference()
+    assert created.grad is not None
+    assert not created.grad.is_inference()
+    assert channels.is_contiguous(memory_format=torch.channels_last)
+    leaf.sum().backward()  # autograd minds nothing
 
 
-def test_the_program_may_be_in_any_mode(pair: Crew) -> None:
+@by_all("pair")
+def test_the_program_may_be_in_any_mode(ft: FTLib, i: int) -> None:
     """Staging made in inference mode, or on another default device, would serve no later call."""
-
-    def body(ft: FTLib, i: int) -> None:
-        shape = (5, 7)  # new to these workers
-        for mode in (torch.inference_mode(), torch.device("meta"), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16)):
-            tensor = torch.full(shape, float(i), device="cpu")
-            with mode:
-                assert ft.allreduce_average(tensor) is Status.SUCCESS
-            assert bool((tensor == 0.5).all())
-        later = torch.full(shape, float(i), requires_grad=True)
-        assert ft.allreduce_average(later)
-        assert bool((later == 0.5).all())
-
-    pair.all(body)
+    shape = (5, 7)  # new to these workers
+    for mode in (torch.inference_mode(), torch.device("meta"), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16)):
+        tensor = torch.full(shape, float(i), device="cpu")
+        with mode:
+            assert ft.allreduce_average(tensor) is Status.SUCCESS
+        assert bool((tensor == 0.5).all())
+    later = torch.full(shape, float(i), requires_grad=True)
+    assert ft.allreduce_average(later)
+    assert bool((later == 0.5).all())
 
 
-def test_generators_parameters_alone_and_tied_ones(pair: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        model = with_grads(Net(), float(i))
-        assert ft.allreduce_average(model.parameters())
-        assert ft.allreduce_average(model.layer1.weight)
-        assert {p.grad.unique().item() for p in model.parameters()} == {0.5}  # type: ignore[union-attr]
-        tied = Net()
-        tied.layer2.weight = tied.layer1.weight = nn.Parameter(torch.zeros(2, 2))
-        assert len(targets_of(with_grads(tied, float(i))).sources) == 3
-        assert ft.allreduce_average(tied)
-        assert tied.layer1.weight.grad is not None
-        assert bool((tied.layer1.weight.grad == 0.5).all())
-        shared = nn.Parameter(torch.zeros(3))  # without a gradient, and passed twice
-        assert ft.allreduce_average([shared, shared])
-        assert torch.equal(shared.grad, torch.zeros(3))  # type: ignore[arg-type]
-
-    pair.all(body)
+@by_all("pair")
+def test_generators_parameters_alone_and_tied_ones(ft: FTLib, i: int) -> None:
+    model = with_grads(Net(), float(i))
+    assert ft.allreduce_average(model.parameters())
+    assert ft.allreduce_average(model.layer1.weight)
+    assert {p.grad.unique().item() for p in model.parameters()} == {0.5}  # type: ignore[union-attr]
+    tied = Net()
+    tied.layer2.weight = tied.layer1.weight = nn.Parameter(torch.zeros(2, 2))
+    assert len(targets_of(with_grads(tied, float(i))).sources) == 3
+    assert ft.allreduce_average(tied)
+    assert tied.layer1.weight.grad is not None
+    assert bool((tied.layer1.weight.grad == 0.5).all())
+    shared = nn.Parameter(torch.zeros(3))  # without a gradient, and passed twice
+    assert ft.allreduce_average([shared, shared])
+    assert torch.equal(shared.grad, torch.zeros(3))  # type: ignore[arg-type]
 
 
-def test_none_gradients_on_one_worker_get_the_average(pair: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        model = Net()
-        if i:
-            with_grads(model, 4.0)
-        model.layer1.bias.grad = None
-        assert ft.allreduce_average(model, weight=i + 1)
-        assert torch.equal(model.layer1.bias.grad, torch.zeros(2))  # type: ignore[arg-type]
-        assert torch.allclose(model.layer2.weight.grad, torch.full((2, 2), 8.0 / 3))  # type: ignore[arg-type]
-
-    pair.all(body)
+@by_all("pair")
+def test_none_gradients_on_one_worker_get_the_average(ft: FTLib, i: int) -> None:
+    model = Net()
+    if i:
+        with_grads(model, 4.0)
+    model.layer1.bias.grad = None
+    assert ft.allreduce_average(model, weight=i + 1)
+    assert torch.equal(model.layer1.bias.grad, torch.zeros(2))  # type: ignore[arg-type]
+    assert torch.allclose(model.layer2.weight.grad, torch.full((2, 2), 8.0 / 3))  # type: ignore[arg-type]
 
 
-def test_frozen_parameters_are_left_out_however_they_are_passed(pair: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        model = with_grads(Net(), float(i))
-        model.layer1.weight.requires_grad_(False)
-        assert ft.allreduce_average(list(model.parameters()))
-        assert ft.allreduce_average(model)
-        assert bool((model.layer1.weight.grad == i).all())  # type: ignore[union-attr]
-        assert bool((model.layer2.weight.grad == 0.5).all())  # type: ignore[union-attr]
-
-    pair.all(body)
+@by_all("pair")
+def test_frozen_parameters_are_left_out_however_they_are_passed(ft: FTLib, i: int) -> None:
+    model = with_grads(Net(), float(i))
+    model.layer1.weight.requires_grad_(False)
+    assert ft.allreduce_average(list(model.parameters()))
+    assert ft.allreduce_average(model)
+    assert bool((model.layer1.weight.grad == i).all())  # type: ignore[union-attr]
+    assert bool((model.layer2.weight.grad == 0.5).all())  # type: ignore[union-attr]
 
 
 def test_a_parameter_frozen_at_one_worker_is_named() -> None:
@@ -230,40 +215,36 @@ def test_a_parameter_frozen_at_one_worker_is_named() -> None:
         job.workers["w2"].join()
 
 
-def test_parameters_may_change_between_steps_everywhere_alike(pair: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        model = Net()
-        before = ft.metrics()["redone"]
-        for change in range(6):
-            if change == 1:
-                model.layer3 = nn.Linear(300, 100)
-            elif change == 2:
-                model.layer1.weight = nn.Parameter(torch.zeros(200, 200))
-            elif change == 3:
-                del model.layer2
-            elif change == 4:
-                model.to(torch.float64)
-            elif change == 5:
-                model.layer3.requires_grad_(False)
-            for _ in range(2):
-                with_grads(model, float(i))
-                assert ft.allreduce_average(model) is Status.SUCCESS
-                assert {p.grad.unique().item() for p in model.parameters() if p.requires_grad} == {0.5}  # type: ignore[union-attr]
-        assert ft.metrics()["redone"] == before
-
-    pair.all(body)
+@by_all("pair")
+def test_parameters_may_change_between_steps_everywhere_alike(ft: FTLib, i: int) -> None:
+    model = Net()
+    before = ft.metrics()["redone"]
+    for change in range(6):
+        if change == 1:
+            model.layer3 = nn.Linear(300, 100)
+        elif change == 2:
+            model.layer1.weight = nn.Parameter(torch.zeros(200, 200))
+        elif change == 3:
+            del model.layer2
+        elif change == 4:
+            model.to(torch.float64)
+        elif change == 5:
+            model.layer3.requires_grad_(False)
+        for _ in range(2):
+            with_grads(model, float(i))
+            assert ft.allreduce_average(model) is Status.SUCCESS
+            assert {p.grad.unique().item() for p in model.parameters() if p.requires_grad} == {0.5}  # type: ignore[union-attr]
+    assert ft.metrics()["redone"] == before
 
 
 def test_an_empty_list_is_a_barrier(pair: Crew) -> None:
     assert pair.all(lambda ft, _: ft.allreduce_average([])) == [Status.SUCCESS] * 2
 
 
-def test_broadcast_refuses_what_it_could_not_write(pair: Crew) -> None:
-    def body(ft: FTLib, _: int) -> None:
-        with pytest.raises(ConfigError, match="several elements at one place"):
-            ft.broadcast(torch.ones(1).expand(3), 0)
-
-    pair.all(body)
+@by_all("pair")
+def test_broadcast_refuses_what_it_could_not_write(ft: FTLib, i: int) -> None:
+    with pytest.raises(ConfigError, match="several elements at one place"):
+        ft.broadcast(torch.ones(1).expand(3), 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs CUDA")
@@ -274,12 +255,10 @@ def test_pinned_tensors(pair: Crew) -> None:
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "x", [], 1e300, 1e13, 1e-320, 1e-13, torch.ones(2), 1j])
-def test_weights_that_are_none(pair: Crew, weight: object) -> None:
-    def body(ft: FTLib, _: int) -> None:
-        with pytest.raises(ConfigError, match="weight="):
-            ft.allreduce_average(torch.ones(2), weight=weight)  # type: ignore[arg-type]
-
-    pair.all(body)
+@by_all("pair")
+def test_weights_that_are_none(ft: FTLib, i: int, weight: object) -> None:
+    with pytest.raises(ConfigError, match="weight="):
+        ft.allreduce_average(torch.ones(2), weight=weight)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

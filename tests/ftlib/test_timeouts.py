@@ -22,7 +22,7 @@ from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import Layout
 from ftlib.frameworks.gloo import GlooFramework
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
 
 LIMIT = 0.3
 
@@ -152,20 +152,16 @@ def test_the_time_of_a_spare_begins_as_it_is_admitted() -> None:
     assert waiting._for_session[1].deadline == call.began + 2.0 == threads.clock + 2.0
 
 
-def test_waiting_for_more_members() -> None:
+@workers(1)
+def test_waiting_for_more_members(worker: Worker) -> None:
     """Too few for ``min_size`` is FAIL after that time: nothing is wrong, it may be called again."""
-
-    def body(worker: Worker) -> None:
-        limited(worker, min_size=2)
-        tensor = torch.ones(2)
-        began = time.monotonic()
-        assert worker.ft.allreduce_average(tensor) is Status.FAIL
-        assert LIMIT <= time.monotonic() - began < TIMEOUT / 2
-        assert worker.ft.step == 0
-        assert worker.ft._engine._waiting.phase_text() == "only 1 of at least 2 members are there"
-
-    with Job(1) as job:
-        job.run({"w0": body})
+    limited(worker, min_size=2)
+    tensor = torch.ones(2)
+    began = time.monotonic()
+    assert worker.ft.allreduce_average(tensor) is Status.FAIL
+    assert LIMIT <= time.monotonic() - began < TIMEOUT / 2
+    assert worker.ft.step == 0
+    assert worker.ft._engine._waiting.phase_text() == "only 1 of at least 2 members are there"
 
 
 def test_waiting_for_state() -> None:

@@ -16,9 +16,9 @@ from ftlib.core.tensors.layout import lay_out
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.ftlib import FTLib
 from ftlib.settings.config import resolve
-from tests.ftlib.crew import Crew
-from tests.ftlib.real import eventually
-from tests.ftlib.workers import TIMEOUT, Job, Worker
+from tests.ftlib.crew import Crew, by_all
+from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
+from tests.harness.basics import eventually
 
 BAD = [math.inf, -math.inf, math.nan]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -32,27 +32,24 @@ def trio(request: pytest.FixtureRequest) -> Iterator[Crew]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_one_bad_element_anywhere_stops_everybody(trio: Crew, dtype: torch.dtype) -> None:
+@by_all("trio")
+def test_one_bad_element_anywhere_stops_everybody(ft: FTLib, i: int, dtype: torch.dtype) -> None:
     """In the head, in a middle bucket, at the very end; by any worker; several kinds."""
-
-    def body(ft: FTLib, i: int) -> None:
-        steps, vetoed = ft.step, ft.metrics()["vetoed"]
-        cases = [(place, who, BAD[(place + who) % 3]) for place in range(3) for who in range(3)]
-        for place, who, value in cases:
-            tensors = [torch.full((3,), float(i)).to(dtype), torch.full((9000,), float(i)).to(dtype), torch.ones(2).to(dtype)]
-            if i == who:
-                tensors[place].view(-1)[-1] = value
-            before = [tensor.clone() for tensor in tensors]
-            assert ft.allreduce_average(tensors, weight=i + 1) is Status.FAIL
-            for tensor, old in zip(tensors, before, strict=True):
-                assert torch.equal(tensor.view(torch.uint8), old.view(torch.uint8)), "untouched, to the bit"
-        assert ft.metrics()["vetoed"] == vetoed + len(cases)
-        assert ft.step == steps
-        good = torch.full((3,), float(i)).to(dtype)
-        assert ft.allreduce_average(good) is Status.SUCCESS
-        assert ft.step == steps + 1
-
-    trio.all(body)
+    steps, vetoed = ft.step, ft.metrics()["vetoed"]
+    cases = [(place, who, BAD[(place + who) % 3]) for place in range(3) for who in range(3)]
+    for place, who, value in cases:
+        tensors = [torch.full((3,), float(i)).to(dtype), torch.full((9000,), float(i)).to(dtype), torch.ones(2).to(dtype)]
+        if i == who:
+            tensors[place].view(-1)[-1] = value
+        before = [tensor.clone() for tensor in tensors]
+        assert ft.allreduce_average(tensors, weight=i + 1) is Status.FAIL
+        for tensor, old in zip(tensors, before, strict=True):
+            assert torch.equal(tensor.view(torch.uint8), old.view(torch.uint8)), "untouched, to the bit"
+    assert ft.metrics()["vetoed"] == vetoed + len(cases)
+    assert ft.step == steps
+    good = torch.full((3,), float(i)).to(dtype)
+    assert ft.allreduce_average(good) is Status.SUCCESS
+    assert ft.step == steps + 1
 
 
 def test_inf_and_minus_inf_of_two_workers(trio: Crew) -> None:
@@ -60,38 +57,32 @@ def test_inf_and_minus_inf_of_two_workers(trio: Crew) -> None:
     assert trio.all(lambda ft, i: ft.allreduce_average(tensors[i])) == [Status.FAIL] * 3
 
 
-def test_a_sum_that_overflows_is_vetoed_and_one_that_does_not_is_not(trio: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        huge = torch.full((5000,), 3e38)
-        assert ft.allreduce_average(huge) is Status.FAIL
-        assert bool((huge == torch.tensor(3e38)).all())
-        # Every element of the result is finite, though the sum over the elements, by which that is seen, is not.
-        large = torch.full((5000,), 1e38)
-        assert ft.allreduce_average(large) is Status.SUCCESS
-        assert torch.allclose(large, torch.tensor(1e38))
-
-    trio.all(body)
+@by_all("trio")
+def test_a_sum_that_overflows_is_vetoed_and_one_that_does_not_is_not(ft: FTLib, i: int) -> None:
+    huge = torch.full((5000,), 3e38)
+    assert ft.allreduce_average(huge) is Status.FAIL
+    assert bool((huge == torch.tensor(3e38)).all())
+    # Every element of the result is finite, though the sum over the elements, by which that is seen, is not.
+    large = torch.full((5000,), 1e38)
+    assert ft.allreduce_average(large) is Status.SUCCESS
+    assert torch.allclose(large, torch.tensor(1e38))
 
 
-def test_a_missing_gradient_stays_missing(trio: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        model = nn.Linear(2, 2)
-        if i == 1:
-            model.weight.grad = torch.full((2, 2), math.nan)
-        assert ft.allreduce_average(model) is Status.FAIL
-        assert model.bias.grad is None
-        assert (model.weight.grad is None) == (i != 1)
-
-    trio.all(body)
+@by_all("trio")
+def test_a_missing_gradient_stays_missing(ft: FTLib, i: int) -> None:
+    model = nn.Linear(2, 2)
+    if i == 1:
+        model.weight.grad = torch.full((2, 2), math.nan)
+    assert ft.allreduce_average(model) is Status.FAIL
+    assert model.bias.grad is None
+    assert (model.weight.grad is None) == (i != 1)
 
 
-def test_weight_zero_keeps_nan_out(trio: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        tensor = torch.full((4,), math.nan if i == 0 else 2.0)
-        assert ft.allreduce_average(tensor, weight=0 if i == 0 else 1) is Status.SUCCESS
-        assert torch.equal(tensor, torch.full((4,), 2.0))
-
-    trio.all(body)
+@by_all("trio")
+def test_weight_zero_keeps_nan_out(ft: FTLib, i: int) -> None:
+    tensor = torch.full((4,), math.nan if i == 0 else 2.0)
+    assert ft.allreduce_average(tensor, weight=0 if i == 0 else 1) is Status.SUCCESS
+    assert torch.equal(tensor, torch.full((4,), 2.0))
 
 
 def test_weights_that_sum_to_zero_fail_and_touch_nothing(trio: Crew) -> None:
@@ -108,30 +99,25 @@ def test_weights_that_sum_to_zero_fail_and_touch_nothing(trio: Crew) -> None:
     trio.all(body)
 
 
-def test_allreduce_lets_inf_and_nan_pass(trio: Crew) -> None:
-    def body(ft: FTLib, i: int) -> None:
-        for op in ("MEAN", "SUM", "PRODUCT", "MAX"):
-            tensor = torch.tensor([1.0, math.nan if i == 1 else 1.0, math.inf if i == 2 else 1.0])
-            assert ft.allreduce(tensor, op) is Status.SUCCESS
-            assert math.isfinite(tensor[0])
-            assert math.isnan(tensor[1])
-            assert tensor[2] == math.inf
-
-    trio.all(body)
+@by_all("trio")
+def test_allreduce_lets_inf_and_nan_pass(ft: FTLib, i: int) -> None:
+    for op in ("MEAN", "SUM", "PRODUCT", "MAX"):
+        tensor = torch.tensor([1.0, math.nan if i == 1 else 1.0, math.inf if i == 2 else 1.0])
+        assert ft.allreduce(tensor, op) is Status.SUCCESS
+        assert math.isfinite(tensor[0])
+        assert math.isnan(tensor[1])
+        assert tensor[2] == math.inf
 
 
-def test_a_worker_alone_vetoes_too() -> None:
-    def body(worker: Worker) -> None:
-        ft = worker.ft
-        for dtype in DTYPES:
-            tensor = torch.tensor([1.0, math.nan], dtype=dtype)
-            assert ft.allreduce_average(tensor) is Status.FAIL
-        assert ft.step == 0
-        assert ft.allreduce_average(torch.ones(2)) is Status.NO_NEED
-        assert (ft.step, ft.metrics()["vetoed"]) == (1, 4)
-
-    with Job(1) as job:
-        job.run({"w0": body})
+@workers(1)
+def test_a_worker_alone_vetoes_too(worker: Worker) -> None:
+    ft = worker.ft
+    for dtype in DTYPES:
+        tensor = torch.tensor([1.0, math.nan], dtype=dtype)
+        assert ft.allreduce_average(tensor) is Status.FAIL
+    assert ft.step == 0
+    assert ft.allreduce_average(torch.ones(2)) is Status.NO_NEED
+    assert (ft.step, ft.metrics()["vetoed"]) == (1, 4)
 
 
 def test_it_can_be_let_pass() -> None:

@@ -10,8 +10,9 @@ import torch
 from consensus import View
 from ftlib import FTLib
 from ftlib.core.plane.news import News
-from tests.ftlib.real import company, eventually, in_thread
 from tests.ftlib.trainees import exclude
+from tests.harness.basics import eventually
+from tests.harness.company import company, in_thread
 
 
 def note(ft: FTLib, said: list[tuple[int, int]], view: View) -> None:

@@ -14,7 +14,8 @@ import torch
 from consensus import ExcludedError
 from consensus.protocol.state.inputs import Died
 from ftlib import FTLib, Status
-from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import Company, at_once, company, in_thread
 
 
 class Trainee:

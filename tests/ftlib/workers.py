@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, Self
@@ -88,3 +90,24 @@ class Job:
             worker.ft.close()
         self.cluster.close()
         assert not self.cluster.errors
+
+
+def workers(count: int, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The test is what every one of so many workers does."""
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        def test(**given: Any) -> None:
+            with Job(count, **settings) as job:
+                job.run({f"w{i}": lambda worker: body(worker, **given) for i in range(count)})
+
+        return asking_for(test, body, *list(inspect.signature(body).parameters)[1:])
+
+    return decorate
+
+
+def asking_for(test: Callable[..., None], body: Callable[..., None], *fixtures: str) -> Callable[..., None]:
+    """``test`` under the name of ``body``, for which pytest finds these fixtures and parameters."""
+    functools.update_wrapper(test, body)
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in fixtures]
+    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return test

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ftlib.launch.process import descendants
-from tests.processes.nursery import ROOT, Nursery, Stuck
+from tests.harness.nursery import ROOT, Nursery, Stuck
 
 from .forked import program
 

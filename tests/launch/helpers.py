@@ -9,13 +9,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from consensus import KeyRing
 from ftlib.lifecycle.drain import TWIN
+from tests.harness.basics import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 150.0
@@ -143,11 +143,8 @@ def running(directory: Path, *options: object, script: str, args: tuple[object, 
         process.communicate(timeout=LIMIT)
 
 
-def wait_until(condition: Any, what: str, limit: float = LIMIT) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {limit} s for {what}"
-        time.sleep(0.01)
+def wait_until(condition: Callable[[], object], what: object) -> None:
+    eventually(condition, what, LIMIT)
 
 
 def wait_gone(pid: int, limit: float = 30.0) -> None:

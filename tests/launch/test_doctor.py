@@ -30,7 +30,7 @@ from ftlib.cli.doctor import examine
 from ftlib.cli.main import main
 from ftlib.launch.credentials import Credentials
 from tests.consensus.peer import ROOT, spawn
-from tests.network import Host, Network, needs_filter, needs_network
+from tests.harness.network import Host, Network, needs_filter, needs_network
 
 PATIENT = 20.0
 """Seconds for an answer that comes at once where nothing else runs."""

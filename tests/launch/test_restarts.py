@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.nursery import Nursery
 from tests.harness.program import Program, ftlib_run
-from tests.processes.nursery import Nursery
 
 from .helpers import LIMIT, environment, running, script
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from tests.processes import learner, worker
+from tests.harness import worker
+from tests.processes import learner
 
 from . import leavers as _leavers  # noqa: F401 - its parts
 from .actor import Actor

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster
-from .nursery import Nursery
+from tests.harness.cluster import Cluster
+from tests.harness.nursery import Nursery
+
 from .stage import Stage
 
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .cluster import Cluster, Worker
-from .nursery import Nursery
-from .verdict import Verdict
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
 
 __all__ = ["Episode"]
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.network import Host, Network
-
-from .cluster import LIMIT, Cluster, Worker
-from .nursery import Nursery
+from tests.harness.cluster import LIMIT, Cluster, Worker
+from tests.harness.network import Host, Network
+from tests.harness.nursery import Nursery
 
 __all__ = ["Fleet"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ftlib.lifecycle.drain import TWIN
+from tests.harness.basics import Tail
+from tests.harness.cluster import LIMIT, Cluster, Worker
+from tests.harness.nursery import Nursery, Stuck
 from tests.harness.program import Program, clean, ftlib_run
-
-from .cluster import LIMIT, Cluster, Worker
-from .nursery import Nursery, Stuck
-from .worker import Task
+from tests.harness.worker import Task
 
 __all__ = ["LaunchedRun"]
 
@@ -29,13 +29,13 @@ class LaunchedRun(Cluster):
         directory.mkdir(parents=True, exist_ok=True)
         self.workers = []
         self._common = dict(task)
-        self._events = directory / "events.jsonl"
-        self._offset = 0
+        events = directory / "events.jsonl"
+        self._events = Tail(events)
         settings = {"PROCESS_TEST_TASK": json.dumps(task), "PROCESS_TEST_DIRECTORY": str(directory)}
-        command = ftlib_run("-n", size, "--max-restarts", restarts, "--restart-delay", 0.2, "--events", self._events, *options)
+        command = ftlib_run("-n", size, "--max-restarts", restarts, "--restart-delay", 0.2, "--events", events, *options)
         self._owned = nursery is None
         self._nursery = nursery or Nursery(directory)
-        self._program = Program(self._nursery, directory, *command, "-m", "tests.processes.worker", env=clean(**settings))
+        self._program = Program(self._nursery, directory, *command, "-m", "tests.harness.worker", env=clean(**settings))
 
     @property
     def said(self) -> str:
@@ -56,13 +56,8 @@ class LaunchedRun(Cluster):
 
     def read(self) -> None:
         """Take in all news, of the launcher too."""
-        with contextlib.suppress(FileNotFoundError), self._events.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            for line in whole.splitlines():
-                self._happened(json.loads(line))
+        for event in self._events.read():
+            self._happened(event)
         for worker in self.workers:
             worker.read()
 

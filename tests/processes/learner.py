@@ -24,10 +24,8 @@ import torch
 import xxhash
 from torch import nn
 
-from consensus import format_address
 from ftlib import FTLib
-
-from .worker import SLOTS, Lines, Task
+from tests.harness.worker import SLOTS, Lines, Task, joined, place
 
 __all__ = ["Orders", "asked", "learn", "prepare", "state_bytes"]
 
@@ -178,12 +176,7 @@ def learn(task: Task, lines: Lines) -> int:
         signal.sigwait(wake)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, wake)
     lines.write(event="starting")
-    settings = dict(task.settings)
-    if task.socket_fds:
-        settings["socket_fds"] = task.socket_fds
-    with FTLib.init(**settings) as ft:
-        member = ft._consensus.member
-        lines.write(event="init", member=member.id, address=format_address(member.address), pid=os.getpid())
+    with joined(task, lines) as ft:
         learner.register(ft)
         lines.write(event="calling")
         while True:
@@ -196,9 +189,7 @@ def learn(task: Task, lines: Lines) -> int:
                 return 3
             who = learner.who()  # before clipping, which may scale the marks to nothing
             learner.apply()
-            told: dict[str, Any] = {"began": began, "end": end, "done": time.monotonic(), "who": who}
-            told |= {"step": ft.step, "epoch": ft.epoch, "size": ft.size, "rank": ft.rank}
-            told |= {"call": ft._plane.finished, "adopted": ft._plane.counters.adopted, "lifetime": ft._plane.counters.rejoins}
+            told: dict[str, Any] = {"began": began, "end": end, "done": time.monotonic(), "who": who, **place(ft)}
             if task.digest or ft.step == _wanted(task):
                 told |= {"hash": learner.digest(), "buffers": learner.buffers()}
             if not task.digest and "hash" in told:

@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from consensus import format_address
 from ftlib import ElasticSampler, FTLib
-
-from .worker import Lines, Task
+from tests.harness.worker import Lines, Task, joined, place
 
 __all__ = ["Orders", "prepare", "read"]
 
@@ -82,9 +81,7 @@ def read(task: Task, lines: Lines) -> int:
     )
     leaving = threading.Event()
     signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
-    with FTLib.init(**{**task.settings, **({"socket_fds": task.socket_fds} if task.socket_fds else {})}) as ft:
-        member = ft._consensus.member
-        lines.write(event="init", member=member.id, address=format_address(member.address))
+    with joined(task, lines) as ft:
         ft.register_state(model, optimizer, sampler)
         for _ in sampler.epochs(orders.epochs):
             for batch in loader:
@@ -119,15 +116,9 @@ def _step(
         optimizer.step()
         lines.write(
             end=time.monotonic(),
-            call=ft._plane.finished,
-            step=ft.step,
-            epoch=ft.epoch,
-            size=ft.size,
-            rank=ft.rank,
             address=format_address(ft._consensus.member.address),  # another one after it has joined again
-            adopted=ft._plane.counters.adopted,
-            lifetime=ft._plane.counters.rejoins,
             hash=hashlib.blake2b(weight.detach().numpy().tobytes(), digest_size=8).hexdigest(),
+            **place(ft),
             **where,
         )
 

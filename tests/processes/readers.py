@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .cluster import Cluster, Worker
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.verdict import Verdict
+
 from .reader import Orders
-from .verdict import Verdict
 
 __all__ = ["ended", "judge", "reading", "violations"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from .cluster import Cluster
+from tests.harness.cluster import Cluster
 
 __all__ = ["shrink_and_grow"]
 

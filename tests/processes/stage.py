@@ -5,49 +5,34 @@ One nursery serves all tests; each test has a job of its own and leaves no proce
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import secrets
 import signal
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .cluster import bind
-from .nursery import Nursery, Stuck
+from tests.harness.cluster import LIMIT, Process, Watched, bind
+from tests.harness.nursery import Nursery
 
 __all__ = ["Player", "Stage"]
 
-LIMIT = 30.0
-"""Seconds that anything may take."""
 
-
-class Player:
+class Player(Process):
     """One process and what it wrote."""
 
-    def __init__(self, name: str, log: Path) -> None:
-        self.name = name
-        self.pid = 0
-        self.code: int | None = None
-        self.killed = False
+    ENDING = (signal.SIGKILL,)
+
+    def __init__(self, name: str, log: Path, pid: int) -> None:
+        super().__init__(name, str(log), pid)
         self.lines: list[dict[str, Any]] = []
-        self._log = log
-        self._size = 0
 
     def __repr__(self) -> str:
         return f"<{self.name} pid {self.pid} code {self.code} last {self.calls[-1] if self.calls else self.lines[-1:]}>"
 
-    def read(self) -> None:
-        """Take in what is new; half a line waits."""
-        with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
-            file.seek(self._size)
-            data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._size += len(whole)
-            self.lines += [json.loads(line) for line in whole.splitlines()]
+    def take(self, line: dict[str, Any]) -> None:
+        """Whatever it is."""
+        self.lines.append(line)
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -79,30 +64,26 @@ class Player:
         error = self.event("error")
         return f"{error['kind']}: {error['text']}" if error else ""
 
-    def output(self) -> str:
-        """What it printed and logged."""
-        path = Path(f"{self._log}.out")
-        return path.read_text(errors="replace") if path.exists() else ""
 
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        self.killed |= number == signal.SIGKILL
-        os.kill(self.pid, number)
-
-
-class Stage:
+class Stage(Watched[Player]):
     """The players of the test in progress."""
 
+    POLL = 0.005
+
     def __init__(self, directory: Path, nursery: Nursery) -> None:
-        self.directory = directory
+        super().__init__(directory, nursery)
         self.players: list[Player] = []
         self._settings: dict[str, Any] = {}
         self._count = 0
-        self._nursery = nursery
+
+    @property
+    def everybody(self) -> list[Player]:
+        """All players."""
+        return self.players
 
     def clear(self, **settings: Any) -> None:
         """End all players; ``settings`` hold for the next ones, with a new job."""
-        self._nursery.kill(player.pid for player in self.players if player.code is None)
+        self._end_all()
         self.players = []
         # Agents as threads are quicker to start; those in processes are for the tests that are about them.
         self._settings = {"job": f"test-{secrets.token_hex(6)}", "agent": "thread", **settings}
@@ -130,50 +111,21 @@ class Stage:
     ) -> Player:
         """Start one."""
         self._count += 1
-        player = Player(f"{part}{self._count}", self.directory / f"{self._count:03}-{part}.jsonl")
+        log = self.directory / f"{self._count:03}-{part}.jsonl"
         task = {
             "part": part,
-            "log": str(player._log),
+            "log": str(log),
             "given": given or {},
             "settings": {**self._settings, **settings},
         }
-        player.pid = self._nursery.start(task, pair, module="tests.processes.actors")
+        pid = self._nursery.start(task, pair, module="tests.processes.actors")
+        player = Player(f"{part}{self._count}", log, pid)
         for item in pair:
             item.close()
         self.players.append(player)
         return player
 
     # Watching
-
-    def alive(self) -> list[Player]:
-        """Players that run."""
-        self.read()
-        return [player for player in self.players if player.code is None and not player.killed]
-
-    def read(self) -> None:
-        """Take in all news."""
-        for player in self.players:
-            if player.code is None and (end := self._nursery.end(player.pid)):
-                player.code = end.code
-            player.read()
-
-    def until(self, what: str, condition: Callable[[], Any], limit: float = LIMIT) -> Any:
-        """Wait until ``condition()`` is true and return it; ``Stuck`` with everybody's stacks if it takes too long."""
-        deadline = time.monotonic() + limit
-        while True:
-            self.read()
-            found = condition()
-            if found:
-                return found
-            if time.monotonic() > deadline:
-                state = "\n  ".join(map(repr, self.players))
-                for player in self.players:
-                    if player.code is None:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(player.pid, signal.SIGUSR1)
-                time.sleep(0.3)
-                raise Stuck(f"not within {limit:g} s: {what}\n  {state}\n{self.directory}")
-            time.sleep(0.005)
 
     def event(self, player: Player, name: str, limit: float = LIMIT) -> dict[str, Any]:
         """Wait for a line of ``player``."""

@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
-from consensus import format_address
 from ftlib import FTLib
-from tests.processes import moments
+from tests.harness import moments
+from tests.harness.worker import Lines, Task, joined, place
 from tests.processes.learner import Learner, prepare
-
-from .worker import Lines, Task
 
 __all__ = ["PLACES", "Oops", "prepare", "step"]
 
@@ -81,12 +79,7 @@ def step(task: Task, lines: Lines) -> int:
     stepper = Stepper(task, lines)
     if task.kill_at:
         moments.arm(task.kill_at)
-    settings = dict(task.settings)
-    if task.socket_fds:
-        settings["socket_fds"] = task.socket_fds
-    with FTLib.init(**settings) as ft:
-        member = ft._consensus.member
-        lines.write(event="init", member=member.id, address=format_address(member.address), pid=os.getpid())
+    with joined(task, lines) as ft:
         stepper.register(ft)
         before = stepper.digest()
         while True:
@@ -100,6 +93,4 @@ def step(task: Task, lines: Lines) -> int:
             before = stepper.digest()
             stepper.steps += 1
             told: dict[str, Any] = {"began": began, "end": time.monotonic(), "who": who, "hash": before}
-            told |= {"step": ft.step, "epoch": ft.epoch, "size": ft.size, "rank": ft.rank, "call": ft._plane.finished}
-            told |= {"adopted": ft._plane.counters.adopted, "lifetime": ft._plane.counters.rejoins}
-            lines.write(**told, rolled_back=ft._plane.counters.rolled_back)
+            lines.write(**told, **place(ft), rolled_back=ft._plane.counters.rolled_back)

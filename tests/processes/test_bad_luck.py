@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.cluster import LIMIT
+from tests.harness.nursery import Nursery
 from tests.harness.program import Program, ftlib_run
 
-from .cluster import LIMIT
-from .nursery import Nursery
 from .outcome import healthy, one_line
 from .stage import Stage
 

@@ -18,11 +18,11 @@ from ftlib import FTLib
 from ftlib.checkpoints.checkpoint import Taken, newest
 from ftlib.checkpoints.names import complete, parts
 from tests.ftlib.test_checkpoints import write
+from tests.harness.cluster import Cluster
+from tests.harness.nursery import Nursery
+from tests.harness.worker import Lines, _digest
 
-from .cluster import Cluster
 from .launched import LaunchedRun
-from .nursery import Nursery
-from .worker import Lines, _digest
 
 pytestmark = pytest.mark.process
 

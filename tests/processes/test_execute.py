@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Worker
-from .nursery import Nursery
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
+
 from .stepper import PLACES
-from .verdict import Verdict
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

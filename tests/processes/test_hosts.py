@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.network import Network, needs_bridge_filter, needs_delay, needs_network
+from tests.harness.cluster import Worker
+from tests.harness.network import Host, Network, needs_bridge_filter, needs_delay, needs_network
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
 
-from .cluster import Worker
 from .fleet import Fleet
-from .nursery import Nursery
 from .test_kills import CHANGE, DRIVER, JOINER
-from .verdict import Verdict
 
 pytestmark = [pytest.mark.process, needs_network, needs_bridge_filter]
 
@@ -117,29 +117,19 @@ def test_of_two_halves_the_one_with_the_most_senior_goes_on(fleet: Fleet) -> Non
 
 
 @pytest.mark.soak
-def test_a_host_that_nobody_hears(fleet: Fleet) -> None:
-    """One way only: it hears the others, and so learns at once that it is out."""
+@pytest.mark.parametrize(("place", "fault"), [(2, Network.gag), (0, Network.deafen)], ids=["mute", "deaf"])
+def test_a_host_that_is_heard_or_hears_one_way_only(fleet: Fleet, place: int, fault: Callable[[Network, Host], None]) -> None:
+    """Mute, it hears the others, and so learns at once that it is out. Deaf, its pings are heard, and answered until the others
+    are asked to vote it out; then T_excl begins.
+    """
     workers = start(fleet)
-    mute = workers.pop(2)
-    fleet.network.gag(fleet.host_of(mute))
+    out = workers.pop(place)
+    fault(fleet.network, fleet.host_of(out))
     cut = time.monotonic()
-    mute.killed = cut
+    out.killed = cut
     assert fleet.went_on(workers, cut) < SOON
-    stopped_acting([mute], cut)
-    return_all(fleet, [mute], 4)
-
-
-@pytest.mark.soak
-def test_a_host_that_hears_nobody(fleet: Fleet) -> None:
-    """The other way: the others hear its pings, and answer them until they are asked to vote it out; then T_excl begins."""
-    workers = start(fleet)
-    deaf = workers.pop(0)
-    fleet.network.deafen(fleet.host_of(deaf))
-    cut = time.monotonic()
-    deaf.killed = cut
-    assert fleet.went_on(workers, cut) < SOON
-    stopped_acting([deaf], cut)
-    return_all(fleet, [deaf], 4)
+    stopped_acting([out], cut)
+    return_all(fleet, [out], 4)
 
 
 @pytest.mark.parametrize("ways", [1, pytest.param(2, marks=pytest.mark.soak)])

@@ -16,10 +16,9 @@ import pytest
 
 from ftlib import ConfigError
 from ftlib.settings.config import resolve
-
-from .cluster import Cluster, Worker
-from .nursery import Nursery
-from .verdict import Verdict
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Worker
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
+
 from .episode import Episode
-from .nursery import Nursery
 from .shrinking import shrink_and_grow
-from .verdict import Verdict
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]  # on a busy machine; each wait has a deadline of its own
 

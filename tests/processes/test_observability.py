@@ -15,9 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from consensus import KeyRing
 from ftlib.cli.main import main
-
-from .cluster import Cluster, Worker
-from .nursery import Nursery
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
 
 pytestmark = pytest.mark.process
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from .cluster import Cluster
+from tests.harness.cluster import Cluster
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
+
 from .launched import LaunchedRun
-from .nursery import Nursery
-from .verdict import Verdict
 
 pytestmark = pytest.mark.process
 

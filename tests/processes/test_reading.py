@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Worker
-from .nursery import Nursery
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+
 from .reader import Orders
 from .readers import judge, reading
 

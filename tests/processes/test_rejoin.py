@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ftlib import FTLib
+from tests.harness.cluster import Cluster
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
+from tests.harness.worker import Lines
 
-from .cluster import Cluster
 from .launched import LaunchedRun
-from .nursery import Nursery
-from .verdict import Verdict
-from .worker import Lines
 
 pytestmark = pytest.mark.process
 

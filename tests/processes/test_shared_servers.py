@@ -14,11 +14,10 @@ import pytest
 
 from ftlib.cli.doctor import examine
 from ftlib.cli.status import fetch_status
-from tests.servers import Certificates, EtcdServer, RedisServer, Server, running
-
-from .cluster import Cluster, Worker
-from .nursery import Nursery
-from .verdict import Verdict
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+from tests.harness.servers import Certificates, EtcdServer, RedisServer, Server, running
+from tests.harness.verdict import Verdict
 
 pytestmark = pytest.mark.process
 

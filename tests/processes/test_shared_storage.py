@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from consensus.protocol.agreement.register import KEPT
-
-from .cluster import Cluster, Worker
-from .nursery import Nursery
-from .verdict import Verdict
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
 
 pytestmark = pytest.mark.process
 

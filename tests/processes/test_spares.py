@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Worker
-from .nursery import Nursery
-from .verdict import Verdict
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from ftlib.core.stand_in.pattern import WINDOW
-
-from .cluster import Cluster, Worker
-from .nursery import Nursery
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
 
 pytestmark = pytest.mark.process
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .trace import _AFTER, _BEFORE
+from tests.harness.moments import _AFTER, _BEFORE
 
 
 @pytest.mark.parametrize(("label", "owner", "name"), [*_BEFORE, *_AFTER])

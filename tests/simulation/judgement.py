@@ -1,11 +1,28 @@
-"""The words of the package's judgement that tests use."""
+"""How tests begin and end a history: in the package's own words, and some of theirs."""
 
 from __future__ import annotations
 
-from consensus.simulation import World, living, settled
+from collections.abc import Iterable
+from random import Random
+
+from consensus.simulation import Host, World, judged, living, settled
 from consensus.simulation import judge as verdict
 
-__all__ = ["judge", "living", "settled"]
+__all__ = ["begun", "end", "judge", "living", "settled"]
+
+
+def begun(seed: int, *sizes: int, settled: float = 0.6) -> tuple[Random, World, list[Host]]:
+    """Luck, a world with checkers and a job in it that acts, of one of these sizes."""
+    rng, world = Random(seed), judged(World(seed))
+    hosts = world.cluster(rng.choice(sizes) if len(sizes) > 1 else sizes[0])
+    world.run(settled)
+    return rng, world, hosts
+
+
+def end(world: World, hosts: Iterable[Host]) -> None:
+    """SIGKILL to all of these."""
+    for host in hosts:
+        world.kill(host)
 
 
 def judge(world: World, seconds: float = 30.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from ftlib.core.calls.salvage import Plan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane import rebuild
 from ftlib.core.plane.plane import Plane
+from tests.harness.basics import around
 from tests.simulation.data_plane import Pace
 
 from .training import Job, first_violation
@@ -73,16 +75,14 @@ def test_it_goes_on_with_the_state_of_the_others() -> None:
 
 def keeps_its_state(patch: pytest.MonkeyPatch) -> None:
     """Whoever lags believes that it still has the state."""
-    honest = Plane.activate
 
-    def activate(self: Plane, session: Session) -> bool:
+    @around(patch, Plane, "activate")
+    def activate(honest: Any, self: Plane, session: Session) -> bool:
         origin = self.origin
         acting = honest(self, session)
         if acting and self.member_id in session.plan.healed:
             self.origin = origin
         return acting
-
-    patch.setattr(Plane, "activate", activate)
 
 
 def is_asked_for_it(patch: pytest.MonkeyPatch) -> None:

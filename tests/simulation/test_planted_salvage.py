@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from ftlib.core.tensors.staging import Staging
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.recovery.whole_state import Transfer
 from ftlib.state.codec import encode
+from tests.harness.basics import around
 from tests.simulation.data_plane.process import Process
 
 from .training import Job, first_violation, late, torn
@@ -75,9 +77,9 @@ def finishes_after_the_freeze(patch: Patch) -> None:
 
 def reports_before_the_freeze(patch: Patch) -> None:
     """The report is made while operations may still complete."""
-    honest = Plane.freeze
 
-    def freeze(self: Plane, order: Order) -> tuple[bytes, Session | None] | None:
+    @around(patch, Plane, "freeze")
+    def freeze(honest: Any, self: Plane, order: Order) -> tuple[bytes, Session | None] | None:
         phase, running = self.phase, self.running
         answer = honest(self, order)
         if answer is not None and phase is planes.Phase.ACTIVE and running is not None:
@@ -85,18 +87,14 @@ def reports_before_the_freeze(patch: Patch) -> None:
             return answer[0], None
         return answer
 
-    patch.setattr(Plane, "freeze", freeze)
-
 
 def one_slot_a_bucket(patch: Patch) -> None:
     """What the next call stages overwrites the results that a survivor may need."""
-    honest = Staging.__init__
 
-    def init(self: Staging, *args: object) -> None:
+    @around(patch, Staging, "__init__")
+    def init(honest: Any, self: Staging, *args: object) -> None:
         honest(self, *args)  # type: ignore[arg-type]
         self._turns = [1 for _ in self._turns]
-
-    patch.setattr(Staging, "__init__", init)
 
 
 def joiners_count_at_once(patch: Patch) -> None:
@@ -106,14 +104,12 @@ def joiners_count_at_once(patch: Patch) -> None:
 
 def joiners_are_veterans(patch: Patch) -> None:
     """A joiner is believed to have the result of the call that it was told is finished."""
-    honest = Plane.activate
 
-    def activate(self: Plane, session: Session) -> bool:
+    @around(patch, Plane, "activate")
+    def activate(honest: Any, self: Plane, session: Session) -> bool:
         acting = honest(self, session)
         self.blank = False
         return acting
-
-    patch.setattr(Plane, "activate", activate)
 
 
 def state_of_any_moment(patch: Patch) -> None:

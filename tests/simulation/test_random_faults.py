@@ -19,7 +19,7 @@ def test_survivors_agree_after_any_history(first: int) -> None:
     for seed in range(first, first + CHUNK):
         result = play(draw(seed))
         if not result.good:
-            bad.append(f"{result}\nreplay: python -m benchmarks.soak --seed {seed} --shrink")
+            bad.append(f"{result}\nreplay: python -m benchmarks soak --seed {seed} --shrink")
     assert not bad, "\n".join(bad)
 
 

@@ -17,7 +17,7 @@ TRAINING = 12
 
 
 def history(seed: int) -> Scenario:
-    """Mostly of few members: these take turns at the store most often. ``benchmarks.soak --policy storage`` plays all sizes."""
+    """Mostly of few members: these take turns at the store most often. ``benchmarks soak --policy storage`` plays all sizes."""
     return draw(seed, size=8 if seed % 25 == 0 else SMALL[seed % 10], policy="storage")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from consensus.simulation.script.fault_profile import ALL, NAMES
 from consensus.simulation.script.faults import FAULTS, Part
 from consensus.simulation.script.shrink import shrink
 from consensus.simulation.world.timeline import allowance
+from tests.harness.basics import around
 
 STORE = [fault.name for fault in FAULTS if fault.part is Part.STORE]
 
@@ -182,13 +184,11 @@ def test_a_failing_history_becomes_short() -> None:
 def test_what_a_machine_raises_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     from consensus.protocol.machine import Machine
 
-    honest = Machine.handle
-
-    def handle(self: Machine, what: Input, now: float) -> None:
+    @around(monkeypatch, Machine, "handle")
+    def handle(honest: Any, self: Machine, what: Input, now: float) -> None:
         honest(self, what, now)
         if isinstance(what, Hint):
             raise KeyError("x")
 
-    monkeypatch.setattr(Machine, "handle", handle)
     result = play(Scenario.parse("seed=1 size=2\n0.1 hint m0"))
     assert not result.good and "KeyError in handle" in result.violation and isinstance(result.error, KeyError)

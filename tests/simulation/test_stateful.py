@@ -22,7 +22,6 @@ from .planted.test_leases import no_lease
 INDEX = st.integers(0, 15)
 MOMENTS = st.sampled_from([0.0005, 0.003, 0.01, 0.05, 0.3, 1.0, 2.2])
 KINDS = st.sampled_from(["Accept", "Accepted", "Install", "Prepare", "Promise", "Ready", "Activate", "FlushRequest", "Chosen"])
-SHARES = st.sampled_from([0.1, 0.5])
 MOST = 9
 """Processes of one history."""
 

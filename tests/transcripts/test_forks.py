@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from consensus.simulation.invariants import Activation, Exclusion
 from consensus.simulation.transcript import Transcript
 from consensus.simulation.world.observer import Observer
 from consensus.view import View
+from tests.harness.basics import around
 
 from .script import agree, cut, epochs, remark, start_job, unchecked
 
@@ -258,13 +260,10 @@ def test_an_ack_from_a_newer_view_is_no_contact() -> None:
 
 
 def count_any_ack(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Detection.on_ack
-
-    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+    @around(monkeypatch, Detection, "on_ack")
+    def on_ack(honest: Any, self: Detection, sender: str, ack: Ack, now: float) -> None:
         core = self._core
         honest(self, sender, replace(ack, epoch=core.epoch, view_id=core.view_id), now)
-
-    monkeypatch.setattr(Detection, "on_ack", on_ack)
 
 
 def test_counting_it_as_contact_forks(monkeypatch: pytest.MonkeyPatch) -> None:

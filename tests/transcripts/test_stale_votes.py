@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from consensus.member import Address
@@ -28,6 +30,7 @@ from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
 from consensus.simulation.invariants import Trust
 from consensus.simulation.transcript import Transcript
+from tests.harness.basics import around
 
 from .script import remark, start_job, unchecked, write_down
 
@@ -37,15 +40,13 @@ class Losses:
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lost: set[tuple[type[Message], str, str]] = set()
-        carry = world.network.carry
 
-        def carried(sender: Host, target: Host | None, address: Address, message: Message) -> None:
+        @around(monkeypatch, world.network, "carry")
+        def carried(carry: Any, sender: Host, target: Host | None, address: Address, message: Message) -> None:
             if target is None or (type(message), sender.name, target.name) not in self.lost:
                 carry(sender, target, address, message)
             else:
                 world.show("lost", sender, target, message)
-
-        monkeypatch.setattr(world.network, "carry", carried)
 
     def lose(self, sender: Host, *targets: Host, types: tuple[type[Message], ...]) -> None:
         self.lost |= {(kind, sender.name, target.name) for kind in types for target in targets}

@@ -10,9 +10,8 @@ A ``Place`` is empty when a test gets it. Handles are opened by ``store_at`` as 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -22,24 +21,10 @@ from consensus.storage.store import MAX_VALUE, Created
 
 from .place import Place, race
 
-__all__ = ["Conformance", "on_a_loop"]
+__all__ = ["Conformance"]
 
 _ROUNDS = 60
 _TIMEOUT = 60.0
-
-
-def on_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that is a coroutine, on a loop of its own, bounded."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(_TIMEOUT):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return run
 
 
 class Conformance:
@@ -47,7 +32,6 @@ class Conformance:
 
     # Values
 
-    @on_a_loop
     async def test_what_was_never_written_is_none(self, place: Place) -> None:
         async with place.store() as store:
             assert await store.read("views/1") is None
@@ -55,7 +39,6 @@ class Conformance:
             assert await store.floor("views") == 0
 
     @pytest.mark.parametrize("value", [b"", b"\0", b"line\r\n\0end", bytes(range(256)) * 5, b"x" * MAX_VALUE])
-    @on_a_loop
     async def test_values_are_any_bytes(self, place: Place, value: bytes) -> None:
         async with place.store() as store, place.store() as other:
             assert await store.create("views/1", value) is Created.DONE
@@ -63,7 +46,6 @@ class Conformance:
             assert await other.read("views/1") == await other.read("members/a") == value
             assert await other.list("views/") == {"views/1": value}
 
-    @on_a_loop
     async def test_a_value_too_large_is_refused_and_nothing_is_done(self, place: Place) -> None:
         async with place.store() as store:
             with pytest.raises(ConfigError, match="1048576 are the most"):
@@ -73,7 +55,6 @@ class Conformance:
             assert await store.read("views/1") is None
 
     @pytest.mark.parametrize("key", ["", "/", "a/", "/a", "a//b", "..", "a/../b", ".a", "A", "a b", "a\0", "ä", "a\n", "a*"])
-    @on_a_loop
     async def test_a_malformed_key_is_refused(self, place: Place, key: str) -> None:
         async with place.store() as store:
             for attempt in (store.create(key, b""), store.read(key), store.write(key, b""), store.delete("a", key)):
@@ -81,13 +62,11 @@ class Conformance:
                     await attempt
 
     @pytest.mark.parametrize("prefix", ["", "/", "views", "/views/", "../", "a*/"])
-    @on_a_loop
     async def test_a_malformed_prefix_is_refused(self, place: Place, prefix: str) -> None:
         async with place.store() as store:
             with pytest.raises(ConfigError, match="is no prefix"):
                 await store.list(prefix)
 
-    @on_a_loop
     async def test_write_replaces_and_delete_removes(self, place: Place) -> None:
         async with place.store() as store, place.store() as other:
             await store.write("members/a", b"1")
@@ -96,7 +75,6 @@ class Conformance:
             await store.delete("members/a")
             assert await other.read("members/a") is None
 
-    @on_a_loop
     async def test_delete_of_what_is_not_there_is_no_error(self, place: Place) -> None:
         async with place.store() as store:
             await store.delete()
@@ -106,7 +84,6 @@ class Conformance:
             await store.delete("members/b")
             assert await store.list("members/") == {}
 
-    @on_a_loop
     async def test_a_deleted_key_can_be_created_again(self, place: Place) -> None:
         async with place.store() as store:
             assert await store.create("views/1", b"1") is Created.DONE
@@ -116,7 +93,6 @@ class Conformance:
 
     # Listing
 
-    @on_a_loop
     async def test_a_listing_is_sorted_and_of_its_prefix_only(self, place: Place) -> None:
         keys = ["a/b/c", "a/b-c", "a/a", "a/0", "a/b.c", "a/b_c/d", "a/10", "a/9"]
         async with place.store() as store:
@@ -126,7 +102,6 @@ class Conformance:
             assert list(await store.list("a/b/")) == ["a/b/c"]
             assert await store.list("c/") == {}
 
-    @on_a_loop
     async def test_a_key_that_is_rewritten_all_the_time_is_in_every_listing(self, place: Place) -> None:
         """Else its owner would seem to have left."""
         keys = [f"members/{number:02}" for number in range(20)]
@@ -149,7 +124,6 @@ class Conformance:
 
     # Exclusive creation
 
-    @on_a_loop
     async def test_a_second_creation_changes_nothing(self, place: Place) -> None:
         async with place.store() as store, place.store() as other:
             assert await store.create("views/1", b"first") is Created.DONE
@@ -157,7 +131,6 @@ class Conformance:
             assert await store.create("views/1", b"first") is Created.EXISTS
             assert await other.read("views/1") == b"first"
 
-    @on_a_loop
     async def test_one_handle_can_race_with_itself(self, place: Place) -> None:
         async with place.store() as store:
             results = await asyncio.gather(*(store.create("views/1", b"%d" % number) for number in range(16)))
@@ -177,7 +150,6 @@ class Conformance:
             winners[winner] += 1
         assert winners.total() == rounds
 
-    @on_a_loop
     async def test_a_lost_answer_is_resolved_by_reading(self, place: Place) -> None:
         async with place.store() as store, place.store() as other:
             with place.losing_answers(store), pytest.raises(AmbiguousWriteError):
@@ -188,7 +160,6 @@ class Conformance:
 
     # Floors
 
-    @on_a_loop
     async def test_a_floor_only_rises(self, place: Place) -> None:
         async with place.store() as store, place.store() as other:
             assert await store.raise_floor("views", 5) == 5
@@ -199,7 +170,6 @@ class Conformance:
             assert await other.floor("views") == 1_000_000_007
             assert await other.floor("steps") == 0
 
-    @on_a_loop
     async def test_a_floor_is_no_key(self, place: Place) -> None:
         async with place.store() as store:
             await store.raise_floor("views", 5)
@@ -209,7 +179,6 @@ class Conformance:
             await store.delete("views")
             assert await store.floor("views") == 5
 
-    @on_a_loop
     async def test_nothing_is_created_below_the_floor(self, place: Place) -> None:
         async with place.store() as store, place.store() as other:
             assert await other.create("views/4", b"", number=4, floor="views") is Created.DONE
@@ -232,12 +201,11 @@ class Conformance:
                 assert max(seen, asked) <= raised <= read <= highest
                 seen = read
 
-        @on_a_loop
         async def finally_the_highest() -> None:
             async with place.store() as store:
                 assert await store.floor("views") == highest
 
-        finally_the_highest()
+        asyncio.run(finally_the_highest())
 
     def test_what_is_created_while_the_floor_rises_over_it_is_there_or_was_never(self, place: Place) -> None:
         """One raises the floor over ``views/N`` while others create it: it stands if one was told so, else nothing is left."""
@@ -246,12 +214,11 @@ class Conformance:
         assert all(outcomes.count("DONE") <= 1 for outcomes in created)
         done = [f"views/{turn}" for turn, outcomes in enumerate(created) if "DONE" in outcomes]
 
-        @on_a_loop
         async def finally_there() -> None:
             async with place.store() as store:
                 assert list(await store.list("views/")) == sorted(done)
 
-        finally_there()
+        asyncio.run(finally_there())
 
     def test_what_was_cleaned_away_never_comes_back(self, place: Place) -> None:
         """One raises the floor over ``views/N`` and then deletes it, while others create it: it was there and is gone, or its
@@ -259,16 +226,14 @@ class Conformance:
         """
         race(place, "create_and_clean", _ROUNDS)
 
-        @on_a_loop
         async def finally_none() -> None:
             async with place.store() as store:
                 assert list(await store.list("views/")) == []
 
-        finally_none()
+        asyncio.run(finally_none())
 
     # Jobs, counting, closing
 
-    @on_a_loop
     async def test_jobs_do_not_see_each_other(self, place: Place) -> None:
         jobs = ["a", "A", "a/b", "a/", "a.b", ".", "..", "a%2Fb", "a:b", "a{b}", "a*", "ä" * 64, "\N{CAT}" * 64, "~", "a "]
         for job in jobs:
@@ -282,7 +247,6 @@ class Conformance:
                 assert await store.list("views/") == {"views/1": job.encode()}
                 assert await store.floor("views") == 2
 
-    @on_a_loop
     async def test_operations_are_counted(self, place: Place) -> None:
         async with place.store() as store:
 
@@ -303,7 +267,6 @@ class Conformance:
             assert 1 <= await cost(store.raise_floor("views", 1)) <= 2
             assert 1 <= await cost(store.create("views/2", b"", number=2, floor="views")) <= 3
 
-    @on_a_loop
     async def test_close_is_idempotent_and_final(self, place: Place) -> None:
         store = place.make()
         await store.close()
@@ -316,7 +279,6 @@ class Conformance:
             with pytest.raises(StoreError):
                 await attempt
 
-    @on_a_loop
     async def test_a_watch_ends_when_the_store_is_closed(self, place: Place) -> None:
         async with place.store() as store:
 
@@ -330,7 +292,6 @@ class Conformance:
         async with asyncio.timeout(20):
             await watching
 
-    @on_a_loop
     async def test_it_is_all_there_for_the_next_process(self, place: Place) -> None:
         async with place.store() as store:
             await store.create("views/1", b"1")
@@ -339,7 +300,6 @@ class Conformance:
             assert await store.list("views/") == {"views/1": b"1"}
             assert await store.floor("views") == 1
 
-    @on_a_loop
     async def test_wiped_under_way(self, place: Place) -> None:
         """What was there is not found any more: None, or an error; never an old value, and no crash."""
         async with place.store() as store:

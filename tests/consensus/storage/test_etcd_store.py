@@ -3,57 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import logging
 import time
-from collections.abc import Iterator
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from consensus.storage.etcd.etcd_store import EtcdStore
 from consensus.storage.store import MAX_VALUE, Created, Store, Unreadable
-from tests.consensus.storage.conformance import Conformance, on_a_loop
-from tests.consensus.storage.etcd_place import EtcdPlace, ask, coded, opened
 from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
 from tests.consensus.storage.patience import created, first_told, once_read, until_away
-from tests.consensus.storage.place import Place
-from tests.relay import Relay
-from tests.servers import Certificates, EtcdServer, etcd_cluster, running
+from tests.consensus.storage.served import Served, ServerPlace, opened, servers
+from tests.harness.relay import Relay
+from tests.harness.servers import Certificates, EtcdServer, etcd_cluster, running
+
+server, relay, own = servers(EtcdServer)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with running(EtcdServer(tmp_path_factory.mktemp("etcd"))) as server:
-        yield server
+def ask(server: EtcdServer, path: str, token: str = "", **body: Any) -> dict[str, Any]:
+    """What its gateway answers to the operator."""
+    headers = {"Authorization": token} if token else {}
+    request = urllib.request.Request(f"http://localhost:{server.port}/v3/{path}", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=20) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
 
 
-@pytest.fixture(scope="module")
-def relay(server: EtcdServer) -> Iterator[Relay]:
-    with Relay(server.port) as relay:
-        yield relay
+def coded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[EtcdServer]:
-    """A server that a test may hurt."""
-    with running(EtcdServer(tmp_path / "etcd")) as server:
-        yield server
+class EtcdPlace(ServerPlace):
+    def wipe(self) -> None:
+        ask(self._server, "kv/deleterange", key=coded("\0"), range_end=coded("\0"))
 
 
-class TestConformance(Conformance):
-    @pytest.fixture
-    def place(self, server: EtcdServer, relay: Relay) -> Place:
-        place = EtcdPlace(server, relay)
-        place.wipe()
-        return place
+class TestEtcd(Served):
+    def place_of(self, server: EtcdServer, relay: Relay) -> ServerPlace:
+        return EtcdPlace(server, relay)
 
 
 # What others left there
 
 
-@on_a_loop
 async def test_what_is_no_value_hides_no_other(own: EtcdServer) -> None:
     store = await opened(own.url)
     base = "/ftlib/job/"
@@ -91,7 +89,6 @@ def locked(own: EtcdServer) -> EtcdServer:
     return own
 
 
-@on_a_loop
 async def test_passwords(locked: EtcdServer, server: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "")
     port = locked.port
@@ -135,7 +132,6 @@ async def test_passwords(locked: EtcdServer, server: EtcdServer, caplog: pytest.
     assert all("\n" not in error for error in errors)
 
 
-@on_a_loop
 async def test_tls(tmp_path: Path, own: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "")
     certificates, stranger = Certificates(tmp_path / "tls"), Certificates(tmp_path / "stranger")
@@ -164,23 +160,6 @@ async def test_tls(tmp_path: Path, own: EtcdServer, caplog: pytest.LogCaptureFix
 # Killed, stopped, restarted
 
 
-@on_a_loop
-async def test_killed_and_restarted(own: EtcdServer) -> None:
-    store = await opened(own.url)
-    await store.create("views/1", b"1")
-    await store.raise_floor("views", 1)
-    own.kill()
-    for attempt in (store.read("views/1"), store.create("views/2", b""), store.list("views/")):
-        with pytest.raises(StoreAwayError):
-            await attempt
-    own.start()
-    assert await store.read("views/1") == b"1"
-    assert await store.floor("views") == 1
-    assert await store.create("views/2", b"2", number=2, floor="views") is Created.DONE
-    await store.close()
-
-
-@on_a_loop
 async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: EtcdServer) -> None:
     store = await opened(own.url, timeout=1.0)
     own.stop()
@@ -199,7 +178,6 @@ async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own:
     await store.close()
 
 
-@on_a_loop
 async def test_a_full_server_is_away_with_a_remedy(tmp_path: Path) -> None:
     with running(EtcdServer(tmp_path / "etcd", quota=1 << 19)) as server:
         store = await opened(server.url)
@@ -215,7 +193,6 @@ async def _fill(store: Store) -> None:
         await store.create(f"views/{number}", b"x" * (1 << 17))
 
 
-@on_a_loop
 async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdServer, tmp_path: Path) -> None:
     """The first is dead, the second silent; the third is asked, and asked first from then on."""
     dead = EtcdServer(tmp_path / "dead")
@@ -242,7 +219,6 @@ async def test_of_several_servers_one_is_enough(own: EtcdServer, server: EtcdSer
     await store.close()
 
 
-@on_a_loop
 async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
     """With two of three it goes on, with one it is away, at once and not after a timeout; and what was decided stays."""
     with etcd_cluster(tmp_path, 3) as servers:
@@ -272,7 +248,6 @@ async def test_a_cluster_that_loses_members_one_by_one(tmp_path: Path) -> None:
 # Expiry and watching
 
 
-@on_a_loop
 async def test_what_expires_is_forgotten_and_hangs_on_one_lease(own: EtcdServer) -> None:
     store = await opened(own.url)
     before = store.operations
@@ -306,7 +281,6 @@ def _lease_of(server: EtcdServer, key: str) -> str:
     return lease
 
 
-@on_a_loop
 async def test_a_lease_that_was_revoked_is_replaced(own: EtcdServer) -> None:
     store = await opened(own.url)
     await store.write("members/a", b"1", expires=60)
@@ -318,53 +292,6 @@ async def test_a_lease_that_was_revoked_is_replaced(own: EtcdServer) -> None:
     await store.close()
 
 
-@on_a_loop
-async def test_a_watch_tells_of_changes_but_not_of_heartbeats(server: EtcdServer) -> None:
-    store, other = await opened(server.url, "watched"), await opened(server.url, "watched")
-    stranger = await opened(server.url, "another")
-    views, members = Heard(store, "views/"), Heard(store, "members/")
-    await views.once()  # it hears from now on
-    await members.once()
-    await other.create("views/1", b"")
-    await views.once()
-    await other.delete("views/1")
-    await views.once()
-    await other.write("views/x", b"x" * (1 << 20))
-    await views.once()
-    await other.write("views/x", b"")
-    await views.once()
-    await members.nothing()
-    await other.write("members/a", b"", expires=60)
-    await members.once()
-    await other.write("members/a", b"", expires=60)
-    await stranger.create("views/1", b"")
-    await stranger.write("members/b", b"")
-    await views.nothing()
-    await members.nothing()
-    for each in (store, other, stranger):
-        await each.close()
-    await views.ended()
-    await members.ended()
-
-
-@on_a_loop
-async def test_a_watch_survives_a_restart(own: EtcdServer, caplog: pytest.LogCaptureFixture) -> None:
-    store, other = await opened(own.url), await opened(own.url)
-    views = Heard(store, "views/")
-    await views.once()
-    own.kill()
-    await asyncio.sleep(0.5)
-    own.start()
-    await views.once()  # because something may have been missed
-    await other.create("views/1", b"")
-    await views.once()
-    assert caplog.text.count("is not watched for now") == 1
-    await store.close()
-    await other.close()
-    await views.ended()
-
-
-@on_a_loop
 async def test_a_watch_of_a_server_that_falls_silent_notices(own: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("consensus.storage.etcd.etcd_wire._QUIET", 0.3)
     store = await opened(own.url, timeout=2.0)
@@ -381,7 +308,6 @@ async def test_a_watch_of_a_server_that_falls_silent_notices(own: EtcdServer, mo
     await views.ended()
 
 
-@on_a_loop
 async def test_a_watch_does_not_mind_compaction(own: EtcdServer) -> None:
     store = await opened(own.url)
     views = Heard(store, "views/")

@@ -16,7 +16,6 @@ from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreRefusedEr
 from consensus.storage.files import floors, folder
 from consensus.storage.store import Created
 
-from .conformance import on_a_loop
 from .directory import Directory, error_of, files, impatient
 
 
@@ -28,7 +27,6 @@ def place(tmp_path: Path) -> Directory:
 # What may go wrong
 
 
-@on_a_loop
 async def test_a_link_that_was_made_though_the_server_says_that_the_name_is_taken_is_ours(
     place: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +45,6 @@ async def test_a_link_that_was_made_though_the_server_says_that_the_name_is_take
         assert await store.read("views/1") == b"mine"
 
 
-@on_a_loop
 async def test_a_floor_that_rises_between_looking_and_creating_is_seen(
     place: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +64,6 @@ async def test_a_floor_that_rises_between_looking_and_creating_is_seen(
         assert files(place.root() / "temp") == []
 
 
-@on_a_loop
 async def test_a_rename_that_was_made_though_the_server_says_that_there_is_nothing_to_rename_is_done(
     place: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +94,6 @@ async def test_a_rename_that_was_made_though_the_server_says_that_there_is_nothi
         ("open", errno.EMFILE, StoreAwayError, "ulimit -n"),
     ],
 )
-@on_a_loop
 async def test_what_failed_before_it_was_done_is_said_so(
     place: Directory, monkeypatch: pytest.MonkeyPatch, call: str, number: int, kind: type[Exception], text: str
 ) -> None:
@@ -118,7 +113,6 @@ async def test_what_failed_before_it_was_done_is_said_so(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.ENOSPC])
-@on_a_loop
 async def test_what_failed_afterwards_may_have_been_done(
     place: Directory, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -136,7 +130,6 @@ async def test_what_failed_afterwards_may_have_been_done(
         assert list(await store.list("views/")) == ["views/0", "views/1", "views/2"]
 
 
-@on_a_loop
 async def test_a_rename_with_an_io_error_may_have_been_done_and_one_without_space_was_not(
     place: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +149,6 @@ async def test_a_rename_with_an_io_error_may_have_been_done_and_one_without_spac
                     await store.write("members/a", b"")
 
 
-@on_a_loop
 async def test_a_key_cannot_be_the_beginning_of_another(place: Directory) -> None:
     async with place.store() as store:
         await store.write("members/a", b"")
@@ -172,7 +164,6 @@ async def test_a_key_cannot_be_the_beginning_of_another(place: Directory) -> Non
         assert await store.list("members/") == {"members/a": b""}
 
 
-@on_a_loop
 async def test_a_directory_that_is_not_there_is_refused(place: Directory) -> None:
     store = Directory(place.path / "none").make()
     with pytest.raises(StoreRefusedError, match="there is no such directory: make it on the shared file system, or mount that"):
@@ -184,7 +175,6 @@ async def test_a_directory_that_is_not_there_is_refused(place: Directory) -> Non
     assert files(place.path) == ["none"]
 
 
-@on_a_loop
 async def test_wiped_and_founded_anew_nothing_of_an_old_member_gets_in(place: Directory) -> None:
     async with place.store() as old:
         await old.create("views/7", b"7")
@@ -210,7 +200,6 @@ async def test_wiped_and_founded_anew_nothing_of_an_old_member_gets_in(place: Di
             assert await new.floor("views") == 0
 
 
-@on_a_loop
 async def test_somebody_elses_file_in_the_place_of_the_id_is_refused(place: Directory) -> None:
     (place.path / "job").mkdir()
     (place.path / "job" / "id").write_text("mine")
@@ -220,7 +209,6 @@ async def test_somebody_elses_file_in_the_place_of_the_id_is_refused(place: Dire
     await store.close()
 
 
-@on_a_loop
 async def test_many_open_one_new_directory_at_once(place: Directory) -> None:
     stores = [place.make() for _ in range(8)]
     await asyncio.gather(*(store.open() for store in stores))
@@ -259,7 +247,6 @@ async def _until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.002)
 
 
-@on_a_loop
 async def test_a_creation_that_hangs_is_ambiguous_and_does_nothing_once_it_is_given_up(
     place: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +261,6 @@ async def test_a_creation_that_hangs_is_ambiguous_and_does_nothing_once_it_is_gi
         assert await store.create("views/1", b"in time") is Created.DONE
 
 
-@on_a_loop
 async def test_an_old_heartbeat_never_replaces_a_newer_one(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     async with place.store() as store:
         with monkeypatch.context() as patch, impatient(store):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from consensus.storage.files import floors, folder, probe
 from consensus.storage.store import Created, Unreadable
 
-from .conformance import Conformance, on_a_loop
+from .conformance import Conformance
 from .directory import Directory, files
 from .place import Place
 
@@ -119,7 +119,6 @@ def test_a_dictionary_does_the_same(operations: list[tuple[Any, ...]]) -> None:
 # Files
 
 
-@on_a_loop
 async def test_what_is_left_are_values_floors_and_the_id_and_only_their_owner_may_look(place: Directory) -> None:
     async with place.store() as store:
         await store.create("views/1", b"1", number=1, floor="views")
@@ -136,7 +135,6 @@ async def test_what_is_left_are_values_floors_and_the_id_and_only_their_owner_ma
 @pytest.mark.parametrize(
     "content", [b"", b"ftlib 1 ", b"ftlib 1 00000000 5\nab", b"ftlib 1 00000000 2\nab", b"\0" * 4096, b"x" * (1 << 21)]
 )
-@on_a_loop
 async def test_a_torn_file_is_no_value_and_hides_no_other(place: Directory, content: bytes) -> None:
     async with place.store() as store:
         await store.write("views/1", b"1")
@@ -150,7 +148,6 @@ async def test_a_torn_file_is_no_value_and_hides_no_other(place: Directory, cont
         assert await store.read("views/2") == b"2"
 
 
-@on_a_loop
 async def test_strangers_are_passed_over(place: Directory, caplog: pytest.LogCaptureFixture) -> None:
     async with place.store() as store:
         await store.write("members/a", b"1")
@@ -175,7 +172,6 @@ async def test_strangers_are_passed_over(place: Directory, caplog: pytest.LogCap
     assert "Notes (copy).txt" in said and "nfs" not in said
 
 
-@on_a_loop
 async def test_a_name_that_a_directory_does_not_show_while_it_is_rewritten_is_listed_all_the_same(
     place: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +185,6 @@ async def test_a_name_that_a_directory_does_not_show_while_it_is_rewritten_is_li
             assert list(await store.list("members/")) == ["members/a", "members/b"]
 
 
-@on_a_loop
 async def test_what_dead_processes_left_is_removed_when_it_is_old(place: Directory) -> None:
     async with place.store():
         temp = place.root() / "temp"
@@ -207,7 +202,6 @@ async def test_what_dead_processes_left_is_removed_when_it_is_old(place: Directo
         assert [path.name for path in (place.path / "job").glob("trial-*")] == [f"trial-{new:.0f}"]
 
 
-@on_a_loop
 async def test_lower_numbers_of_a_floor_go_once_a_higher_one_has_stood_for_long(place: Directory) -> None:
     async with place.store() as store:
         for number in (1, 2, 3):

@@ -24,7 +24,6 @@ import pytest
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreRefusedError
 from consensus.storage.store import Created
 
-from .conformance import on_a_loop
 from .directory import Directory, error_of, files, impatient
 
 pytestmark = pytest.mark.process
@@ -103,7 +102,6 @@ async def refusal(place: Directory) -> str:
 # What will not do
 
 
-@on_a_loop
 async def test_exfat_is_refused(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"")
@@ -120,14 +118,12 @@ async def test_exfat_is_refused(tmp_path: Path) -> None:
         _run("losetup", "-d", device)
 
 
-@on_a_loop
 async def test_a_file_system_that_does_not_count_links_is_refused(tmp_path: Path) -> None:
     (tmp_path / "behind").mkdir()
     with mounted(tmp_path / "mnt", "bindfs", "--hide-hard-links", tmp_path / "behind") as place:
         assert "its file system does not count hard links: choose" in await refusal(place)
 
 
-@on_a_loop
 async def test_a_file_system_without_renaming_is_refused(tmp_path: Path) -> None:
     (tmp_path / "behind").mkdir()
     with mounted(tmp_path / "mnt", "bindfs", "--rename-deny", tmp_path / "behind") as place:
@@ -142,7 +138,6 @@ async def test_a_file_system_without_renaming_is_refused(tmp_path: Path) -> None
         ("fsync", "is without fsync"),
     ],
 )
-@on_a_loop
 async def test_what_a_file_system_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, text: str) -> None:
     def fail(*args: object) -> None:
         raise error_of(95)
@@ -159,7 +154,6 @@ async def test_what_a_file_system_lacks_is_named(tmp_path: Path, monkeypatch: py
         ("replace", shutil.copyfile, "does not replace a file when another one is renamed to it"),
     ],
 )
-@on_a_loop
 async def test_a_file_system_that_pretends_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, instead: Callable[..., object], text: str
 ) -> None:
@@ -167,7 +161,6 @@ async def test_a_file_system_that_pretends_is_refused(
     assert f"its file system {text}" in await refusal(Directory(tmp_path))
 
 
-@on_a_loop
 async def test_links_that_replace_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(source: Path, target: Path) -> None:
         target.unlink(missing_ok=True)
@@ -178,7 +171,6 @@ async def test_links_that_replace_are_refused(tmp_path: Path, monkeypatch: pytes
     assert "lets a hard link replace a file, so two members could decide the same thing" in await refusal(Directory(tmp_path))
 
 
-@on_a_loop
 async def test_read_only_is_refused(tmp_path: Path) -> None:
     with small(tmp_path / "mnt") as place:
         _run("mount", "-o", "remount,ro", place.path)
@@ -188,7 +180,6 @@ async def test_read_only_is_refused(tmp_path: Path) -> None:
 # What may become better
 
 
-@on_a_loop
 async def test_full_and_then_free_again(tmp_path: Path) -> None:
     with small(tmp_path / "mnt") as place:
         async with place.store() as store:
@@ -205,7 +196,6 @@ async def test_full_and_then_free_again(tmp_path: Path) -> None:
             assert files(place.root() / "temp") == []
 
 
-@on_a_loop
 async def test_unmounted_is_away_and_mounted_again_is_well(tmp_path: Path) -> None:
     """And the empty directory below the mount point is not taken for a store that was wiped."""
     with mounted(tmp_path / "mnt", "mount", "--bind", "/dev/shm") as shm:
@@ -232,7 +222,6 @@ async def test_unmounted_is_away_and_mounted_again_is_well(tmp_path: Path) -> No
             shutil.rmtree(behind.path, ignore_errors=True)
 
 
-@on_a_loop
 async def test_a_file_server_that_hangs_holds_up_nobody(served: Served) -> None:
     """Reads are away, writes that were begun ambiguous; soon nothing is begun any more; and when it goes on all is well."""
     async with served.store() as store:
@@ -291,7 +280,6 @@ asyncio.run(main())
     assert subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout == "StoreAwayError\n"
 
 
-@on_a_loop
 async def test_a_file_server_that_is_gone_is_away(served: Served) -> None:
     async with served.store() as store:
         await store.create("views/1", b"1")

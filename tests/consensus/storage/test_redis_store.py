@@ -13,46 +13,30 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from consensus.storage.store import MAX_VALUE, Created, Unreadable
-from tests.consensus.storage.conformance import Conformance, on_a_loop
 from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
-from tests.consensus.storage.place import Place
-from tests.consensus.storage.redis_place import RedisPlace, opened
-from tests.relay import Relay
-from tests.servers import Certificates, RedisServer, running
+from tests.consensus.storage.served import Served, ServerPlace, opened, servers
+from tests.harness.relay import Relay
+from tests.harness.servers import Certificates, RedisServer, running
+
+server, relay, own = servers(RedisServer)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with running(RedisServer(tmp_path_factory.mktemp("redis"))) as server:
-        yield server
+class RedisPlace(ServerPlace):
+    def wipe(self) -> None:
+        self._server.ask("FLUSHALL")
 
 
-@pytest.fixture(scope="module")
-def relay(server: RedisServer) -> Iterator[Relay]:
-    with Relay(server.port) as relay:
-        yield relay
+class TestRedis(Served):
+    tells_of_floors = True
 
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server that a test may hurt."""
-    with running(RedisServer(tmp_path / "redis")) as server:
-        yield server
-
-
-class TestConformance(Conformance):
-    @pytest.fixture
-    def place(self, server: RedisServer, relay: Relay) -> Place:
-        place = RedisPlace(server, relay)
-        place.wipe()
-        return place
+    def place_of(self, server: RedisServer, relay: Relay) -> ServerPlace:
+        return RedisPlace(server, relay)
 
 
 # What others left there
 
 
-@on_a_loop
 async def test_what_is_no_value_hides_no_other(own: RedisServer) -> None:
     store = await opened(own.url)
     base = "ftlib:{job}:"
@@ -87,7 +71,6 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield server
 
 
-@on_a_loop
 async def test_passwords_by_url_or_setting(locked: RedisServer) -> None:
     for url, options in (
         (f"redis://:{QUOTED}@localhost:{locked.port}", {}),
@@ -104,7 +87,6 @@ async def test_passwords_by_url_or_setting(locked: RedisServer) -> None:
     assert locked.ask("-n", "2", "EXISTS", "ftlib:{job}:names").strip() == "1"
 
 
-@on_a_loop
 async def test_who_is_not_let_in_learns_why(locked: RedisServer, server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "")
     locked.ask("ACL", "SETUSER", "reader", "on", ">sesame-1", "~*", "&*", "+@read", "+info")
@@ -139,7 +121,6 @@ async def test_who_is_not_let_in_learns_why(locked: RedisServer, server: RedisSe
     assert all("\n" not in error for error in errors)
 
 
-@on_a_loop
 async def test_a_server_that_quotes_the_password_is_not_quoted(tmp_path: Path) -> None:
     """Redis does so where AUTH was renamed."""
     settings = {"rename-command": 'AUTH" "'}
@@ -150,7 +131,6 @@ async def test_a_server_that_quotes_the_password_is_not_quoted(tmp_path: Path) -
         assert "sesame" not in repr(caught.value)
 
 
-@on_a_loop
 async def test_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "")
     certificates = Certificates(tmp_path / "tls")
@@ -176,7 +156,6 @@ async def test_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 # Servers that cannot be relied on
 
 
-@on_a_loop
 async def test_a_server_that_may_forget_is_refused_and_one_that_may_lose_warned_of(
     own: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,7 +180,6 @@ async def test_a_server_that_may_forget_is_refused_and_one_that_may_lose_warned_
         await opened(cluster.url)
 
 
-@on_a_loop
 async def test_what_a_server_answers_in_trouble_is_away_with_a_remedy(own: RedisServer) -> None:
     store = await opened(own.url)
     assert await store.create("views/1", b"1") is Created.DONE
@@ -227,7 +205,6 @@ async def test_what_a_server_answers_in_trouble_is_away_with_a_remedy(own: Redis
     await store.close()
 
 
-@on_a_loop
 async def test_scripts_that_the_server_forgot_are_sent_again(server: RedisServer) -> None:
     store = await opened(server.url, "scripts")
     server.ask("SCRIPT", "FLUSH")
@@ -239,23 +216,6 @@ async def test_scripts_that_the_server_forgot_are_sent_again(server: RedisServer
 # Killed, stopped, restarted
 
 
-@on_a_loop
-async def test_killed_and_restarted(own: RedisServer) -> None:
-    store = await opened(own.url, timeout=5.0)
-    await store.create("views/1", b"1")
-    await store.raise_floor("views", 1)
-    own.kill()
-    for attempt in (store.read("views/1"), store.create("views/2", b""), store.list("views/")):
-        with pytest.raises(StoreAwayError):
-            await attempt
-    own.start()
-    assert await store.read("views/1") == b"1"
-    assert await store.floor("views") == 1
-    assert await store.create("views/2", b"2", number=2, floor="views") is Created.DONE
-    await store.close()
-
-
-@on_a_loop
 async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own: RedisServer) -> None:
     store = await opened(own.url, timeout=1.0)
     await store.create("views/0", b"")  # a script that the server does not know would not run when it goes on
@@ -278,7 +238,6 @@ async def test_stopped_within_a_create_is_ambiguous_and_resolved_by_reading(own:
     await store.close()
 
 
-@on_a_loop
 async def test_many_operations_at_once_all_end_in_time(own: RedisServer) -> None:
     store = await opened(own.url, timeout=5.0)
     await asyncio.gather(*(store.write(f"a/{number}", b"%d" % number) for number in range(100)))
@@ -294,7 +253,6 @@ async def test_many_operations_at_once_all_end_in_time(own: RedisServer) -> None
     await store.close()
 
 
-@on_a_loop
 async def test_a_cancelled_operation_does_not_give_its_answer_to_the_next(own: RedisServer) -> None:
     store = await opened(own.url)
     await store.write("a", b"1")
@@ -310,7 +268,6 @@ async def test_a_cancelled_operation_does_not_give_its_answer_to_the_next(own: R
     await store.close()
 
 
-@on_a_loop
 async def test_a_cancellation_is_never_lost(server: RedisServer) -> None:
     store = await opened(server.url)
     for number in range(200):
@@ -331,7 +288,6 @@ async def test_a_cancellation_is_never_lost(server: RedisServer) -> None:
 # Expiry and watching
 
 
-@on_a_loop
 async def test_what_expires_is_forgotten_and_what_is_renewed_is_not(server: RedisServer) -> None:
     store = await opened(server.url, "expiry")
     await store.write("members/a", b"", expires=0.1)
@@ -347,53 +303,6 @@ async def test_what_expires_is_forgotten_and_what_is_renewed_is_not(server: Redi
     await store.close()
 
 
-@on_a_loop
-async def test_a_watch_tells_of_changes_but_not_of_heartbeats(server: RedisServer) -> None:
-    store, other = await opened(server.url, "watched"), await opened(server.url, "watched")
-    stranger = await opened(server.url, "another")
-    views, members = Heard(store, "views/"), Heard(store, "members/")
-    await views.once()  # it hears from now on
-    await members.once()
-    await other.create("views/1", b"")
-    await views.once()
-    await other.delete("views/1")
-    await views.once()
-    await other.raise_floor("views", 5)
-    await views.once()
-    await other.write("views/x", b"")
-    await views.once()
-    await members.nothing()
-    await other.write("members/a", b"", expires=60)
-    await members.once()
-    await other.write("members/a", b"", expires=60)
-    await stranger.create("views/1", b"")
-    await stranger.write("members/b", b"")
-    await views.nothing()
-    await members.nothing()
-    for each in (store, other, stranger):
-        await each.close()
-    await views.ended()
-    await members.ended()
-
-
-@on_a_loop
-async def test_a_watch_survives_a_restart(own: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    store, other = await opened(own.url), await opened(own.url)
-    views = Heard(store, "views/")
-    await views.once()
-    own.kill()
-    await asyncio.sleep(0.5)
-    own.start()
-    await views.once()  # because something may have been missed
-    await other.create("views/1", b"")
-    await views.once()
-    assert caplog.text.count("is not watched for now") == 1
-    await store.close()
-    await other.close()
-    await views.ended()
-
-
-@on_a_loop
 async def test_a_watch_of_a_server_that_falls_silent_notices(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

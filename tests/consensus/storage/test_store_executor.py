@@ -24,7 +24,6 @@ from consensus.store_requests import (
 )
 from consensus.wire.keys import KeyRing
 
-from .conformance import on_a_loop
 from .directory import Directory
 from .records import config, executor, founding, lease, member
 from .scripted_store import ScriptedStore, run
@@ -42,7 +41,6 @@ ERRANDS: tuple[tuple[Errand, str], ...] = (
 
 
 @pytest.mark.parametrize("secrets", [(), (SECRET,)])
-@on_a_loop
 async def test_leases_in_a_directory(tmp_path: Path, secrets: tuple[str, ...]) -> None:
     place = Directory(tmp_path)
     async with place.store() as one, place.store() as two:
@@ -59,7 +57,6 @@ async def test_leases_in_a_directory(tmp_path: Path, secrets: tuple[str, ...]) -
         assert await first.carry_out(ReadLeases()) == Leases((lease(1),))
 
 
-@on_a_loop
 async def test_two_jobs_do_not_see_each_other(tmp_path: Path) -> None:
     place = Directory(tmp_path)
     async with place.store() as one, place.store("another") as two:
@@ -71,7 +68,6 @@ async def test_two_jobs_do_not_see_each_other(tmp_path: Path) -> None:
         assert await second.carry_out(CreateView(founding(first=1))) == Recorded(founding(first=1))
 
 
-@on_a_loop
 async def test_another_secret(tmp_path: Path) -> None:
     place = Directory(tmp_path)
     async with place.store() as one, place.store() as two:
@@ -140,7 +136,6 @@ def test_every_error_is_an_answer(errand: Errand, operation: str, error: type[St
     assert answer == Away("the store://: no", ambiguous=error is AmbiguousWriteError)
 
 
-@on_a_loop
 async def test_an_id_that_is_no_key(tmp_path: Path) -> None:
     async with Directory(tmp_path).store() as store:
         answer = await executor(store).carry_out(ReadLeases(("../../secret",)))

@@ -11,8 +11,6 @@ import pytest
 
 from consensus.storage.thread_pool import Call, NotBegunError, ThreadPool, UnfinishedError
 
-from .conformance import on_a_loop
-
 _SOON = 0.5
 """Seconds after which a call that hangs is given up: a thread has begun it by then, also on a busy machine."""
 
@@ -45,7 +43,6 @@ def _fail(_: Call[None]) -> None:
     raise KeyError("mine")
 
 
-@on_a_loop
 async def test_results_and_errors_come_back() -> None:
     pool = ThreadPool("test-pool-a", 2)
     assert await asyncio.gather(*(pool.run(lambda _, n=n: n * n, 5.0) for n in range(20))) == [n * n for n in range(20)]  # type: ignore[misc]
@@ -61,7 +58,6 @@ async def test_results_and_errors_come_back() -> None:
             await asyncio.sleep(0.002)
 
 
-@on_a_loop
 async def test_what_hangs_is_given_up_the_rest_fails_at_once_and_later_all_is_well() -> None:
     pool, hang, ended = ThreadPool("test-pool-b", 2), Hang(), list[str]()
 
@@ -85,7 +81,6 @@ async def test_what_hangs_is_given_up_the_rest_fails_at_once_and_later_all_is_we
     pool.close()
 
 
-@on_a_loop
 async def test_one_that_hangs_leaves_the_others_room() -> None:
     pool, hang = ThreadPool("test-pool-c", 2), Hang()
     with pytest.raises(UnfinishedError):
@@ -96,7 +91,6 @@ async def test_one_that_hangs_leaves_the_others_room() -> None:
     pool.close()
 
 
-@on_a_loop
 async def test_a_caller_that_is_cancelled_gives_up() -> None:
     pool, hang = ThreadPool("test-pool-d", 1), Hang()
     waiting = asyncio.create_task(pool.run(hang, 20.0))
@@ -117,14 +111,13 @@ async def test_a_caller_that_is_cancelled_gives_up() -> None:
 def test_a_loop_that_ends_meanwhile_is_no_crash(recwarn: pytest.WarningsRecorder) -> None:
     hang, pools = Hang(), list[ThreadPool]()
 
-    @on_a_loop
     async def story() -> None:
         pools.append(ThreadPool("test-pool-e", 1))
         with pytest.raises(UnfinishedError):
             await pools[0].run(hang, _SOON)
         pools[0].close()
 
-    story()
+    asyncio.run(story())
     hang.over.set()
     began = time.monotonic()
     while _threads("test-pool-e"):

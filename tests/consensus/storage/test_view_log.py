@@ -10,7 +10,6 @@ from consensus.errors import StoreAwayError
 from consensus.store_requests import Away, Clean, CreateView, Done, ReadViews, Recorded, Wiped
 
 from .chains import FIRST, FOURTH, RIVAL, SECOND, THIRD, ask, chain, raises
-from .conformance import on_a_loop
 from .directory import Directory
 from .records import executor, founding, key, successor
 from .scripted_store import ScriptedStore
@@ -218,7 +217,6 @@ def test_founding_anew_in_a_store_that_is_wiped_meanwhile(store: ScriptedStore) 
 # Real files
 
 
-@on_a_loop
 async def test_a_life_in_a_directory(tmp_path: Path) -> None:
     place = Directory(tmp_path)
     async with place.store() as one, place.store() as two:
@@ -233,7 +231,6 @@ async def test_a_life_in_a_directory(tmp_path: Path) -> None:
         assert list(await one.list("views/")) == [key(2)]
 
 
-@on_a_loop
 async def test_a_directory_that_is_wiped(tmp_path: Path) -> None:
     place = Directory(tmp_path)
     async with place.store() as store:

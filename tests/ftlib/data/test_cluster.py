@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from ftlib.data.deal import Deal
 from ftlib.data.drawer import FILLER, Drawer
 from ftlib.data.replica import Replica
 from ftlib.data.sampling import Share
+from tests.harness.basics import around
 
 from .job import play
 
@@ -56,36 +58,32 @@ def _tickets_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def _nothing_goes_back(patch: pytest.MonkeyPatch) -> None:
     """What members of the old view held is forgotten."""
-    again = Deal.again
 
-    def forgetful(self: Deal, used: object, kept: object, returned: object, drawers: list[str], **more: object) -> Deal:
+    @around(patch, Deal, "again")
+    def forgetful(
+        again: Any, self: Deal, used: object, kept: object, returned: object, drawers: list[str], **more: object
+    ) -> Deal:
         gone = [member for member in self.drawers if member not in drawers]
         lost = {member: self.length(member) for member in gone}
         return again(self, {**used, **lost}, kept, returned, drawers, **more)
 
-    patch.setattr(Deal, "again", forgetful)
-
 
 def _dropped_is_lost(patch: pytest.MonkeyPatch) -> None:
     """What a failed call used up does not come back."""
-    spent = Replica._spent
 
-    def careless(self: Replica, *args: object) -> tuple[object, ...]:
+    @around(patch, Replica, "_spent")
+    def careless(spent: Any, self: Replica, *args: object) -> tuple[object, ...]:
         at, count, _, pieces = spent(self, *args)
         return at, count, [], pieces
-
-    patch.setattr(Replica, "_spent", careless)
 
 
 def _shortest_loop(patch: pytest.MonkeyPatch) -> None:
     """Loops end where the member that looks ahead least is."""
-    completed = Replica.completed
 
-    def hasty(self: Replica, looping: list[Share]) -> Replica:
+    @around(patch, Replica, "completed")
+    def hasty(completed: Any, self: Replica, looping: list[Share]) -> Replica:
         done = completed(self, looping)
         return done if done.left is None else replace(done, left=min(share.ahead for share in looping))
-
-    patch.setattr(Replica, "completed", hasty)
 
 
 def _late_loops_do_not_count(patch: pytest.MonkeyPatch) -> None:
@@ -110,27 +108,23 @@ def _followers_hold_the_loops_open(patch: pytest.MonkeyPatch) -> None:
 
 def _loaders_draw_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
     """However many fillers a loader asks for when the epoch is complete, it gets them."""
-    following = Drawer._next
 
-    def generous(self: Drawer) -> object:
+    @around(patch, Drawer, "_next")
+    def generous(following: Any, self: Drawer) -> object:
         batch = following(self)
         if batch is None and self._now is not None and self._now.left and self._queue.waiting < 4:
             self._queue.items.append(0)
             return FILLER
         return batch
 
-    patch.setattr(Drawer, "_next", generous)
-
 
 def _halted_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A worker that joins again has forgotten that its last call came to nothing."""
-    bind = Drawer.bind
 
-    def forgetful(self: Drawer, member: str) -> None:
+    @around(patch, Drawer, "bind")
+    def forgetful(bind: Any, self: Drawer, member: str) -> None:
         bind(self, member)
         self._halted = None
-
-    patch.setattr(Drawer, "bind", forgetful)
 
 
 DEFECTS = [

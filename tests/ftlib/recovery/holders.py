@@ -31,7 +31,7 @@ from ftlib.recovery.layout.manifest import split
 from ftlib.recovery.layout.shards import Shard
 from ftlib.recovery.whole_state import Transfer
 from ftlib.state.registry import Registered
-from tests.processes.cluster import ROOT
+from tests.harness.cluster import ROOT
 
 VERSION = 5
 ORIGIN = "origin"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from typing import Any
@@ -12,6 +13,8 @@ from torch import nn
 
 from consensus import LeftError
 from ftlib import FTLib, FTLibError, Status
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import Company, at_once, in_thread
 
 WIDTH = 64
 
@@ -87,6 +90,46 @@ class Pupil:
             self.error = error
         except SystemExit as end:  # the job has ended, and it was never in it
             assert end.code == 0  # noqa: PT017 - nobody calls this who could expect it
+
+
+class School:
+    """Founders that train in threads of their own until it is over, and whoever comes later."""
+
+    def __init__(self, crew: Company, make: Any = Pupil, **made: Any) -> None:
+        """``make``: of an ``FTLib``, a seed and what is ``made``."""
+        self.crew = crew
+        self.make = make
+        self.over = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.pupils: list[Any] = at_once(*[functools.partial(make, ft, seed, **made) for seed, ft in enumerate(crew.members)])
+        for pupil in self.pupils:
+            self.train(pupil)
+
+    def enrol(self, seed: int = 99, make: Any = None, **settings: Any) -> Any:
+        """One more, training."""
+        pupil = (make or self.make)(self.crew.init(**settings), seed)
+        self.pupils.append(pupil)
+        self.train(pupil)
+        return pupil
+
+    def train(self, pupil: Pupil) -> None:
+        """From now on."""
+        self.threads.append(in_thread(functools.partial(pupil.train, self.over)))
+
+    def end(self) -> None:
+        """All stop after the same step, or when they are told that the others have left."""
+        self.over.set()
+        at_once(*[ft.close for ft in self.crew.members])
+        for thread in self.threads:
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
+
+
+def steps(pupil: Pupil, count: int) -> None:
+    """Wait until it has finished so many more steps."""
+    before = len(pupil.hashes)
+    eventually(lambda: len(pupil.hashes) >= before + count or pupil.error is not None, f"{count} more steps")
+    assert pupil.error is None
 
 
 def assert_equal(*pupils: Pupil) -> int:

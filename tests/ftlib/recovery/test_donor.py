@@ -19,7 +19,8 @@ from ftlib.recovery.joiner.http_transport import OVER
 from ftlib.recovery.layout import call_layouts as layouts
 from ftlib.recovery.layout import shards as shards_module
 from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
-from tests.ftlib.real import in_thread
+from tests.harness.basics import around
+from tests.harness.company import in_thread
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
 
@@ -275,13 +276,12 @@ class TestDigests:
 def test_what_is_inline_is_of_one_call_or_of_none(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(holder, "inline", version=VERSION, origin=ORIGIN)
     before = ask(holder, "inline", version=VERSION, origin=ORIGIN)
-    original = donor_module.split
 
-    def too_slow(*args: Any) -> Any:
+    @around(monkeypatch, donor_module, "split")
+    def too_slow(original: Any, *args: Any) -> Any:
         holder.leave()
         return original(*args)
 
-    monkeypatch.setattr(donor_module, "split", too_slow)
     assert ask(holder, "inline", version=VERSION, origin=ORIGIN) == before, "it was looked at once, and does for all"
     with holder.plane.changed:
         holder.plane.current = None  # that call is given up, and another one has its number

@@ -13,9 +13,9 @@ from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.joiner.round import Round
 from ftlib.recovery.layout import shards
-from tests.ftlib.real import eventually
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 from tests.ftlib.recovery.test_following import School, followed, school, steps
+from tests.harness.basics import eventually
 
 
 class Punctual(Pupil):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -23,40 +22,13 @@ from ftlib.recovery.donor import donor
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.round import Round
 from ftlib.recovery.layout import shards
-from tests.ftlib.real import Company, at_once, company, eventually, in_thread
-from tests.ftlib.recovery.pupils import WIDTH, Pupil, assert_equal
+from tests.ftlib.recovery.pupils import WIDTH, Pupil, School, assert_equal, steps
+from tests.harness.basics import eventually
+from tests.harness.company import at_once, company
 
 MAKE = Pupil
 SLOW = {"recovery_bandwidth": 100_000}
 """The state takes part of a second, so that averages have to be replayed."""
-
-
-class School:
-    """Founders that train in threads of their own until it is over, and whoever comes later."""
-
-    def __init__(self, crew: Company, make: Any) -> None:
-        self.crew = crew
-        self.make = make
-        self.over = threading.Event()
-        self.pupils: list[Pupil] = at_once(*[functools.partial(make, ft, seed) for seed, ft in enumerate(crew.members)])
-        self._threads = [self._train(pupil) for pupil in self.pupils]
-
-    def enrol(self, seed: int = 99, make: Any = None, **settings: Any) -> Pupil:
-        """One more, training."""
-        pupil: Pupil = (make or self.make)(self.crew.init(**settings), seed)
-        self.pupils.append(pupil)
-        self._threads.append(self._train(pupil))
-        return pupil
-
-    def end(self) -> None:
-        """All stop after the same step, or when they are told that the others have left."""
-        self.over.set()
-        at_once(*[ft.close for ft in self.crew.members])
-        for thread in self._threads:
-            thread.join(15)
-
-    def _train(self, pupil: Pupil) -> threading.Thread:
-        return in_thread(functools.partial(pupil.train, self.over))
 
 
 @contextmanager
@@ -68,13 +40,6 @@ def school(founders: int, make: Any = MAKE, backend: str = "gloo", **settings: A
             yield made
         finally:
             made.end()
-
-
-def steps(pupil: Pupil, count: int) -> None:
-    """Wait until it has finished so many more steps."""
-    before = len(pupil.hashes)
-    eventually(lambda: len(pupil.hashes) >= before + count or pupil.error is not None, f"{count} more steps")
-    assert pupil.error is None
 
 
 def join(made: School, count: int = 5) -> Pupil:

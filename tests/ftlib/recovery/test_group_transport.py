@@ -24,7 +24,8 @@ from ftlib.recovery.joiner.group_transport import WINDOW, GroupTransport, Tainte
 from ftlib.recovery.joiner.http_transport import FetchError, HTTPTransport, Later
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.shards import BLOCK, Shard, digest_of
-from tests.ftlib.real import at_once, in_thread
+from tests.harness.basics import around
+from tests.harness.company import at_once, in_thread
 
 from .holders import TIMEOUT, Holder, Model, meeting, somebody, whole
 
@@ -110,13 +111,12 @@ def test_a_shard_arrives_in_place(backend: str) -> None:
 def test_parts_of_a_shard_in_several_runs(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "RUN", 2)
     asked: list[int] = []
-    original = HTTPTransport.asked
 
-    def noted(self: HTTPTransport, member: Member, query: Mapping[str, Any], *more: Any) -> Any:
+    @around(monkeypatch, HTTPTransport, "asked")
+    def noted(original: Any, self: HTTPTransport, member: Member, query: Mapping[str, Any], *more: Any) -> Any:
         asked.append(query["tag"])
         return original(self, member, query, *more)
 
-    monkeypatch.setattr(HTTPTransport, "asked", noted)
     pair.got = BLOCK
     pair.flat.copy_in(0, torch.cat([row.detach() for row in pair.holder.model.rows]).view(torch.uint8)[:BLOCK])
     pair.fetch()
@@ -128,16 +128,15 @@ def test_only_so_much_is_under_way_at_a_time(pair: Pair, monkeypatch: pytest.Mon
     """Averages share the connection. Gloo sends nothing before it is received."""
     works: list[Work] = []
     most = 0
-    recv = pair.groups[1].recv
 
-    def noted(tensor: torch.Tensor, source: int, tag: int) -> Work:
+    @around(monkeypatch, pair.groups[1], "recv")
+    def noted(recv: Any, tensor: torch.Tensor, source: int, tag: int) -> Work:
         nonlocal most
         ended = {id(work) for work in works if work.done()}
         most = max(most, 1 + len(works) - len(ended))
         works.append(recv(tensor, source, tag))
         return works[-1]
 
-    monkeypatch.setattr(pair.groups[1], "recv", noted)
     pair.fetch()
     assert pair.whole
     assert len(works) == -(-pair.flat.nbytes // BLOCK) > WINDOW

@@ -21,8 +21,8 @@ from ftlib.recovery.joiner.limits import RateLimit
 from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.manifest import split
 from ftlib.recovery.layout.shards import BLOCK, Shard, cut, digest_of
-from tests.ftlib.real import in_thread
-from tests.relay import Relay
+from tests.harness.company import in_thread
+from tests.harness.relay import Relay
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, HolderProcess, Model, holders, somebody, whole
 

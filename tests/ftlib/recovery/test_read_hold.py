@@ -12,7 +12,8 @@ from ftlib.core.plane.plane import Order
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.joiner.http_transport import LATER
-from tests.ftlib.real import eventually, in_thread
+from tests.harness.basics import around, eventually
+from tests.harness.company import in_thread
 
 from .holders import ORIGIN, TIMEOUT, VERSION, Holder, Model, somebody
 
@@ -36,14 +37,13 @@ def test_calls_wait_for_an_answer(holder: Holder, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(donor_module, "POLL", TIMEOUT)
     monkeypatch.setattr(hold, "PATIENCE", TIMEOUT)
     looking, go_on = threading.Event(), threading.Event()
-    original = donor_module.split
 
-    def slow(*args: Any) -> Any:
+    @around(monkeypatch, donor_module, "split")
+    def slow(original: Any, *args: Any) -> Any:
         looking.set()
         assert go_on.wait(TIMEOUT)
         return original(*args)
 
-    monkeypatch.setattr(donor_module, "split", slow)
     answers: list[bytes] = []
     asking = in_thread(lambda: answers.append(ask(holder, version=VERSION + 1, origin=ORIGIN)))
     eventually(lambda: VERSION + 1 in holder.donor._read_hold._open, "the question is there")

@@ -17,7 +17,7 @@ from ftlib.recovery.joiner.http_transport import SnapshotOffer
 from ftlib.recovery.joiner.limits import RecoveryLimits
 from ftlib.recovery.joiner.round import Round
 from ftlib.recovery.layout.shards import Shard
-from tests.ftlib.real import TIMEOUT, eventually
+from tests.harness.basics import TIMEOUT, eventually
 
 LIMITS = RecoveryLimits(TIMEOUT, 1, live=True)
 

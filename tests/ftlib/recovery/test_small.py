@@ -9,9 +9,9 @@ import pytest
 from ftlib import FTLib
 from ftlib.recovery.catchup import Catchup
 from ftlib.recovery.joiner.round import Round
-from tests.ftlib.real import eventually
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
 from tests.ftlib.recovery.test_following import School, followed, join, school
+from tests.harness.basics import eventually
 
 
 class Polite(Pupil):

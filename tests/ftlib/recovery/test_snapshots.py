@@ -18,8 +18,8 @@ from ftlib.recovery.layout.flat_state import FlatState
 from ftlib.recovery.layout.manifest import split
 from ftlib.recovery.layout.shards import Shard
 from ftlib.state.registry import Registered
-from tests.ftlib.real import eventually
 from tests.ftlib.recovery.trainer import LONG, Trainer, ended, held
+from tests.harness.basics import eventually
 
 
 def test_each_shard_is_kept_at_its_version() -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from consensus import LeftError
 from ftlib import ConfigError, FTLib
 from ftlib.core.plane.phase import Phase
 from ftlib.recovery.donor import replication_sender as sender
 from ftlib.recovery.donor.donor import Donor
 from ftlib.recovery.layout import shards
 from ftlib.recovery.warm_standby import WarmStandby
-from tests.ftlib.real import TIMEOUT, Company, at_once, company, eventually, in_thread
-from tests.ftlib.recovery.pupils import Pupil, assert_equal
+from tests.ftlib.recovery.pupils import Pupil, School, assert_equal
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import Company, at_once, company, in_thread
 
 BACKENDS = pytest.mark.parametrize("backend", ["memory", "gloo"])
 
@@ -43,26 +43,23 @@ class Spare(Pupil):
         return [step for step, found in self.trail.copy().items() if member.hashes.get(step) == found]
 
 
-class School:
-    """Members that train, and spares that wait, until it is over."""
+class Spares(School):
+    """Members that train, and spares that wait."""
 
-    def __init__(self, crew: Company, members: list[Pupil]) -> None:
-        self.crew = crew
-        self.members = members
+    def __init__(self, crew: Company) -> None:
         self.spares: list[Spare] = []
-        self.over = threading.Event()
-        self.threads = [in_thread(functools.partial(pupil.train, self.over)) for pupil in members]
+        super().__init__(crew)
 
     def spare(self, seed: int = 99, **more: Any) -> Spare:
         """One more worker, whose program waits in its first call."""
         spare = Spare(self.crew.init(), seed, **more)
         self.spares.append(spare)
-        self.threads.append(in_thread(functools.partial(spare.train, self.over)))
+        self.train(spare)
         return spare
 
     def level(self, spare: Spare, further: int = 5) -> None:
         """Wait until it has what the members have; from then on it always does."""
-        member = next(pupil for pupil in self.members if not pupil.ft._closed)
+        member = next(pupil for pupil in self.pupils if not pupil.ft._closed)
         seen = max(spare.trail, default=0)
         eventually(lambda: len([s for s in spare.level_since(member) if s > seen]) > further, "the spare is level")
         first = min(s for s in spare.level_since(member) if s > seen)
@@ -77,31 +74,20 @@ class School:
 
     def crash(self, pupil: Pupil) -> None:
         """As a process that is killed: no goodbye, and nothing answers any more."""
-        self.members.remove(pupil)
-        life = pupil.ft._lives.life
-        life.consensus.stop()
-        life.donor.forget()
-        session = life.plane.session
-        assert session is not None and session.group is not None
-        session.group.abort()
-        pupil.ft._turns.departed = True
-        life.plane.stop(LeftError("crashed"))
+        self.pupils.remove(pupil)
+        pupil.crash()
 
 
 @contextmanager
-def school(founders: int, backend: str = "memory", *, max_size: int | None = None, **settings: Any) -> Iterator[School]:
+def school(founders: int, backend: str = "memory", *, max_size: int | None = None, **settings: Any) -> Iterator[Spares]:
     before = set(threading.enumerate())
     with company(founders, backend, max_size=max_size or founders, **settings) as crew:
-        pupils = at_once(*[functools.partial(Pupil, ft, seed) for seed, ft in enumerate(crew.members)])
-        made = School(crew, pupils)
-        eventually(lambda: pupils[0].ft.step > 3, "they train")
+        made = Spares(crew)
+        eventually(lambda: made.pupils[0].ft.step > 3, "they train")
         try:
             yield made
         finally:
-            made.over.set()
-            at_once(*[ft.close for ft in crew.members])
-            for thread in made.threads:
-                thread.join(15)
+            made.end()
     ours = ("ftlib-standby", "ftlib-recovery", "ftlib-fetch", "ftlib-release", "ftlib-serve", "ftlib-begin", "ftlib-snapshots")
     eventually(
         lambda: not [t for t in set(threading.enumerate()) - before if t.name.startswith(ours)], "nobody is left at work"
@@ -117,13 +103,13 @@ def test_a_spare_is_level_while_it_waits_and_counts_at_once(backend: str) -> Non
     with school(3, backend) as made:
         spare = made.spare()
         made.level(spare)
-        eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.members), "the pins are given back")
-        leaver = made.members.pop(1)
+        eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.pupils), "the pins are given back")
+        leaver = made.pupils.pop(1)
         leaver.ft.leave()
         made.counts(spare, 3)
-        assert assert_equal(*made.members, spare) > 2
+        assert assert_equal(*made.pupils, spare) > 2
         assert min(spare.hashes) <= leaver.ft.step + 8
-        assert not any(pupil.ft.metrics()["state_loads"] > 1 for pupil in made.members)
+        assert not any(pupil.ft.metrics()["state_loads"] > 1 for pupil in made.pupils)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -132,9 +118,9 @@ def test_whoever_dies_the_spare_takes_its_place(victim: int) -> None:
     with school(3) as made:
         spare = made.spare()
         made.level(spare)
-        made.crash(made.members[victim])
+        made.crash(made.pupils[victim])
         made.counts(spare, 3)
-        assert assert_equal(*made.members, spare) > 2
+        assert assert_equal(*made.pupils, spare) > 2
 
 
 def test_a_state_in_many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +129,9 @@ def test_a_state_in_many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     with school(3) as made:
         spare = made.spare()
         made.level(spare)
-        made.crash(made.members[0])
+        made.crash(made.pupils[0])
         made.counts(spare, 3)
-        assert assert_equal(*made.members, spare) > 2
+        assert assert_equal(*made.pupils, spare) > 2
 
 
 def test_several_spares_and_one_place() -> None:
@@ -153,11 +139,11 @@ def test_several_spares_and_one_place() -> None:
         spares = [made.spare(seed) for seed in (97, 98, 99)]
         for spare in spares:
             made.level(spare)
-        made.crash(made.members[0])
+        made.crash(made.pupils[0])
         eventually(lambda: any(spare.hashes for spare in spares), "one of them is promoted")
         [promoted] = [spare for spare in spares if spare.hashes]
         made.counts(promoted, 2)
-        assert_equal(*made.members, promoted)
+        assert_equal(*made.pupils, promoted)
         for spare in spares:
             if spare is not promoted:
                 made.level(spare)
@@ -167,7 +153,7 @@ def test_a_call_that_only_the_dead_had_finished(monkeypatch: pytest.MonkeyPatch,
     """The other member redoes it without the dead one's gradients: what spares have applied of it is no member's state."""
     caplog.set_level("INFO", "ftlib")
     with school(2) as made:
-        sender, survivor = made.members
+        sender, survivor = made.pupils
         asked = WarmStandby._senders
         first = sender.ft._plane.member_id
         monkeypatch.setattr(WarmStandby, "_senders", lambda self: sorted(asked(self), key=lambda member: member.id != first))
@@ -210,14 +196,14 @@ def test_members_that_change_while_a_spare_stays_one() -> None:
         made.level(first)
         second = made.spare(99)
         made.level(second)
-        made.crash(made.members[0])
+        made.crash(made.pupils[0])
         eventually(lambda: first.hashes or second.hashes, "one is promoted")
         promoted, waiting = (first, second) if first.hashes else (second, first)
         made.counts(promoted, 3)
         made.level(waiting)
-        made.crash(made.members[0])
+        made.crash(made.pupils[0])
         made.counts(waiting, 3)
-        assert_equal(*made.members, promoted, waiting)
+        assert_equal(*made.pupils, promoted, waiting)
 
 
 def test_a_lone_member_has_spares_too() -> None:
@@ -231,9 +217,9 @@ def test_a_spare_with_another_shape_is_told_so() -> None:
         stranger = Pupil(made.crew.init(), 99, width=32)
         with pytest.raises(ConfigError, match=r"shape \(32, 32\) here and \(64, 64\) at the job"):
             stranger.step()
-        assert made.members[0].ft.size == 2
+        assert made.pupils[0].ft.size == 2
         stranger.ft.close()
-        eventually(lambda: not any(donor_of(pupil).sender._stream.heard for pupil in made.members), "nobody listens any more")
+        eventually(lambda: not any(donor_of(pupil).sender._stream.heard for pupil in made.pupils), "nobody listens any more")
 
 
 def test_without_registered_state_spares_wait_as_ever() -> None:
@@ -262,10 +248,10 @@ def test_a_spare_that_leaves_gives_everything_back(monkeypatch: pytest.MonkeyPat
     with school(2) as made:
         spare = made.spare()
         made.level(spare)
-        assert any(donor_of(pupil).sender._stream.heard for pupil in made.members)
+        assert any(donor_of(pupil).sender._stream.heard for pupil in made.pupils)
         spare.ft.close()
-        eventually(lambda: not any(donor_of(pupil).sender._stream.heard for pupil in made.members), "nobody listens any more")
-        eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.members), "nothing is pinned")
+        eventually(lambda: not any(donor_of(pupil).sender._stream.heard for pupil in made.pupils), "nobody listens any more")
+        eventually(lambda: not any(donor_of(pupil)._snapshots.nbytes for pupil in made.pupils), "nothing is pinned")
         assert not spare.hashes
 
 
@@ -274,6 +260,6 @@ def test_a_cold_spare_gets_the_state_when_it_is_promoted() -> None:
         spare = made.spare()
         time.sleep(0.3)
         assert not spare.trail
-        made.members.pop().ft.leave()
+        made.pupils.pop().ft.leave()
         made.counts(spare, 2)
-        assert_equal(*made.members, spare)
+        assert_equal(*made.pupils, spare)

@@ -8,7 +8,7 @@ import pytest
 
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.layout.shards import SMALLEST
-from tests.ftlib.real import eventually
+from tests.harness.basics import eventually
 
 from .holders import ORIGIN, VERSION, Holder, Model, somebody
 

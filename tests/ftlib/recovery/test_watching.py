@@ -21,8 +21,9 @@ from ftlib import FTLib
 from ftlib.cli.main import main
 from ftlib.recovery.joiner import progress_log
 from ftlib.recovery.joiner.limits import RateLimit
-from tests.ftlib.real import TIMEOUT, at_once, company, eventually, in_thread
 from tests.ftlib.recovery.pupils import Pupil, assert_equal
+from tests.harness.basics import TIMEOUT, eventually
+from tests.harness.company import at_once, company, in_thread
 
 WIDTH = 1024
 """Some 13 MB of state with Adam's: four blocks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ftlib.recovery.donor.snapshots import Snapshots
 from ftlib.recovery.layout.manifest import split
 from ftlib.recovery.layout.shards import Shard
 from ftlib.state.registry import Registered
+from tests.harness.basics import around
 
 LONG = 20.0
 """Seconds that anything may take."""
@@ -64,15 +66,14 @@ class Trainer:
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """The pins' own thread stops before it reads, until the second event. The first: it is there."""
     there, go_on = threading.Event(), threading.Event()
-    usual = Reading.work
 
-    def work(self: Reading, unit: tuple[int, int]) -> str:
+    @around(monkeypatch, Reading, "work")
+    def work(usual: Any, self: Reading, unit: tuple[int, int]) -> str:
         if threading.current_thread().name == "ftlib-snapshots":
             there.set()
             assert go_on.wait(LONG)
         return usual(self, unit)
 
-    monkeypatch.setattr(Reading, "work", work)
     try:
         yield there, go_on
     finally:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from consensus.messages import Accept, Envelope, Gossip, Ping, Status, Update
@@ -12,22 +14,22 @@ from consensus.simulation.invariants.bounds import PER_CHANGE, PROGRESS, TABLES
 from consensus.simulation.invariants.inside import sizes
 from consensus.view import Proposal
 from consensus.wire.codec import Codec
+from tests.harness.basics import around
 
 from .stage import Stage, alone
 
 
 def test_a_table_that_is_never_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: failed probes are kept."""
-    honest = Prober.overdue
 
-    def overdue(self: Prober, now: float) -> tuple[list[Probe], list[Probe]]:
+    @around(monkeypatch, Prober, "overdue")
+    def overdue(honest: Any, self: Prober, now: float) -> tuple[list[Probe], list[Probe]]:
         indirect, failed = honest(self, now)
         for probe in failed:
             probe.fail_at = probe.ask_others_at = float("inf")
             self.probes[probe.seq] = probe
         return indirect, failed
 
-    monkeypatch.setattr(Prober, "overdue", overdue)
     monkeypatch.setattr(Proposer, "_begin", lambda *_: None)  # so that the silent one stays in the view
     monkeypatch.setattr(Proposer, "deadline", lambda *_: float("inf"))
     alone(monkeypatch, Bounds)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from consensus.messages import Promise
@@ -11,6 +13,7 @@ from consensus.simulation import World, draw, judged, play
 from consensus.simulation.invariants import Replays, Violation
 from consensus.simulation.invariants.inside import standing, twin
 from consensus.simulation.invariants.replays import CHANGES
+from tests.harness.basics import around
 
 from .stage import Stage, alone
 
@@ -34,14 +37,13 @@ def crashes(seed: int = 1) -> World:
 @pytest.mark.usefixtures("every_message")
 def test_a_vote_that_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: whoever answers again is another voter."""
-    honest = Installer._add_report
 
-    def add_report(self: Installer, installation: object, sender: str, report: bytes, now: float) -> None:
+    @around(monkeypatch, Installer, "_add_report")
+    def add_report(honest: Any, self: Installer, installation: object, sender: str, report: bytes, now: float) -> None:
         sender = sender + "'" if sender in installation.reports else sender  # type: ignore[attr-defined]
         installation.reports.setdefault(sender, report)  # type: ignore[attr-defined]
         honest(self, installation, sender.rstrip("'"), report, now)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Installer, "_add_report", add_report)
     with pytest.raises(Violation, match=r"got Accepted.* again, and it had an effect: installation was"):
         crashes()
 
@@ -59,29 +61,25 @@ def test_a_promise_that_rises_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("every_message")
 def test_an_old_install_that_installs(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = ViewChange.on_install
-
-    def on_install(self: ViewChange, sender: str, address: tuple[str, int], message: object, now: float) -> None:
+    @around(monkeypatch, ViewChange, "on_install")
+    def on_install(honest: Any, self: ViewChange, sender: str, address: tuple[str, int], message: object, now: float) -> None:
         if message.epoch < self._core.epoch:  # type: ignore[attr-defined]
             self._core.installed = self._core.resolve(message.view, message.delta)  # type: ignore[attr-defined]
         honest(self, sender, address, message, now)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ViewChange, "on_install", on_install)
     with pytest.raises(Violation, match=r"got Install.* from an earlier view change, and it had an effect: views was"):
         crashes()
 
 
 @pytest.mark.usefixtures("every_message")
 def test_a_rumour_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = MemberTable.apply
-
-    def apply(self: MemberTable, update: object) -> bool:
+    @around(monkeypatch, MemberTable, "apply")
+    def apply(honest: Any, self: MemberTable, update: object) -> bool:
         peer = self.get(update.member_id)  # type: ignore[attr-defined]
         if peer is not None:
             peer.incarnation += 1
         return honest(self, update)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(MemberTable, "apply", apply)
     world = judged(World(1))
     world.cluster(4)
     world.pause(world.named("m3"))

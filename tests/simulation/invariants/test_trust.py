@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from consensus.protocol.agreement.proposer import Proposer
 from consensus.protocol.detection.detection import Detection
 from consensus.protocol.detection.probe import Prober
 from consensus.simulation.invariants import Trust, Violation
+from tests.harness.basics import around
 
 from .stage import Stage, alone
 
@@ -29,15 +32,14 @@ def test_an_answer_that_clears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_suspects_that_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: after the first suspicion nobody is pinged, and rumours are not believed: the bound shows it."""
-    honest = Prober.begin_round
 
-    def begin_round(self: Prober, targets: list[object], interval: float, now: float) -> list[object]:
+    @around(monkeypatch, Prober, "begin_round")
+    def begin_round(honest: Any, self: Prober, targets: list[object], interval: float, now: float) -> list[object]:
         if now < 101.5:
             return honest(self, targets, interval, now)  # type: ignore[arg-type, return-value]
         self.next_round = now + 0.5
         return []
 
-    monkeypatch.setattr(Prober, "begin_round", begin_round)
     monkeypatch.setattr(Detection, "merge", lambda *_, **__: None)
     monkeypatch.setattr(Proposer, "_begin", lambda *_: None)  # so that the suspect stays in the view
     monkeypatch.setattr(Proposer, "deadline", lambda *_: float("inf"))

@@ -11,7 +11,7 @@ from consensus.simulation import Host, World, judged
 from consensus.simulation.world.faults import Faults, Spread
 from consensus.simulation.world.host import MakePlane, StubPlane
 
-from ..judgement import living
+from ..judgement import begun, living
 
 
 def duels(seed: int, plane: MakePlane = StubPlane) -> World:
@@ -84,10 +84,7 @@ def echoes(seed: int) -> World:
 
 def rivals(seed: int) -> World:
     """One coordinator after the other falls asleep in the middle of a change; then all wake up, and bid against each other."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    world.cluster(rng.choice([4, 5, 6, 7]))
-    world.run(0.6)
+    rng, world, _ = begun(seed, 4, 5, 6, 7)
     world.faults.reordering, world.faults.late = 0.4, rng.choice([0.3, 1.0, 2.0])
     for _ in range(3):
         view = max((host.activated[-1] for host in living(world)), key=lambda view: view.epoch)
@@ -133,10 +130,7 @@ def repeats(seed: int) -> World:
 
 def hurries(seed: int) -> World:
     """One change after the other, slow messages, and answers to the last change that come again in the next one."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(7)
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 7)
     world.delay(Faults(spread=Spread.UNIFORM, latency=(0.01, 0.06)))
     world.faults.replay, world.faults.replay_late = 0.6, 0.6
     view = hosts[0].activated[-1]

@@ -13,7 +13,7 @@ from consensus.simulation.script.play import prepare, safety
 
 from ...transcripts import test_stale_votes
 from .. import test_found
-from ..judgement import living
+from ..judgement import begun, end, living
 
 NEWS = (Chosen, Introduction, JoinReply)
 """Messages that tell of a newer view."""
@@ -21,10 +21,7 @@ NEWS = (Chosen, Introduction, JoinReply)
 
 def partitions(seed: int) -> World:
     """What the lease and the quorum are for: few members, links cut for about T_excl, then deaths."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    world.cluster(rng.choice([3, 4, 5]))
-    world.run(0.6)
+    rng, world, _ = begun(seed, 3, 4, 5)
     for _ in range(2):
         hosts = living(world)
         for host in hosts:
@@ -42,15 +39,11 @@ def partitions(seed: int) -> World:
 
 def bridges(seed: int) -> World:
     """Some members hear of each other only through others, or late; then those others die."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(rng.choice([3, 4, 5]))
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 3, 4, 5)
     one, other = rng.sample(hosts, 2)
     world.faults.cut_both(one.id, other.id)
     world.run(rng.uniform(1.9, 3.0))
-    for victim in rng.sample(hosts, rng.randrange(1, len(hosts))):
-        world.kill(victim)
+    end(world, rng.sample(hosts, rng.randrange(1, len(hosts))))
     world.run(rng.uniform(0.0, 0.5))
     world.faults.heal()
     world.run(2.5)
@@ -59,18 +52,14 @@ def bridges(seed: int) -> World:
 
 def delays(seed: int) -> World:
     """Some member's messages take long; then it is alone, and those it knew are dead."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(rng.choice([2, 3, 4]))
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 2, 3, 4)
     slow = rng.choice(hosts)
     others = [host for host in hosts if host is not slow]
     world.faults.slow[slow.id] = rng.uniform(0.15, 0.22)
     world.run(rng.uniform(0.9, 1.4))
     world.isolate([slow], others)
     world.run(rng.uniform(1.0, 1.9))
-    for victim in others:
-        world.kill(victim)
+    end(world, others)
     world.faults.heal()
     world.run(1.5)
     return world
@@ -78,10 +67,7 @@ def delays(seed: int) -> World:
 
 def alarms(seed: int, replay: float = 0.0) -> World:
     """Members pause and go on, data planes fail and blame each other: many are suspected, nobody is dead."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    world.cluster(rng.choice([3, 4, 5]))
-    world.run(0.6)
+    rng, world, _ = begun(seed, 3, 4, 5)
     world.faults.replay, world.faults.replay_late = replay, 2.0
     for _ in range(4):
         hosts = living(world)
@@ -99,10 +85,7 @@ def alarms(seed: int, replay: float = 0.0) -> World:
 
 def naps(seed: int) -> World:
     """A member is cut off for just about as long as it takes to be voted out; then, mostly, all others die."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(rng.choice([3, 4, 5]))
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 3, 4, 5)
     view = hosts[0].activated[-1]
     away = world.hosts[rng.choice(view.ids)]
     others = [host for host in hosts if host is not away]
@@ -119,10 +102,7 @@ def naps(seed: int) -> World:
 
 def mutes(seed: int) -> World:
     """Nobody hears one member, and it hears all, but no news: they vote it out while it is in touch with them, and die."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(rng.choice([3, 4, 5]))
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 3, 4, 5)
     view = hosts[0].activated[-1]
     mute = world.hosts[rng.choice(view.ids[1:])]
     others = [host for host in hosts if host is not mute]
@@ -135,8 +115,7 @@ def mutes(seed: int) -> World:
     world.run(rng.uniform(0.0, 2.6))
     if sleepers:
         world.run(0.5)
-    for host in others:
-        world.kill(host)
+    end(world, others)
     world.watch, world.network.connects = None, connects  # type: ignore[method-assign]
     world.run(2.5)
     return world
@@ -144,10 +123,7 @@ def mutes(seed: int) -> World:
 
 def deaf(seed: int) -> World:
     """The others went on without one member, are heard by it again, and die before they have told it."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(rng.choice([2, 3, 4]))
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 2, 3, 4)
     view = hosts[0].activated[-1]
     out = world.hosts[rng.choice(view.ids[1:])]
     others = [host for host in hosts if host is not out]
@@ -156,18 +132,14 @@ def deaf(seed: int) -> World:
     world.watch = lambda _, message: not isinstance(message, NEWS)
     world.faults.heal()
     world.run(rng.uniform(0.3, 1.0))
-    for host in others:
-        world.kill(host)
+    end(world, others)
     world.run(3.0)
     return world
 
 
 def farewells(seed: int) -> World:
     """Two leave, and hear nothing any more of the others, who let them go, let somebody in, and die."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(rng.choice([4, 5]))
-    world.run(1.0)
+    rng, world, hosts = begun(seed, 4, 5, settled=1.0)
     view = hosts[0].activated[-1]
     leavers = [world.hosts[key] for key in view.ids[-2:]]
     rest = [world.hosts[key] for key in view.ids[:-2]]
@@ -178,8 +150,7 @@ def farewells(seed: int) -> World:
     world.run(rng.uniform(0.1, 0.5))
     world.start("j", introducers=tuple(host.name for host in rest))
     world.run(rng.uniform(0.5, 1.3))
-    for host in rest:
-        world.kill(host)
+    end(world, rest)
     world.faults.heal()
     world.run(5.0)
     return world
@@ -214,10 +185,7 @@ def ghosts(seed: int) -> World:
 
 def absences(seed: int) -> World:
     """A member is stopped, and the others go on without it; what they tell it is lost. Then all is well, for long enough."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(rng.choice([3, 4]))
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 3, 4)
     view = hosts[0].activated[-1]
     absent = world.hosts[rng.choice(view.ids[1:])]
     if absent.name == "m0":  # it would be told by beacons, being everybody's introducer
@@ -270,16 +238,12 @@ def gossips(seed: int) -> World:
 
 def crumbling(seed: int) -> World:
     """Most of a group are suspected by everybody, and die."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(9)
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 9)
     victims = rng.sample(hosts, 6)
     for host in victims:
         world.pause(host)
     world.run(rng.uniform(1.0, 1.5))
-    for host in victims:
-        world.kill(host)
+    end(world, victims)
     world.run(1.0)
     return world
 
@@ -319,8 +283,7 @@ def upstarts(seed: int) -> World:
     world.run_until(lambda: all(len(host.activated[-1]) == 6 for host in founders), 10.0)
     world.isolate(founders, joiners)
     world.run(rng.uniform(3.0, 4.5))
-    for host in joiners:
-        world.kill(host)
+    end(world, joiners)
     world.faults.heal()
     world.run(5.0)
     return world
@@ -328,10 +291,7 @@ def upstarts(seed: int) -> World:
 
 def widows(seed: int) -> World:
     """All but two die, and one of the two sleeps for longer than T_excl: nobody is lost for good."""
-    rng = Random(seed)
-    world = judged(World(seed))
-    hosts = world.cluster(rng.choice([4, 5, 6]))
-    world.run(0.6)
+    rng, world, hosts = begun(seed, 4, 5, 6)
     view = hosts[0].activated[-1]
     one, sleeper = rng.sample([world.hosts[key] for key in view.ids[1:]], 2)
     world.pause(sleeper)

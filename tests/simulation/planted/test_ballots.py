@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from consensus.protocol.agreement.proposer import Proposer
 from consensus.protocol.agreement.voter import Voter
 from consensus.simulation.invariants import Activation, Ballots, Choice, Uniqueness
 from consensus.view import Proposal, View
+from tests.harness.basics import around
 
 from .bug import Bug, Patch
 from .contests import halves, hurries, quarrels, repeats, rivals
@@ -23,14 +25,12 @@ from .losses import partitions
 
 def no_promise_check(patch: Patch) -> None:
     """A voter forgets what it promised when it is asked to accept."""
-    honest = Voter.on_accept
 
-    def on_accept(self: Voter, sender: str, address: tuple[str, int], message: Accept, now: float) -> None:
+    @around(patch, Voter, "on_accept")
+    def on_accept(honest: Any, self: Voter, sender: str, address: tuple[str, int], message: Accept, now: float) -> None:
         if self._acceptor is not None:
             self._acceptor.promised = NO_BALLOT
         honest(self, sender, address, message, now)
-
-    patch.setattr(Voter, "on_accept", on_accept)
 
 
 def promises_downwards(patch: Patch) -> None:
@@ -67,9 +67,9 @@ def own_value(patch: Patch) -> None:
 
 def round_zero_for_all(patch: Patch) -> None:
     """Anybody skips PREPARE."""
-    honest = Proposer._begin
 
-    def begin(self: Proposer, now: float) -> None:
+    @around(patch, Proposer, "_begin")
+    def begin(honest: Any, self: Proposer, now: float) -> None:
         view = self._core.view
         assert view is not None
         if self._round >= 0 or view.members[0].id == self._core.member.id:
@@ -81,21 +81,18 @@ def round_zero_for_all(patch: Patch) -> None:
         chosen.propose(self._proposal(view, now))
         self._send(chosen, now)
 
-    patch.setattr(Proposer, "_begin", begin)
     patch.setattr(Acceptor, "legitimate", lambda self, sender, ballot: sender in self.view and ballot[1] == sender)
 
 
 def old_answers_count(patch: Patch) -> None:
     """Votes and promises for a ballot that was given up count for the next one (a stale ballot is accepted)."""
-    honest = Proposer._matching
 
-    def matching(self: Proposer, message: Promise | Promised | Accepted) -> Attempt | None:
+    @around(patch, Proposer, "_matching")
+    def matching(honest: Any, self: Proposer, message: Promise | Promised | Accepted) -> Attempt | None:
         now = self.attempt
         if now is not None and not isinstance(message, Promised) and message.ballot < now.ballot:
             message = replace(message, ballot=now.ballot)
         return honest(self, message)
-
-    patch.setattr(Proposer, "_matching", matching)
 
 
 def no_parent_id(patch: Patch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from consensus.member import Address
@@ -13,6 +15,7 @@ from consensus.protocol.agreement.view_change import ViewChange
 from consensus.protocol.state.core import Core
 from consensus.simulation.invariants import Activation, Flush, Laggards, Liveness, Replays, Succession
 from consensus.view import View
+from tests.harness.basics import around
 
 from .bug import Bug, Patch
 from .contests import counts, duels, echoes
@@ -21,30 +24,26 @@ from .losses import absences, late_news, strays
 
 def reports_of_a_quorum(patch: Patch) -> None:
     """INSTALL does not wait for every continuing member's report: who is late is taken for one that has finished nothing."""
-    honest = Installation.__init__
 
+    @around(patch, Installation, "__init__")
     def init(
-        self: Installation, view: View, parent: View | None, ballot: Ballot, reports: dict[str, bytes], now: float
+        honest: Any, self: Installation, view: View, parent: View | None, ballot: Ballot, reports: dict[str, bytes], now: float
     ) -> None:
         for key in () if parent is None else parent.ids:
             reports.setdefault(key, b"")
         honest(self, view, parent, ballot, reports, now)
 
-    patch.setattr(Installation, "__init__", init)
-
 
 def new_report_each_time(patch: Patch) -> None:
     """A voter asks its data plane again for each ballot, and does not keep the first report."""
-    honest = FlushReports.request
 
+    @around(patch, FlushReports, "request")
     def request(
-        self: FlushReports, epoch: int, after_call: int | None, sender: str, address: Address, answer: Answer
+        honest: Any, self: FlushReports, epoch: int, after_call: int | None, sender: str, address: Address, answer: Answer
     ) -> Message | None:
         self._reports.pop(epoch, None)
         self._asked.pop(epoch, None)
         return honest(self, epoch, after_call, sender, address, answer)
-
-    patch.setattr(FlushReports, "request", request)
 
 
 def ready_of_a_majority(patch: Patch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from consensus.protocol.state.evidence import EvidenceBook
 from consensus.protocol.state.member_table import Peer
 from consensus.simulation.invariants import Activation, Ballots, Choice, Exclusion, Replays, Succession
 from consensus.view import Cause, View
+from tests.harness.basics import around
 
 from .bug import Bug, Patch
 from .losses import alarms, bridges, deaf, delays, farewells, ghosts, gossips, mutes, naps, partitions, stale_votes, upstarts
@@ -31,13 +33,11 @@ def no_lease(patch: Patch) -> None:
 
 def acks_the_excluded(patch: Patch) -> None:
     """A voter goes on acking whom it voted out."""
-    honest = Acceptor.accept
 
-    def accept(self: Acceptor, request: Accept) -> None:
+    @around(patch, Acceptor, "accept")
+    def accept(honest: Any, self: Acceptor, request: Accept) -> None:
         honest(self, request)
         self.shunned.clear()
-
-    patch.setattr(Acceptor, "accept", accept)
 
 
 def discounts_without_contact(patch: Patch) -> None:
@@ -47,38 +47,32 @@ def discounts_without_contact(patch: Patch) -> None:
 
 def contact_at_receipt(patch: Patch) -> None:
     """Contact is when an ack came, not when its ping was sent."""
-    honest = Detection.on_ack
 
-    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+    @around(patch, Detection, "on_ack")
+    def on_ack(honest: Any, self: Detection, sender: str, ack: Ack, now: float) -> None:
         probe = self._prober.probes.get(ack.seq)
         if probe is not None:
             probe.sent = now
         honest(self, sender, ack, now)
 
-    patch.setattr(Detection, "on_ack", on_ack)
-
 
 def relayed_acks_are_contact(patch: Patch) -> None:
     """An ack that a helper passed on counts as contact with us."""
-    honest = Detection.on_ack
 
-    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+    @around(patch, Detection, "on_ack")
+    def on_ack(honest: Any, self: Detection, sender: str, ack: Ack, now: float) -> None:
         probe = self._prober.probes.get(ack.seq)
         if probe is not None and probe.target.id == ack.target:
             self._core.table.answered(ack.target, probe.sent)
         honest(self, sender, ack, now)
 
-    patch.setattr(Detection, "on_ack", on_ack)
-
 
 def newer_views_ack(patch: Patch) -> None:
     """An ack from a newer view, which may be without us, is contact."""
-    honest = Detection.on_ack
 
-    def on_ack(self: Detection, sender: str, ack: Ack, now: float) -> None:
+    @around(patch, Detection, "on_ack")
+    def on_ack(honest: Any, self: Detection, sender: str, ack: Ack, now: float) -> None:
         honest(self, sender, replace(ack, epoch=self._core.epoch, view_id=self._core.view_id), now)
-
-    patch.setattr(Detection, "on_ack", on_ack)
 
 
 def pings_from_one(patch: Patch) -> None:
@@ -104,25 +98,21 @@ def old_votes_help(patch: Patch) -> None:
 def newcomers_outvote(patch: Patch) -> None:
     """Newcomers are discounted though they are more than half (and as many are let in, which rule 2 forbids)."""
     more_joiners_than_members(patch)
-    honest = EvidenceBook.adopt
 
-    def adopt(self: EvidenceBook, view: View, parent: View | None) -> None:
+    @around(patch, EvidenceBook, "adopt")
+    def adopt(honest: Any, self: EvidenceBook, view: View, parent: View | None) -> None:
         honest(self, view, parent)
         if parent is not None and parent.view_id == view.parent_id:
             self._newcomers = frozenset(view.ids).difference(parent.ids)
 
-    patch.setattr(EvidenceBook, "adopt", adopt)
-
 
 def silence_is_proof(patch: Patch) -> None:
     """Who was silent for long enough is proposed as proven dead: no lease is asked for."""
-    honest = EvidenceBook.cause
 
-    def cause(self: EvidenceBook, member_id: str) -> Cause | None:
+    @around(patch, EvidenceBook, "cause")
+    def cause(honest: Any, self: EvidenceBook, member_id: str) -> Cause | None:
         found = honest(self, member_id)
         return Cause.PROOF if found is Cause.SILENCE else found
-
-    patch.setattr(EvidenceBook, "cause", cause)
 
 
 def hints_are_proof(patch: Patch) -> None:
@@ -137,23 +127,19 @@ def hints_are_proof(patch: Patch) -> None:
 
 def no_answer_is_proof(patch: Patch) -> None:
     """A check that finds nothing is taken for a refused connection."""
-    honest = Accusations.checked
 
-    def checked(self: Accusations, member_id: str, alive: bool | None, detail: str, now: float) -> None:
+    @around(patch, Accusations, "checked")
+    def checked(honest: Any, self: Accusations, member_id: str, alive: bool | None, detail: str, now: float) -> None:
         honest(self, member_id, bool(alive), detail, now)
-
-    patch.setattr(Accusations, "checked", checked)
 
 
 def convicts_early(patch: Patch) -> None:
     """A suspicion with many accusers convicts before T_excl is over."""
-    honest = Verdicts.time
 
-    def verdict_time(self: Verdicts, peer: Peer) -> float:
+    @around(patch, Verdicts, "time")
+    def verdict_time(honest: Any, self: Verdicts, peer: Peer) -> float:
         time = honest(self, peer)
         return time if peer.suspicion is None or time == inf else min(time, peer.suspicion.deadline)
-
-    patch.setattr(Verdicts, "time", verdict_time)
 
 
 def believes_anybody(patch: Patch) -> None:
@@ -163,23 +149,19 @@ def believes_anybody(patch: Patch) -> None:
 
 def silence_sticks(patch: Patch) -> None:
     """Silence that others told of is not taken back when the accused answers us, unless we suspected it ourselves."""
-    honest = Detection._clear
 
-    def clear(self: Detection, peer: Peer) -> None:
+    @around(patch, Detection, "_clear")
+    def clear(honest: Any, self: Detection, peer: Peer) -> None:
         if peer.suspicion is not None:
             honest(self, peer)
-
-    patch.setattr(Detection, "_clear", clear)
 
 
 def old_evidence(patch: Patch) -> None:
     """Evidence about another view counts in this one."""
-    honest = Accusations.on_evidence
 
-    def on_evidence(self: Accusations, sender: str, message: Evidence, now: float) -> None:
+    @around(patch, Accusations, "on_evidence")
+    def on_evidence(honest: Any, self: Accusations, sender: str, message: Evidence, now: float) -> None:
         honest(self, sender, replace(message, view_id=self._core.view_id), now)
-
-    patch.setattr(Accusations, "on_evidence", on_evidence)
 
 
 BUGS = [

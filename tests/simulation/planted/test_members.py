@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from consensus.protocol.state.join import Applicants
 from consensus.protocol.state.member_table import MemberTable
 from consensus.simulation.invariants import Bounds, Lifetimes, Trust
 from consensus.view import Proposal, View
+from tests.harness.basics import around
 
 from .bug import Bug, Patch
 from .losses import alarms, crowds, crumbling, gossips, visits, widows
@@ -23,20 +25,18 @@ from .losses import alarms, crowds, crumbling, gossips, visits, widows
 
 def more_joiners_than_members(patch: Patch) -> None:
     """A view admits everybody who asks, however few it keeps."""
-    honest = Proposer._proposal
 
-    def proposal(self: Proposer, parent: View, now: float) -> Proposal:
+    @around(patch, Proposer, "_proposal")
+    def proposal(honest: Any, self: Proposer, parent: View, now: float) -> Proposal:
         joined = [member for member in self._core.applicants.admissible(now) if member.id not in parent]
         return replace(honest(self, parent, now), joined=tuple(joined))
-
-    patch.setattr(Proposer, "_proposal", proposal)
 
 
 def judges_again(patch: Patch) -> None:
     """Whether a dead member is discounted is not judged once, but whenever it is asked: contact gets too old."""
-    honest = Proposer._count
 
-    def count(self: Proposer, attempt: object, now: float) -> None:
+    @around(patch, Proposer, "_count")
+    def count(honest: Any, self: Proposer, attempt: object, now: float) -> None:
         book = self._core.evidence
         for key, proof in book.proofs.items():
             peer = self._core.table.get(key)
@@ -44,8 +44,6 @@ def judges_again(patch: Patch) -> None:
                 limit = self._core.config.exclude_after * (1 - self._core.config.drift)
                 book.proofs[key] = replace(proof, discounted=now - peer.contact < limit)
         honest(self, attempt, now)  # type: ignore[arg-type]
-
-    patch.setattr(Proposer, "_count", count)
 
 
 def discounts_nobody(patch: Patch) -> None:
@@ -64,12 +62,10 @@ def admits_who_does_not_answer(patch: Patch) -> None:
 
 def refutations_are_ignored(patch: Patch) -> None:
     """A higher incarnation does not end a suspicion."""
-    honest = MemberTable.apply
 
-    def apply(self: MemberTable, update: Update) -> bool:
+    @around(patch, MemberTable, "apply")
+    def apply(honest: Any, self: MemberTable, update: Update) -> bool:
         return update.status is not Status.ALIVE and honest(self, update)
-
-    patch.setattr(MemberTable, "apply", apply)
 
 
 def answers_do_not_help(patch: Patch) -> None:
@@ -95,23 +91,20 @@ def old_incarnations_count(patch: Patch) -> None:
 
 def speaks_for_others(patch: Patch) -> None:
     """Whoever suspects a member raises its incarnation, which is that member's alone."""
-    honest = Dissemination.add
 
-    def add(self: Dissemination, update: Update) -> None:
+    @around(patch, Dissemination, "add")
+    def add(honest: Any, self: Dissemination, update: Update) -> None:
         raised = update.incarnation + (update.status is Status.SUSPECT)
         honest(self, replace(update, incarnation=raised))
-
-    patch.setattr(Dissemination, "add", add)
 
 
 def rumours_for_ever(patch: Patch) -> None:
     """Rumours are told without end, and kept when the member they are about is gone."""
-    honest = Dissemination.__init__
 
-    def init(self: Dissemination, retransmit_mult: int) -> None:
+    @around(patch, Dissemination, "__init__")
+    def init(honest: Any, self: Dissemination, retransmit_mult: int) -> None:
         honest(self, 1000 * retransmit_mult)
 
-    patch.setattr(Dissemination, "__init__", init)
     patch.setattr(Dissemination, "forget", lambda *_: None)
 
 

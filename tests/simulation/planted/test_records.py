@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from consensus.storage.store import Created
 from consensus.storage.view_log import ViewLog
 from consensus.store_requests import Answer, Away, CreateView, Errand, Recorded, Wiped
 from consensus.view import Proposal, View
+from tests.harness.basics import around
 
 from .bug import Bug, Patch
 from .stores import changes, comings, doubts, outages, readers, silences, sleepers, splits, strangers, wipes
@@ -32,74 +34,64 @@ from .stores import changes, comings, doubts, outages, readers, silences, sleepe
 
 def creates_without_floor(patch: Patch) -> None:
     """Records are created whatever the floor is: a member that slept makes one of them again."""
-    honest = SimulatedStore.create
 
-    async def create(self: SimulatedStore, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
+    @around(patch, SimulatedStore, "create")
+    async def create(
+        honest: Any, self: SimulatedStore, key: str, value: bytes, *, number: int | None = None, floor: str = ""
+    ) -> Created:
         return await honest(self, key, value)
-
-    patch.setattr(SimulatedStore, "create", create)
 
 
 def last_writer_wins(patch: Patch) -> None:
     """A record replaces the one that stands there: creation is not exclusive."""
-    honest = InMemoryStore.create
 
-    def create(self: InMemoryStore, key: str, value: bytes, number: int = 0, floor: str = "") -> bool:
+    @around(patch, InMemoryStore, "create")
+    def create(honest: Any, self: InMemoryStore, key: str, value: bytes, number: int = 0, floor: str = "") -> bool:
         self._values.pop(key, None)
         return honest(self, key, value, number, floor)
-
-    patch.setattr(InMemoryStore, "create", create)
 
 
 def freezes_before_the_record(patch: Patch) -> None:
     """A proposer freezes its data plane when it asks for the record, and not once that stands."""
-    honest = Proposer._begin_record
 
-    def begin(self: Proposer, parent: View, now: float) -> None:
+    @around(patch, Proposer, "_begin_record")
+    def begin(honest: Any, self: Proposer, parent: View, now: float) -> None:
         honest(self, parent, now)
         self._core.outbox.emit(Freeze(parent.epoch + 1, None))
-
-    patch.setattr(Proposer, "_begin_record", begin)
 
 
 def doubt_is_success(patch: Patch) -> None:
     """A record whose creation was not answered is taken for created."""
-    honest = Register.answered
 
-    def answered(self: Register, errand: Errand, answer: Answer, now: float) -> None:
+    @around(patch, Register, "answered")
+    def answered(honest: Any, self: Register, errand: Errand, answer: Answer, now: float) -> None:
         if isinstance(errand, CreateView) and isinstance(answer, Away) and answer.ambiguous:
             answer = Recorded(errand.record)
         honest(self, errand, answer, now)
 
-    patch.setattr(Register, "answered", answered)
-
 
 def doubt_is_failure(patch: Patch) -> None:
     """What was not answered never happened: a record of its own that stands is taken for that of its next proposal."""
-    honest = Register.answered
 
-    def answered(self: Register, errand: Errand, answer: Answer, now: float) -> None:
+    @around(patch, Register, "answered")
+    def answered(honest: Any, self: Register, errand: Errand, answer: Answer, now: float) -> None:
         if isinstance(errand, CreateView) and isinstance(answer, Recorded) and (found := answer.record) is not None:
             again = (found.driver, found.view.epoch) == (errand.record.driver, errand.record.view.epoch)
             answer = Recorded(errand.record) if again else answer
         honest(self, errand, answer, now)
 
-    patch.setattr(Register, "answered", answered)
-
 
 def lets_itself_in(patch: Patch) -> None:
     """Who reads that it was left out records the next view, with itself in it again."""
-    honest = ViewChange._recorded
 
-    def recorded(self: ViewChange, record: ViewRecord, now: float) -> None:
+    @around(patch, ViewChange, "_recorded")
+    def recorded(honest: Any, self: ViewChange, record: ViewRecord, now: float) -> None:
         core, parent = self._core, record.view
         if core.view is None or core.member.id in parent:
             honest(self, record, now)
             return
         proposal = Proposal(parent.view_id, parent.epoch + 1, joined=(core.member,))
         self.register.create(ViewRecord(proposal.apply(parent), core.member.id, proposal))
-
-    patch.setattr(ViewChange, "_recorded", recorded)
 
 
 def founds_beside_the_living(patch: Patch) -> None:
@@ -151,17 +143,15 @@ def floor_before_the_records(patch: Patch) -> None:
 
 def replaces_what_it_cannot_read(patch: Patch) -> None:
     """What a member cannot read in the place of a record is taken for garbage, and replaced by the member's own."""
-    honest = ViewLog.create
 
-    async def create(self: ViewLog, record: ViewRecord) -> Recorded | Wiped:
+    @around(patch, ViewLog, "create")
+    async def create(honest: Any, self: ViewLog, record: ViewRecord) -> Recorded | Wiped:
         try:
             return await honest(self, record)
         except UnreadableError:
             key = view_log.key_of(record.view.epoch)
             await self._store.write(key, self._cipher.wrap(key, record))
             return Recorded(record)
-
-    patch.setattr(ViewLog, "create", create)
 
 
 def leases_by_wall_clock(patch: Patch) -> None:
@@ -189,14 +179,12 @@ def leases_by_wall_clock(patch: Patch) -> None:
 
 def no_second_opinion(patch: Patch) -> None:
     """Whose lease was not renewed in time is taken for silent, whether it answers pings or not."""
-    honest = Detection.tick
 
-    def tick(self: Detection, now: float) -> None:
+    @around(patch, Detection, "tick")
+    def tick(honest: Any, self: Detection, now: float) -> None:
         for member_id in () if self.leases is None else self.leases.overdue(now):
             self._verdicts._accuse(member_id, EvidenceKind.SILENCE, "its lease was not renewed", now)
         honest(self, now)
-
-    patch.setattr(Detection, "tick", tick)
 
 
 BUGS = [

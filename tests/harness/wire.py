@@ -1,6 +1,6 @@
 """Long cables for kernels without netem: Ethernet frames on their way to a host are held back for a while.
 
-    python -m tests.wire DELAY JITTER HOST,PORT [HOST,PORT ...]
+    python -m tests.harness.wire DELAY JITTER HOST,PORT [HOST,PORT ...]
 
 ``HOST,PORT``: descriptors of two TAP devices, the host's own and its port at the bridge. A frame from the port reaches the host
 ``DELAY`` plus or minus up to ``JITTER`` seconds later, so that frames overtake each other, as with netem; the other way it is
@@ -18,8 +18,8 @@ import struct
 import sys
 import time
 
-from tests.namespace import inside
-from tests.processes.zygote import die_with_parent
+from tests.harness.namespace import inside
+from tests.harness.zygote import die_with_parent
 
 __all__ = ["make_tap"]
 

@@ -7,6 +7,7 @@ tensor on its own; the parameters move by it, so that their hash tells the whole
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import hashlib
@@ -19,6 +20,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,8 +29,8 @@ import torch
 
 from consensus import format_address
 from ftlib import FTLib
-from tests.namespace import enter
-from tests.processes import moments, trace
+from tests.harness import moments
+from tests.harness.namespace import enter
 
 SLOTS = 20
 """``2 ** slot`` and sums of them are exact in float32. A tensor needs twice as many elements to tell who is in it."""
@@ -97,6 +99,23 @@ class Lines:
         os.write(self._file, json.dumps({"t": time.monotonic(), **values}).encode() + b"\n")
 
 
+@contextlib.contextmanager
+def joined(task: Task, lines: Lines, **more: Any) -> Iterator[FTLib]:
+    """A member with the task's settings; the log says who it is."""
+    sockets = {"socket_fds": task.socket_fds} if task.socket_fds else {}
+    with FTLib.init(**{**task.settings, **sockets, **more}) as ft:
+        member = ft._consensus.member
+        lines.write(event="init", member=member.id, address=format_address(member.address), pid=os.getpid())
+        yield ft
+
+
+def place(ft: FTLib) -> dict[str, int]:
+    """Where it is after a call."""
+    counters = ft._plane.counters
+    told = {"call": ft._plane.finished, "step": ft.step, "epoch": ft.epoch, "size": ft.size, "rank": ft.rank}
+    return {**told, "adopted": counters.adopted, "lifetime": counters.rejoins}
+
+
 def run(values: dict[str, Any]) -> NoReturn:
     """Run the task in a process that was forked, and end it."""
     code = 1
@@ -149,15 +168,11 @@ def _stamp(record: logging.LogRecord) -> bool:
 
 def _train(task: Task, lines: Lines) -> int:
     chance = random.Random(task.slot * 7919 + os.getpid())
-    settings = dict(task.settings)
-    if task.socket_fds:
-        settings["socket_fds"] = task.socket_fds
     later = task.kill_at.removeprefix("later ")
     if later == task.kill_at and later:
         moments.arm(later, silently=task.silently)
-    if task.trace or moments.of_the_agent(later):
-        settings["agent"] = "thread"
-    tracer = trace.Tracer() if task.trace else None
+    more = {"agent": "thread"} if task.trace or moments.of_the_agent(later) else {}
+    tracer = moments.Tracer() if task.trace else None
     params = [torch.zeros(size) for size in task.sizes]
     grads = [torch.zeros(size) for size in task.sizes]
 
@@ -165,9 +180,7 @@ def _train(task: Task, lines: Lines) -> int:
         for param, value in zip(params, state["params"], strict=True):
             param.copy_(value)
 
-    with FTLib.init(**settings) as ft:
-        member = ft._consensus.member
-        lines.write(event="init", member=member.id, address=format_address(member.address), pid=os.getpid())
+    with joined(task, lines, **more) as ft:
         ft.register_state(state_dict=lambda: {"params": params}, load_state_dict=load)
         steps = 0
         census = Census(ft, lines, task.idle) if task.idle else None
@@ -189,16 +202,7 @@ def _train(task: Task, lines: Lines) -> int:
             steps += 1
             if steps == 10 and later != task.kill_at:
                 moments.arm(later, silently=task.silently)
-            told: dict[str, Any] = {
-                "end": end,
-                "call": ft._plane.finished,
-                "step": ft.step,
-                "epoch": ft.epoch,
-                "size": ft.size,
-                "rank": ft.rank,
-                "adopted": ft._plane.counters.adopted,
-                "lifetime": ft._plane.counters.rejoins,
-            }
+            told: dict[str, Any] = {"end": end, **place(ft)}
             if task.fill:
                 told["who"] = _who(grads, lines)
             if task.digest:

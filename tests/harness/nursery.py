@@ -22,7 +22,7 @@ _READY = 180.0
 """Seconds until it has imported everything; three on an idle machine."""
 _LIMIT = 40.0
 """Seconds that anything else may take."""
-_WORKER = "tests.processes.worker"
+_WORKER = "tests.harness.worker"
 
 
 class Stuck(AssertionError):
@@ -102,7 +102,7 @@ class Nursery:
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         with self._output.open("wb") as output:
             subprocess.run(
-                [sys.executable, "-m", "tests.processes.zygote", str(address), _WORKER, *modules],
+                [sys.executable, "-m", "tests.harness.zygote", str(address), _WORKER, *modules],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ftlib.launch.process import die_with_parent
-from tests.ports import free_ports
+from tests.harness.basics import free_ports
 
 __all__ = ["Certificates", "EtcdServer", "RedisServer", "Server", "etcd_cluster", "running"]
 

@@ -1,6 +1,6 @@
 """The fork server: a process that has imported everything and forks workers. They start in tens of milliseconds, not seconds.
 
-    python -m tests.processes.zygote SOCKET MODULE...
+    python -m tests.harness.zygote SOCKET MODULE...
 
 It listens at ``SOCKET`` (type SEQPACKET), returns, and goes on in the background: it prepares each ``MODULE``, and then
 serves whoever connects (see ``nursery``), until nobody is connected any more. A request is the JSON of ``{"module", "task"}``,

@@ -1,7 +1,8 @@
-"""Chosen moments to die at: the worker sends itself SIGKILL when it passes a point of the library for the n-th time.
+"""Points of the library that a worker passes, without touching its source: chosen to die at, or noted (``Tracer``).
 
-``"finish:before@120"``: on entry to the 120th ``Plane.finish``. ``"send:Install@2"``: instead of sending the second Install.
-``silently``: its host goes with it, so that nobody gets as much as a closed connection.
+It sends itself SIGKILL when it passes a point for the n-th time. ``"finish:before@120"``: on entry to the 120th
+``Plane.finish``. ``"send:Install@2"``: instead of sending the second Install. ``silently``: its host goes with it, so that
+nobody gets as much as a closed connection.
 """
 
 from __future__ import annotations
@@ -10,23 +11,30 @@ import functools
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from typing import Any
 
 from consensus.membership import Membership
 from consensus.protocol.agreement.installer import Installer
 from consensus.protocol.agreement.proposer import Proposer
+from consensus.protocol.agreement.view_change import ViewChange
+from consensus.protocol.agreement.voter import Voter
 from consensus.runtime.agent.agent import Agent
 from ftlib.core.calls import adoption as donation
 from ftlib.core.calls.call import Call
+from ftlib.core.engine.engine import Engine
 from ftlib.core.plane import rebuild
+from ftlib.core.plane.failures import Failures
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder
+from ftlib.frameworks import gloo, rendezvous
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
+from ftlib.lifecycle.lifetime import Lifetime
 from ftlib.recovery.whole_state import Transfer
 
-__all__ = ["POINTS", "arm", "of_the_agent"]
+__all__ = ["POINTS", "Tracer", "arm", "of_the_agent"]
 
 POINTS: dict[str, tuple[Any, str]] = {
     "enter": (Plane, "enter"),
@@ -82,7 +90,7 @@ class _Counter:
     def __init__(self, left: int, silently: bool) -> None:
         self._left, self._silently = left, silently
 
-    def __call__(self) -> None:
+    def __call__(self, *_: Any) -> None:
         self._left -= 1
         if self._left == 0:
             if self._silently:
@@ -90,14 +98,63 @@ class _Counter:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _wrapped(function: Callable[..., Any], strike: Callable[[], None], *, before: bool) -> Callable[..., Any]:
+def _wrapped(function: Callable[..., Any], told: Callable[..., None], *, before: bool) -> Callable[..., Any]:
+    """``told`` is called with the same arguments, before or after."""
+
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if before:
-            strike()
+            told(*args)
         result = function(*args, **kwargs)
         if not before:
-            strike()
+            told(*args)
         return result
 
     return wrapper
+
+
+_LIMIT = 2_000
+_BEFORE: list[tuple[str, Any, str]] = [
+    ("error", Failures, "report"),
+    ("proof", Agent, "_checked"),
+    ("propose", Proposer, "_begin"),
+    ("accept", Voter, "on_accept"),
+    ("freeze asked", Rebuilder, "_freeze"),
+    ("report", Membership, "flushed"),
+    ("chosen", ViewChange, "_chosen"),
+    ("install", ViewChange, "on_install"),
+    ("build", Lifetime, "_rebuild"),
+    ("ready", Membership, "ready"),
+    ("activate", Rebuilder, "_activate"),
+    ("attempt", Engine, "attempt"),
+    ("finish", Plane, "finish"),
+]
+_AFTER: list[tuple[str, Any, str]] = [
+    ("frozen", Plane, "freeze"),
+    ("met store", rendezvous.Meeting, "__init__"),
+    ("device", gloo, "_make_device"),
+    ("exchanged", rendezvous.Meeting, "exchange"),
+    ("activated", Plane, "activate"),
+]
+
+
+class Tracer:
+    """Patches this process; ``marks`` grow from any thread."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[str, float]] = []
+        for label, owner, name in _BEFORE:
+            setattr(owner, name, _wrapped(getattr(owner, name), functools.partial(self._note, label), before=True))
+        for label, owner, name in _AFTER:
+            setattr(owner, name, _wrapped(getattr(owner, name), functools.partial(self._note, label), before=False))
+
+    def take(self) -> list[tuple[str, float]]:
+        """What was noted since the last time."""
+        marks, self.marks = self.marks, []
+        return marks
+
+    def _note(self, label: str, *args: Any) -> None:
+        if label == "proof" and args[2] is not False:
+            return
+        if len(self.marks) < _LIMIT:
+            self.marks.append((label, time.monotonic()))

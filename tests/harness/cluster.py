@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import secrets
 import signal
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
+from .basics import Tail, bind
 from .nursery import ROOT, Nursery, Stuck
 from .worker import SLOTS, Task
 
-__all__ = ["ROOT", "Cluster", "Stuck", "Worker", "bind", "load"]
+__all__ = ["LIMIT", "ROOT", "Cluster", "Process", "Stuck", "Watched", "Worker", "load"]
 
 LIMIT = 40.0
 """Seconds that anything may take."""
@@ -34,82 +35,150 @@ def load() -> str:
     return "load " + " ".join(f"{value:.1f}" for value in os.getloadavg())
 
 
-class Worker:
-    """One lifetime."""
+class Process(ABC):
+    """One lifetime, and the JSON lines that it writes."""
 
-    def __init__(self, task: Task, pid: int) -> None:
-        self.task = task
+    ENDING: tuple[int, ...] = (signal.SIGKILL, signal.SIGTERM)
+    """Whoever was sent one of these does not count as alive any more."""
+
+    def __init__(self, name: str, log: str, pid: int) -> None:
+        self.name = name
         self.pid = pid
         self.code: int | None = None
         """Exit code (negative: the signal) once reaped."""
         self.ended = 0.0
         self.killed = 0.0
         """When a signal that ends it was sent."""
-        self.calls: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
-        self.address = ""
-        self._offset = 0
-        self._rest = b""
-
-    def __repr__(self) -> str:
-        last = self.calls[-1] if self.calls else {}
-        where = f"step {last.get('step')} epoch {last.get('epoch')} size {last.get('size')}"
-        return f"<{self.task.name} pid {self.pid} code {self.code} {where}>"
-
-    def said(self, most: int) -> str:
-        """The last ``most`` characters of its log."""
-        try:
-            return Path(self.task.log + ".out").read_text(errors="replace")[-most:]
-        except FileNotFoundError:
-            return "it has not said anything"
+        self._output = Path(log + ".out")
+        self._log = Tail(Path(log))
 
     @property
     def alive(self) -> bool:
         """Whether it runs and nothing was sent to end it."""
         return self.code is None and not self.killed
 
+    def read(self) -> None:
+        """Take in what it wrote since the last time."""
+        for line in self._log.read():
+            self.take(line)
+
+    @abstractmethod
+    def take(self, line: dict[str, Any]) -> None:
+        """It wrote that."""
+
+    def signal(self, number: int) -> float:
+        """Send a signal; CLOCK_MONOTONIC just before."""
+        began = time.monotonic()
+        if number in self.ENDING:
+            self.killed = began
+        os.kill(self.pid, number)
+        return began
+
+    def output(self) -> str:
+        """What it printed and logged."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._output.read_text(errors="replace")
+        return ""
+
+
+class Worker(Process):
+    """One of a cluster."""
+
+    def __init__(self, task: Task, pid: int) -> None:
+        super().__init__(task.name, task.log, pid)
+        self.task = task
+        self.calls: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.address = ""
+
+    def __repr__(self) -> str:
+        where = f"step {self.last.get('step')} epoch {self.last.get('epoch')} size {self.last.get('size')}"
+        return f"<{self.name} pid {self.pid} code {self.code} {where}>"
+
     @property
     def last(self) -> dict[str, Any]:
         """The newest call's line, empty before the first."""
         return self.calls[-1] if self.calls else {}
 
-    def read(self) -> None:
-        """Take in what the worker wrote since the last time."""
-        with contextlib.suppress(FileNotFoundError), Path(self.task.log).open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-            self._offset += len(data)
-            *whole, self._rest = (self._rest + data).split(b"\n")
-            for line in whole:
-                values = json.loads(line)
-                (self.calls if "step" in values else self.events).append(values)
-                self.address = values.get("address", self.address)
-
-    def signal(self, number: int) -> float:
-        """Send a signal; CLOCK_MONOTONIC just before."""
-        began = time.monotonic()
-        if number in (signal.SIGKILL, signal.SIGTERM):
-            self.killed = began
-        os.kill(self.pid, number)
-        return began
+    def take(self, line: dict[str, Any]) -> None:
+        """A call's or an event's."""
+        (self.calls if "step" in line else self.events).append(line)
+        self.address = line.get("address", self.address)
 
     def kill(self) -> float:
         """SIGKILL."""
         return self.signal(signal.SIGKILL)
 
-    def output(self) -> str:
-        """What it printed and logged."""
-        with contextlib.suppress(FileNotFoundError):
-            return Path(self.task.log + ".out").read_text(errors="replace")
-        return ""
+
+P = TypeVar("P", bound=Process)
 
 
-class Cluster:
+class Watched(ABC, Generic[P]):
+    """Processes from a nursery: what is new of them, and waiting for it."""
+
+    POLL = 0.01
+    """Seconds between two looks."""
+
+    def __init__(self, directory: Path, nursery: Nursery) -> None:
+        self.directory = directory
+        self._nursery = nursery
+
+    @property
+    @abstractmethod
+    def everybody(self) -> list[P]:
+        """Those that have ended, too."""
+
+    def alive(self) -> list[P]:
+        """Those that run and that nobody has asked to end."""
+        self.read()
+        return [process for process in self.everybody if process.alive]
+
+    def read(self) -> None:
+        """Take in all news."""
+        self._hear()  # first: of whoever is known to have ended all lines are here
+        for process in self.everybody:
+            if process.code is None or process.ended > time.monotonic() - 60:
+                process.read()
+
+    def until(self, what: str, condition: Callable[[], Any], limit: float = LIMIT, poll: float = 0.0) -> Any:
+        """Wait until ``condition()`` is true and return it; ``Stuck`` with everybody's stacks if it takes too long."""
+        deadline = time.monotonic() + limit
+        while True:
+            self.read()
+            found = condition()
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                left = [process for process in self.everybody if process.code is None]
+                said = (f"{process!r}: {process.output()[-_TOLD:] or 'it has not said anything'}" for process in left)
+                state = "\n  ".join(said)
+                self.dump()
+                raise Stuck(f"not within {limit:g} s: {what}\n  {state}\n{self.directory}")
+            time.sleep(poll or self.POLL)
+
+    def dump(self) -> None:
+        """All threads' stacks of all, into their ``.out`` files."""
+        for process in self.everybody:
+            if process.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.3)  # a process that hangs in the kernel never says that it is done
+
+    def _end_all(self) -> None:
+        self._nursery.kill(process.pid for process in self.everybody if process.code is None)
+        self._hear()
+
+    def _hear(self) -> None:
+        for process in self.everybody:
+            if process.code is None and (end := self._nursery.end(process.pid)):
+                process.code, process.ended = end
+
+
+class Cluster(Watched[Worker]):
     """The workers of one job. A context manager that leaves nothing behind."""
 
     def __init__(self, directory: Path, nursery: Nursery | None = None, **task: Any) -> None:
         """``nursery``: where its workers come from, by default one of its own. ``task``: fields of ``Task`` common to all."""
-        self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.workers: list[Worker] = []
         self._common = dict(task)
@@ -118,7 +187,12 @@ class Cluster:
         self._settings.setdefault("secret", secrets.token_hex(16))
         program = str(self._common.get("program", "")).partition(":")[0]
         self._owned = nursery is None
-        self._nursery = nursery or Nursery(directory, *filter(None, [program]))
+        super().__init__(directory, nursery or Nursery(directory, *filter(None, [program])))
+
+    @property
+    def everybody(self) -> list[Worker]:
+        """All workers."""
+        return self.workers
 
     @property
     def secret(self) -> str:
@@ -144,15 +218,6 @@ class Cluster:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._settings |= {"job": f"test-{secrets.token_hex(6)}", **settings}
-
-    def _end_all(self) -> None:
-        self._nursery.kill(worker.pid for worker in self.workers if worker.code is None)
-        self._hear()
-
-    def _hear(self) -> None:
-        for worker in self.workers:
-            if worker.code is None and (end := self._nursery.end(worker.pid)):
-                worker.code, worker.ended = end
 
     # Starting
 
@@ -199,33 +264,6 @@ class Cluster:
 
     # Watching
 
-    def alive(self) -> list[Worker]:
-        """Workers that run and that nobody has asked to end."""
-        self.read()
-        return [worker for worker in self.workers if worker.alive]
-
-    def read(self) -> None:
-        """Take in all news."""
-        self._hear()  # first: of whoever is known to have ended all lines are here
-        for worker in self.workers:
-            if worker.code is None or worker.ended > time.monotonic() - 60:
-                worker.read()
-
-    def until(self, what: str, condition: Callable[[], Any], limit: float = LIMIT, poll: float = 0.01) -> Any:
-        """Wait until ``condition()`` is true and return it; ``Stuck`` with everybody's stacks if it takes too long."""
-        deadline = time.monotonic() + limit
-        while True:
-            self.read()
-            found = condition()
-            if found:
-                return found
-            if time.monotonic() > deadline:
-                left = [worker for worker in self.workers if worker.code is None]
-                state = "\n  ".join(f"{worker!r}: {worker.said(_TOLD)}" for worker in left)
-                self.dump()
-                raise Stuck(f"not within {limit:g} s: {what}\n  {state}")
-            time.sleep(poll)
-
     def training(self, size: int | None = None, limit: float = LIMIT) -> None:
         """Wait until all live workers average together, in a group of ``size`` (default: all that live)."""
 
@@ -255,14 +293,6 @@ class Cluster:
         for worker in self.workers:
             worker.read()
 
-    def dump(self) -> None:
-        """All threads' stacks of all workers, into their ``.out`` files."""
-        for worker in self.workers:
-            if worker.code is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGUSR1)
-        time.sleep(0.3)  # a process that hangs in the kernel never says that it is done
-
     def faults(self) -> Iterator[str]:
         """Whatever no worker may ever do."""
         for worker in self.workers:
@@ -271,19 +301,3 @@ class Cluster:
                     yield f"{worker.task.name}: {event}"
             if worker.code not in (None, 0, -signal.SIGKILL):
                 yield f"{worker.task.name}: exit code {worker.code}"
-
-
-def bind() -> tuple[socket.socket, socket.socket]:
-    """A UDP and a listening TCP socket on one free port of loopback."""
-    while True:
-        tcp = socket.socket()
-        udp = socket.socket(type=socket.SOCK_DGRAM)
-        tcp.bind(("127.0.0.1", 0))
-        try:
-            udp.bind(tcp.getsockname())
-        except OSError:
-            tcp.close()
-            udp.close()
-            continue
-        tcp.listen(512)
-        return udp, tcp

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.nursery import Nursery
-
-from .program import Program
+from tests.harness.nursery import Nursery
+from tests.harness.program import Program
 
 pytestmark = pytest.mark.process
 

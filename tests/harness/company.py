@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,17 +14,7 @@ import torch
 from ftlib import FTLib
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.memory import MemoryHub
-from tests.ports import free_ports
-
-TIMEOUT = 40.0
-"""Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
-
-
-def eventually(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {TIMEOUT:g} s: {what}"
-        time.sleep(0.002)
+from tests.harness.basics import TIMEOUT, free_ports
 
 
 def call_until(ft: FTLib, done: Callable[[], bool]) -> None:

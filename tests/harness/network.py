@@ -23,8 +23,8 @@ from types import TracebackType
 
 import pytest
 
-from tests.namespace import inside
-from tests.wire import make_tap
+from tests.harness.namespace import inside
+from tests.harness.wire import make_tap
 
 __all__ = ["Host", "Network", "needs_bridge_filter", "needs_delay", "needs_filter", "needs_network"]
 
@@ -249,9 +249,9 @@ class Network:
 
     def _lay_wire(self) -> None:
         taps = [(make_tap("eth0", host.name), make_tap(f"p{number}", self._bridge)) for number, host in enumerate(self.hosts)]
-        command = [sys.executable, "-m", "tests.wire", str(self._delay), str(self._jitter)]
+        command = [sys.executable, "-m", "tests.harness.wire", str(self._delay), str(self._jitter)]
         command += [f"{host},{port}" for host, port in taps]
         held = [tap for pair in taps for tap in pair]
-        self._wire = subprocess.Popen(command, pass_fds=held, cwd=Path(__file__).parents[1])
+        self._wire = subprocess.Popen(command, pass_fds=held, cwd=Path(__file__).parents[2])
         for tap in held:
             os.close(tap)

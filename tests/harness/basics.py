@@ -1,0 +1,96 @@
+"""What any test may need: ports that nobody has, and to wait for something."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import random
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TIMEOUT", "Tail", "around", "bind", "eventually", "free_ports"]
+
+TIMEOUT = 40.0
+"""Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
+
+_RANGE = range(10_000, 32_768)
+"""Below those that a kernel gives away by itself: a port of these may be let go for a moment, as for a restart."""
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """So many, free for TCP and for UDP, and that nobody is likely to get before whoever asked for them binds them."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    chance = random.SystemRandom()  # tests that run at the same time may have seeded theirs alike
+    found: list[int] = []
+    with ExitStack() as held:
+        while len(found) < count:
+            port = chance.choice(_RANGE)
+            with contextlib.suppress(OSError):
+                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                    held.enter_context(socket.socket(family, kind)).bind((host, port))
+                found.append(port)
+    return found
+
+
+def bind() -> tuple[socket.socket, socket.socket]:
+    """A UDP and a listening TCP socket on one free port of loopback."""
+    while True:
+        tcp = socket.socket()
+        udp = socket.socket(type=socket.SOCK_DGRAM)
+        tcp.bind(("127.0.0.1", 0))
+        try:
+            udp.bind(tcp.getsockname())
+        except OSError:
+            tcp.close()
+            udp.close()
+            continue
+        tcp.listen(512)
+        return udp, tcp
+
+
+def eventually(condition: Callable[[], Any], what: object, limit: float = TIMEOUT) -> float:
+    """Seconds until ``condition`` held. ``what``: for whoever reads that it did not; if callable, what it says then."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > limit:
+            raise AssertionError(f"not within {limit:g} s: {what() if callable(what) else what}")
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+class Tail:
+    """JSON lines that somebody else writes to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size = path, 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """What is new; half a line waits."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._size)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._size += len(whole)
+            return [json.loads(line) for line in whole.splitlines()]
+        return []
+
+
+def around(patch: Any, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put a function in the place of ``owner.name``, until ``patch`` is undone; its first argument is what was there."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        usual = getattr(owner, name)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(usual, *args, **kwargs)
+
+        patch.setattr(owner, name, wrapper)
+        return function
+
+    return decorate
