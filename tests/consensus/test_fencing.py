@@ -54,7 +54,7 @@ def test_exit_code_0_is_proof_and_the_member_is_in_the_environment(tmp_path: Pat
     out = tmp_path / "facts"
     seen = Seen(fence_command=shell(f"env | grep ^FTLIB_FENCE_ | sort > {out}"))
     seen.order()
-    assert seen.proofs == [(VICTIM.id, "fence_command says that it is gone")]
+    assert seen.proofs == [(VICTIM.id, "fence_command says that it is gone", 0.0)]
     assert not seen.notes
     assert out.read_text().splitlines() == [
         "FTLIB_FENCE_ADDRESS=10.1.2.3:7007",
