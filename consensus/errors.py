@@ -12,30 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .view import View
 
-__all__ = [
-    "AmbiguousWriteError",
-    "CodecError",
-    "ConfigError",
-    "ConsensusError",
-    "ExcludedError",
-    "ForeignJobError",
-    "ForeignVersionError",
-    "FoundedApartError",
-    "JobEndedError",
-    "JoinError",
-    "LeftError",
-    "OvertakenError",
-    "QuorumLostError",
-    "SealError",
-    "SecretError",
-    "StoppedError",
-    "StoreAwayError",
-    "StoreError",
-    "StoreRefusedError",
-    "StoreWipedError",
-    "UnreadableError",
-]
-
 
 class ConsensusError(Exception):
     """Root of all errors raised by ``consensus``."""

@@ -20,8 +20,6 @@ from .border import Freeze, Installed, Order, Wish
 from .member import Address, Member
 from .view import Reason, View
 
-__all__ = ["Bound", "Consensus", "DataPlane", "Mode", "NullPlane", "Source"]
-
 Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
 """Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a LookupError becomes a 409 with its
 text."""

@@ -34,8 +34,6 @@ from .storage.locate import store_at
 from .view import Reason, View
 from .wire.keys import KeyRing
 
-__all__ = ["Membership"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 _START_TIMEOUT = 10.0
 """Seconds for the agent to start, or ``join_timeout`` where that is longer: a loaded machine may import slowly."""

@@ -9,24 +9,6 @@ from dataclasses import dataclass
 
 from .messages import Lease, ViewRecord
 
-__all__ = [
-    "Answer",
-    "Away",
-    "Beat",
-    "Clean",
-    "CreateView",
-    "Done",
-    "Errand",
-    "Leases",
-    "ReadLeases",
-    "ReadViews",
-    "Recorded",
-    "Unread",
-    "UnreadLease",
-    "Wiped",
-    "Withdraw",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CreateView:

@@ -29,8 +29,6 @@ from .errors import ConfigError, Excluded, FTLibError, JobEnded
 from .lifecycle.rejoin import Succession
 from .status import Status
 
-__all__ = ["Calls"]
-
 logger = logging.getLogger("ftlib")
 
 Result = TypeVar("Result")

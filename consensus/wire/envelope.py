@@ -41,8 +41,6 @@ from .keys import KEY_ID, Key, KeyRing
 from .replay_window import Window
 from .throttle import Throttle
 
-__all__ = ["OVERHEAD", "Open", "Opened", "Sealed", "Sealer"]
-
 _MAGIC = 0xF6
 _DATA, _KNOCK, _TICKET = 0x10, 0x11, 0x12
 """Kinds; the high half is the envelope's version."""

@@ -32,21 +32,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from ..errors import SealError
 from .keys import Key, KeyRing
 
-__all__ = [
-    "IDENTITY",
-    "NONCE",
-    "PIECE",
-    "PROOF_HEADER",
-    "SCHEME",
-    "Exchange",
-    "Frames",
-    "decode",
-    "encode",
-    "exchange_of",
-    "fresh_nonce",
-    "greeting",
-]
-
 SCHEME = "Ftlib"
 PROOF_HEADER = "x-ftlib-proof"
 IDENTITY = ("x-ftlib-member", "x-ftlib-job", "x-ftlib-version", "x-ftlib-address")

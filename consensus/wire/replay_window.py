@@ -6,8 +6,6 @@ authentic packet may move the window.
 
 from __future__ import annotations
 
-__all__ = ["Window"]
-
 
 class Window:
     """What has arrived from one sender under one key."""

@@ -22,8 +22,6 @@ from .ranges import Ranges, length
 from .replica import FAR, Replica, Report, code_of
 from .sampling import Share
 
-__all__ = ["FILLER", "Drawer"]
-
 FILLER: Ranges = ()
 """Drawn where there is nothing to draw."""
 _ALONE = "alone"

@@ -16,8 +16,6 @@ from .ledger import Ledger
 from .ranges import Range, Strip, length
 from .sampling import Share
 
-__all__ = ["FAR", "Replica", "Report", "code_of"]
-
 _RESIDUES = 255
 FAR = 100
 """How many epochs may be skipped at once: slots tell an epoch modulo 255 only."""

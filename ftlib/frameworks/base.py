@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Framework", "Group", "GroupSpec", "Kind", "Operation", "Work"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:

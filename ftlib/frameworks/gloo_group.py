@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from ftlib.frameworks.sockets import Address, Link
 
-__all__ = ["OPERATIONS", "GlooGroup"]
-
 OPERATIONS: dict[str, Any] = {
     "SUM": ReduceOp.SUM,
     "MIN": ReduceOp.MIN,

@@ -20,8 +20,6 @@ import torch
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.base import Framework, Group, GroupSpec, Kind, Operation, Work
 
-__all__ = ["DEFAULT_HUB", "MemoryFramework", "MemoryGroup", "MemoryHub"]
-
 _ROOMS_KEPT = 64
 _DTYPES = frozenset(
     {

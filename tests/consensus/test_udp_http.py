@@ -19,7 +19,8 @@ from consensus.member import Member, format_address
 from consensus.messages import Accepted, Envelope, Nack
 from consensus.protocol.state.effects import Fence, Send
 from consensus.protocol.state.inputs import Accusation
-from consensus.runtime.net.sockets import SocketPair, numeric, open_pair, resolve_all
+from consensus.runtime.net.names import numeric, resolve_all
+from consensus.runtime.net.sockets import SocketPair, open_pair
 from consensus.runtime.net.udp import fits
 from consensus.wire.codec import Codec
 

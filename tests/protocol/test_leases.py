@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.border import Hint
+from consensus.border import Hint, PeerProgress, Stalled, Stopped
 from consensus.config import Config
 from consensus.errors import ExcludedError, LeftError
 from consensus.messages import Evidence, EvidenceKind, Gossip, Lease, Status, Update
@@ -18,7 +18,7 @@ from consensus.protocol.detection.leases import Leases as Book
 from consensus.protocol.detection.stall import Stall
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.core import Core
-from consensus.protocol.state.effects import Ask, PeerProgress, Send, Stalled, Stopped
+from consensus.protocol.state.effects import Ask, Send
 from consensus.protocol.state.inputs import Accusation
 from consensus.protocol.state.standing import Standing
 from consensus.store_requests import Away, Beat, Leases, ReadLeases, Withdraw

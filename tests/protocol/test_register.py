@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from consensus.border import Built, Flushed
+from consensus.border import Built, Flushed, Freeze, Stopped
 from consensus.config import Config, Policy
 from consensus.errors import ConfigError, ExcludedError, StoreWipedError
 from consensus.messages import Accept, Activate, Chosen, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
 from consensus.protocol.agreement.proposer import SMALLER_WAITS
 from consensus.protocol.agreement.register import SELDOM, WIPED_FOR
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.effects import Ask, Effect, Freeze, Note, Stopped
+from consensus.protocol.state.effects import Ask, Effect, Note
 from consensus.protocol.state.inputs import Answered, Checked, Stirred
 from consensus.store_requests import (
     Answer,

@@ -19,7 +19,8 @@ from ftlib.core.calls.salvage import Plan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane import plane as planes
 from ftlib.core.plane import rebuild
-from ftlib.core.plane.plane import Finish, Order, Plane
+from ftlib.core.plane.orders import Finish, Order
+from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.staging import Staging
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.recovery.whole_state import Transfer

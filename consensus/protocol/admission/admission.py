@@ -23,8 +23,6 @@ from .ending import Askers, Ending
 from .founding import Founding
 from .survey import Survey
 
-__all__ = ["Admission"]
-
 BEACON_EVERY = 0.25
 """How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
 

@@ -29,8 +29,6 @@ from ..state.effects import Ask, Check
 from ..state.join import Search
 from ..state.member_table import NEVER
 
-__all__ = ["Survey"]
-
 SOON = 0.25
 """Seconds between the first two looks; each pause is ``GROWTH`` times the one before, up to ``SELDOM``."""
 

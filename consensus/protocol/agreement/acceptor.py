@@ -17,8 +17,6 @@ from ...view import Cause, Proposal, Removal, View
 from ..state.evidence import Proof
 from ..state.member_table import NEVER
 
-__all__ = ["NO_BALLOT", "Acceptor", "Pending"]
-
 NO_BALLOT: Ballot = (-1, "")
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...border import Freeze
 from ...member import Address
 from ...messages import Message
-from ..state.effects import Freeze, Outbox
-
-__all__ = ["FlushReports"]
+from ..state.effects import Outbox
 
 Answer = Callable[[bytes], Message]
 """Makes the answer to one request from the report."""

@@ -14,8 +14,6 @@ from ...messages.reports import Reports
 from ...transitions import Table
 from ...view import Cause, Delta, Reason, View
 
-__all__ = ["INSTALLATION", "Gain", "Installation", "Stage"]
-
 
 class Stage(Enum):
     """What the driver of a view waits for. ACTIVE: nothing; it answers a READY whose ACTIVATE got lost, until a newer view."""

@@ -24,8 +24,6 @@ from ...view import View
 from ..state.core import Core
 from ..state.effects import Ask
 
-__all__ = ["KEPT", "Register"]
-
 KEPT = 2
 """So many records stay: the newest and its parent."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from ...border import Activated, Expected, Installed
 from ...config import Policy
 from ...member import Address
 from ...messages import (
@@ -29,7 +30,7 @@ from ..detection.accusations import Accusations
 from ..detection.detection import Detection
 from ..state.change import Kind, Moment
 from ..state.core import Core
-from ..state.effects import Activated, Expected, Installed, Tether
+from ..state.effects import Tether
 from ..state.life import Turn
 from ..state.standing import STANDING, News
 from .abandonment import Abandonment
@@ -41,8 +42,6 @@ from .installer import Installer
 from .proposer import Proposer
 from .register import Register
 from .voter import Voter
-
-__all__ = ["ViewChange"]
 
 
 class ViewChange:

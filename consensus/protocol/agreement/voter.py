@@ -16,8 +16,6 @@ from ..state.core import Core
 from .acceptor import NO_BALLOT, Acceptor, Pending
 from .flush import FlushReports
 
-__all__ = ["Voter"]
-
 
 class Voter:
     """Answers PREPARE, ACCEPT and requests for a report."""

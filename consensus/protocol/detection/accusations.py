@@ -18,8 +18,6 @@ from ..state.effects import Check, Tether
 from ..state.links import cut_off
 from ..state.member_table import Sign
 
-__all__ = ["Accusations"]
-
 _WITNESSES = 8
 """So many are told of a broken link: whoever leads has to hear of it, perhaps not from both of its ends."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from math import inf
 
+from ...border import PeerProgress
 from ...config import Liveness
 from ...member import Address, Member
 from ...messages import Ack, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
@@ -13,7 +14,7 @@ from ...store_requests import Answer, Errand
 from ...view import View
 from ..state.change import Kind
 from ..state.core import Core
-from ..state.effects import Check, PeerProgress
+from ..state.effects import Check
 from ..state.lifeguard import Suspicion
 from ..state.member_table import Peer, Sign
 from .leases import Leases
@@ -21,8 +22,6 @@ from .probe import Probe, Prober
 from .stall import Stall
 from .verdict import Accuse, Verdicts
 from .watch import Watch
-
-__all__ = ["Detection"]
 
 PIGGYBACK = 6
 """Rumours a message."""

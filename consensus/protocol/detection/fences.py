@@ -11,8 +11,6 @@ from ..state.effects import Fence
 from ..state.member_table import Peer
 from ..state.quorum import is_most
 
-__all__ = ["FENCE_EVERY", "Fences"]
-
 FENCE_EVERY = 0.25
 """Seconds between two requests for one member."""
 

@@ -28,8 +28,6 @@ from ..state.effects import Ask
 from ..state.links import KEEP
 from .stall import Stall
 
-__all__ = ["BEATS", "LATE", "STILL", "Leases", "successors_watched"]
-
 BEATS = 3
 """Beats in the time of a lease."""
 

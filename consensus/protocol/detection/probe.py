@@ -20,8 +20,6 @@ from ..state.lifeguard import Awareness
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["PROBE", "Answer", "Probe", "ProbeStage", "Prober", "Relay"]
-
 
 RELAYS = 1024
 """Pings on others' behalf at a time; the oldest is given up for a new one."""

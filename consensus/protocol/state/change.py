@@ -13,8 +13,6 @@ from ...member import Member, format_address
 from ...messages import Ballot
 from ...view import Cause, Reason, Removal, View
 
-__all__ = ["DECISIVE", "DETAIL", "LASTING", "SHOWN", "Change", "Finding", "Kind", "Moment"]
-
 SHOWN = 32
 """Of the reports and READYs of one change so many are told, the latest: they are what the others waited for."""
 

@@ -14,8 +14,6 @@ from ...messages import Ballot
 from ...view import Reason, Removal, View
 from .change import LASTING, SHOWN, Change, Finding, Kind, Moment
 
-__all__ = ["FINDINGS", "LIMIT", "History"]
-
 LIMIT = 64
 """So many changes are kept."""
 

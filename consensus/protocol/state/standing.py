@@ -6,8 +6,6 @@ from enum import Enum
 
 from ...transitions import Table
 
-__all__ = ["STANDING", "News", "Standing"]
-
 
 class Standing(Enum):
     """CHOSEN: its reports are being collected. Members act in it only once it is ACTIVE."""

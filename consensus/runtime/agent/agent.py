@@ -43,8 +43,6 @@ from .waiting import Waiting
 if TYPE_CHECKING:
     from ..net.http import HttpServer
 
-__all__ = ["Agent", "Outside"]
-
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
 

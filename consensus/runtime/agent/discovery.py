@@ -21,8 +21,6 @@ from ..net.liveness_connection import Answer, Doubt, ask
 from ..net.names import Introducers, lookup, resolve
 from .driver import Driver
 
-__all__ = ["Scout"]
-
 _LOOK_TIMEOUT = 1.0
 """How long an address may take to say who listens there."""
 

@@ -25,8 +25,6 @@ from .clock import now
 from .ports import Carrier, Core
 from .snapshot import Snapshot
 
-__all__ = ["Driver"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 _NOTES = 500
 _HELD_POLL = 0.02

@@ -20,8 +20,6 @@ from typing import Any
 from ...config import Config
 from ...member import Member, format_address
 
-__all__ = ["Fencing"]
-
 _PAUSE = 5.0
 """Seconds from the end of a command that proved nothing to the next try."""
 

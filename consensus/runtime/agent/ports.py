@@ -14,8 +14,6 @@ from ...protocol.state.inputs import Input
 from ...store_requests import Errand
 from ...view import Reason, View
 
-__all__ = ["Carrier", "Core"]
-
 
 class Core(Protocol):
     """What the driver needs of ``protocol.machine.Machine``. No method blocks; ``now`` never goes back."""

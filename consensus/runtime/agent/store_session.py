@@ -26,8 +26,6 @@ from ...wire.keys import KeyRing
 from .driver import Driver
 from .store_gauge import StoreGauge
 
-__all__ = ["Storekeeper", "storekeeper_for"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 
 _FIRST_PAUSE = 0.1

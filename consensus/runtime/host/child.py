@@ -38,8 +38,6 @@ from .parent_watcher import Lifeline
 from .pipe import LoopPipe
 from .progress_cell import ProgressCell
 
-__all__ = ["Child", "main", "make_agent"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 _FACTS_TIMEOUT = 0.3
 """Seconds that the training process gets to say where it is: it may be busy, and status must answer all the same."""

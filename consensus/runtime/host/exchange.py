@@ -11,21 +11,6 @@ from ...errors import ConsensusError
 from ...member import Address, Member
 from ..net.names import Introducers
 
-__all__ = [
-    "Answer",
-    "Asked",
-    "Facts",
-    "FactsAsked",
-    "Failed",
-    "Find",
-    "Question",
-    "Serve",
-    "Setup",
-    "Started",
-    "Status",
-    "Stop",
-]
-
 # To the agent
 
 

@@ -34,8 +34,6 @@ from .exchange import Answer, Asked, Facts, FactsAsked, Failed, Question, Serve,
 from .pipe import Pipe
 from .progress_cell import ProgressCell
 
-__all__ = ["Ears", "Host"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 _REQUEST_LIMIT = 256 * 1024
 """Bytes of a request that the agent hands over: what it takes of a request line (see ``authenticator``), and more."""

@@ -26,8 +26,6 @@ from ...wire.slices import short_slices
 from .parent_watcher import Lifeline
 from .robust_mutex import RobustMutex, Waited
 
-__all__ = ["LifeLock", "watch_life"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 _START_TIMEOUT = 1.0
 """Seconds for a thread to start and lock a mutex that nobody else has seen."""

@@ -23,8 +23,6 @@ from ...wire.keys import KeyRing
 from ...wire.proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
 from .door import Door, Stage, Stranger, places
 
-__all__ = ["Gate", "QuietServer", "RefusedError", "prove", "reading"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 _REFUSAL = f"HTTP/1.1 401 {SCHEME}\r\n\r\n".encode()
 _LEAST = 300

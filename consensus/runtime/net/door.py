@@ -22,8 +22,6 @@ from socket import socket
 
 from .fork import release_in_children
 
-__all__ = ["PATIENCE", "Door", "Stranger", "places"]
-
 PATIENCE = 1.0
 """Seconds from being accepted to having proved who one is."""
 

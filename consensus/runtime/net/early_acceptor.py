@@ -8,8 +8,6 @@ from socket import MSG_PEEK, socket
 
 from .fork import release_in_children
 
-__all__ = ["Porter"]
-
 _PATIENT = (b"GET /tether ", b"GET /identity ")
 """How a request begins that asks only who is here; who sends it waits for ``liveness_connection.CHECK_TIMEOUT``."""
 _MOST = 64

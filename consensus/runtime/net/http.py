@@ -32,8 +32,6 @@ from .door import Door, Stranger
 from .metrics import CONTENT_TYPE, render
 from .sources import HandOver, Request
 
-__all__ = ["HttpClient", "HttpServer"]
-
 _HELD_POLL = 0.02
 _READ_TIMEOUT = 5.0
 """Seconds for the whole of a message to come in."""

@@ -29,8 +29,6 @@ from ...wire.keys import KeyRing
 from ...wire.proofs import IDENTITY, SCHEME, Exchange, decode, fresh_nonce, greeting
 from .names import Endpoint, resolve
 
-__all__ = ["Answer", "Doubt", "Tethers", "Verdict", "ask"]
-
 CHECK_TIMEOUT = 0.5
 """Seconds for one answer, torn connections included: longer than a held GIL usually lasts."""
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from ...interface import Source
 from ...wire.proofs import PIECE, Frames
 
-__all__ = ["HandOver", "Request", "Sources"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 _AT_A_TIME = 32
 _CHUNK_TIMEOUT = 60.0

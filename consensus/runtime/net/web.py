@@ -21,8 +21,6 @@ from .early_acceptor import Porter
 if TYPE_CHECKING:
     from .http import HttpClient, HttpServer
 
-__all__ = ["Web", "load"]
-
 _MODULE = "consensus.runtime.net.http"
 _SPARED = 1.0
 """Seconds after which it comes up where it is spared, and nobody needs it."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from ...border import Activated, Freeze, Installed, Stopped
 from ...config import Config
 from ...errors import StoppedError
 from ...messages import Message
-from ...protocol.state.effects import Activated, Effect, Freeze, Installed, Note, Stopped, Tether
+from ...protocol.state.effects import Effect, Note, Tether
 from ...store_requests import Answer, Errand
 from ...view import View
 from .faults import Faults

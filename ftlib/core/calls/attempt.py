@@ -25,8 +25,6 @@ from .call import Call, Results
 from .salvage import blame
 from .session import Session
 
-__all__ = ["BARE", "SETTLE", "WAIT_SLICE", "Attempt", "Disagreement", "Waits"]
-
 SETTLE = 0.1
 """Seconds that operations of an aborted group get to end before their buffers are given up.
 

@@ -22,8 +22,6 @@ from .call import Call, Kind, Results
 from .follower import NoFollowing
 from .session import Session
 
-__all__ = ["Followed", "FollowedAttempt", "NobodyThere", "neutral"]
-
 UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
 
 

@@ -19,8 +19,6 @@ import msgpack
 
 from consensus import View
 
-__all__ = ["REPORT_LIMIT", "Fault", "FaultKind", "Plan", "Report", "blame", "plan"]
-
 REPORT_LIMIT = 512
 """Bytes; a longer report is refused."""
 

@@ -11,8 +11,6 @@ from ..tensors.layout import Layout
 from ..tensors.trailer import TrailerCodec
 from .salvage import Plan
 
-__all__ = ["Session"]
-
 
 class Session:
     """What a member needs to act in a view. ``group`` is None where the member is alone."""

@@ -29,8 +29,6 @@ from .guarded_group import GuardedGroup
 from .inner import Buffers, Inner, Pending
 from .unit import Stage, Unit
 
-__all__ = ["DOUBT", "Execution", "Executor", "Means"]
-
 logger = logging.getLogger("ftlib")
 
 DOUBT = 1.0

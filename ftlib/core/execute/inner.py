@@ -22,8 +22,6 @@ from ..tensors.layout import Layout
 from ..tensors.staging import Slot, Staging
 from ..tensors.trailer import Slot as Saying
 
-__all__ = ["Buffers", "Inner", "Pending"]
-
 
 class Inner(Attempt):
     """The operations of one call within a unit."""

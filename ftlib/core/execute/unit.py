@@ -23,8 +23,6 @@ from ..calls.session import Session
 from ..tensors.layout import Layout
 from .inner import Pending
 
-__all__ = ["WITHIN", "Stage", "Unit"]
-
 WITHIN = "execute "
 """How kinds of layouts begin of calls within a unit: they agree with none outside."""
 

@@ -23,8 +23,6 @@ from ..calls.call import Call, Results
 from ..plane.plane import Plane
 from ..tensors.layout import Layout
 
-__all__ = ["Missed"]
-
 
 @dataclass(slots=True)
 class _Entry:

@@ -44,8 +44,6 @@ from .pattern import Rhythm
 from .pattern import why_not as why_no_step
 from .stand_in import StandIn
 
-__all__ = ["Deputy", "Terms", "replayable"]
-
 logger = logging.getLogger("ftlib")
 
 _BACK = "back: the others did %d calls without this worker, which has taken them over; %d are left to its next calls"

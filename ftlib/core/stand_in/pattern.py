@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from ..calls.call import Kind
 from ..tensors.layout import Layout
 
-__all__ = ["LONGEST", "WINDOW", "Rhythm", "why_not"]
-
 LONGEST = 8
 """Calls that a step may have."""
 WINDOW = 3 * LONGEST

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["CARRIERS", "NEUTRAL", "SLOT_BYTES", "Flag", "Slot", "Trailer", "TrailerCodec"]
-
 Region = np.ndarray[Any, Any]
 """Of a buffer, as numpy sees it: torch takes longer to look at a few bytes than to reduce them."""
 

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import torch
 
-from ftlib.core.plane.plane import Order
+from ftlib.core.plane.orders import Order
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.donor.group_sender import FIRST_TAG, RUN

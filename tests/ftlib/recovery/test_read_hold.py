@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftlib.core.plane.plane import Order
+from ftlib.core.plane.orders import Order
 from ftlib.recovery.donor import donor as donor_module
 from ftlib.recovery.donor import read_hold as hold
 from ftlib.recovery.joiner.http_transport import LATER

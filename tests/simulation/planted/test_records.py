@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 
+from consensus.border import Freeze
 from consensus.errors import UnreadableError
 from consensus.messages import EvidenceKind, Lease, ViewRecord
 from consensus.protocol.admission.admission import Admission
@@ -16,7 +17,6 @@ from consensus.protocol.agreement.register import Register
 from consensus.protocol.agreement.view_change import ViewChange
 from consensus.protocol.detection.detection import Detection
 from consensus.protocol.detection.leases import Leases
-from consensus.protocol.state.effects import Freeze
 from consensus.simulation import SimulatedStore
 from consensus.simulation.invariants import Exclusion, Liveness, Records
 from consensus.simulation.world.in_memory_store import InMemoryStore
