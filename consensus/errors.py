@@ -60,6 +60,15 @@ class SecretError(ConsensusError):
     """The other side asks for a secret, has none, or has another one. The text names the remedy."""
 
 
+class RefusalError(ConsensusError, LookupError):
+    """What a source (see ``interface.Source``) has nothing to give for: the HTTP status of the answer, and its text."""
+
+    def __init__(self, text: str, status: int) -> None:
+        """``status``: of the answer; what it means is between those who serve and those who ask."""
+        super().__init__(text)
+        self.status = status
+
+
 class StoppedError(ConsensusError):
     """This member's lifetime in the cluster is over; the subclass says why."""
 

@@ -21,8 +21,8 @@ from .member import Address, Member
 from .view import Reason, View
 
 Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
-"""Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a LookupError becomes a 409 with its
-text."""
+"""Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a RefusalError becomes an answer
+with its status and text, another LookupError a 409 with its text."""
 
 
 class Mode(Enum):

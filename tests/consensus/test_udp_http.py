@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from consensus.config import Config
-from consensus.errors import ConfigError
+from consensus.errors import ConfigError, RefusalError
 from consensus.member import Member, format_address
 from consensus.messages import Accepted, Envelope, Nack
 from consensus.protocol.state.effects import Fence, Send
@@ -283,15 +283,21 @@ class TestHttp:
                 yield b"something"
             raise LookupError("no such version")
 
+        def refused(query: Mapping[str, str]) -> Iterator[bytes]:
+            raise RefusalError("not yet", 503)
+
         def broken(query: Mapping[str, str]) -> Iterator[bytes]:
             raise ValueError("broken")
 
         async def main() -> None:
             async with rig() as a, aiohttp.ClientSession() as session:
                 a.sources.serve("/late", late)
+                a.sources.serve("/refused", refused)
                 a.sources.serve("/broken", broken)
                 async with session.get(self.url(a, "/late")) as response:
                     assert (response.status, await response.text()) == (409, "no such version\n")
+                async with session.get(self.url(a, "/refused")) as response:
+                    assert (response.status, await response.text()) == (503, "not yet\n")
                 async with session.get(self.url(a, "/broken")) as response:
                     assert response.status == 500
                 async with session.get(self.url(a, "/late?late=1")) as response:
