@@ -7,7 +7,7 @@ authentic packet may move the window.
 from __future__ import annotations
 
 
-class Window:
+class ReplayWindow:
     """What has arrived from one sender under one key."""
 
     __slots__ = ("_mask", "_seen", "_size", "top")

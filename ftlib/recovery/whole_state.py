@@ -25,7 +25,7 @@ from ..errors import ConfigError, FTLibError, RebuildTimeout
 from ..state.codec import StateReader, encode, flatten, snapshot
 from ..state.registry import Registered
 from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, request
-from .joiner.progress_log import Arrival
+from .joiner.progress_log import ArrivingState
 from .layout.requests import POLL, Body, pieces
 
 logger = logging.getLogger("ftlib")
@@ -290,7 +290,7 @@ class Transfer(Observer):
             return data
 
         reader = StateReader(read)
-        with Arrival(self._plane, waited_for=waited_for) as arrival:
+        with ArrivingState(self._plane, waited_for=waited_for) as arrival:
             tree = reader.read(STATE_LIMIT)
         answer.finish()
         return tree, reader.nbytes

@@ -14,7 +14,7 @@ from ftlib.core.engine.call_lock import Turns
 from ftlib.core.engine.waiting import WARN_AFTER
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.pattern import LONGEST, WINDOW, Rhythm, why_not
+from ftlib.core.stand_in.pattern import LONGEST, WINDOW, CallPattern, why_not
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import Layout, lay_out
 from tests.ftlib.real import TIMEOUT, eventually, in_thread
@@ -32,7 +32,7 @@ NAMES = {layout.signature: name for name, layout in CALLS.items()}
 
 def rhythm(calls: str) -> str:
     """What is found to come next, after these calls."""
-    found = Rhythm()
+    found = CallPattern()
     for call in calls:
         found.note(CALLS[call])
     return "".join(NAMES[layout.signature] for layout in found.step())

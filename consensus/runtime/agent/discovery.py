@@ -46,7 +46,7 @@ _BARRING = frozenset({Doubt.ASKS, Doubt.DIFFERS, Doubt.LACKS})
 _UNSURE = "this member, though first, founds nothing while an introducer with other secrets may know the cluster"
 
 
-class Scout:
+class Discovery:
     """Looks, and tells the driver's core. Lives on the agent's loop; ``attend`` and ``follow_names`` run as tasks of it."""
 
     def __init__(

@@ -36,14 +36,14 @@ _GOODBYE = 1.0
 """Seconds for the removal of the own lease at the end, and for letting go of the store."""
 
 
-def storekeeper_for(
+def session_for(
     config: Config, member: Member, ring: KeyRing | None, driver: Driver, spawn: Callable[[Coroutine[Any, Any, None]], None]
-) -> Storekeeper | None:
+) -> StoreSession | None:
     """One for an agent whose policy needs a store."""
-    return Storekeeper(config, member, ring, driver, spawn) if config.policy is Policy.STORAGE else None
+    return StoreSession(config, member, ring, driver, spawn) if config.policy is Policy.STORAGE else None
 
 
-class Storekeeper:
+class StoreSession:
     """One agent's. OPENING -> OPEN (``attend``) -> CLOSED (``close``). Lives on the agent's loop."""
 
     def __init__(

@@ -31,7 +31,7 @@ class _Thread:
     nice: int = 0
 
 
-class Lifeline:
+class ParentWatcher:
     """Watches one process, usually the parent. Where the kernel tells nothing it is never held, and its end is told by
     the pipe alone.
     """

@@ -45,7 +45,7 @@ class RefusedError(ConnectionError):
     """Close the connection and say nothing more."""
 
 
-class Gate:
+class Authenticator:
     """Decides for each GET who asks. Without a ring everybody may."""
 
     def __init__(self, ring: KeyRing | None, member: Member, job: str) -> None:

@@ -4,7 +4,7 @@ Whoever has the secret shows it within milliseconds. Everybody else is a *strang
 an address with an attacker. A stranger has ``PATIENCE`` seconds from the moment it was accepted, however much or little it
 says; there are few places for them, and where all are taken the newcomer gets that of the one who has kept silent longest. So
 ten thousand connections that say nothing, or a byte a second, take no place from a member: those have places of their own
-(see ``gate``), and whoever comes next is looked at next.
+(see ``authenticator``), and whoever comes next is looked at next.
 
 What a stranger says is collected here, in plain sockets, until it is a whole head of a request. Only then does HTTP see it:
 a connection there costs twenty times as much.

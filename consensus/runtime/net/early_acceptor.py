@@ -14,7 +14,7 @@ _MOST = 64
 """Connections that are kept; the kernel keeps some more."""
 
 
-class Porter:
+class EarlyAcceptor:
     """Accepts connections, looks at what they want, and keeps them. Everything here runs on the loop's thread."""
 
     def __init__(self, sock: socket, came: Callable[[bool], None]) -> None:

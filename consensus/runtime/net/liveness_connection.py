@@ -159,7 +159,7 @@ def _answer(head: dict[str, str]) -> Answer | None:
     return Answer(member_id, job, int(version) if known else 0, address)
 
 
-class Tethers:
+class LivenessConnections:
     """Holds tethers and runs checks. Lives on the loop's thread; every verdict goes to ``report``."""
 
     def __init__(self, report: Report, ring: KeyRing | None = None, *, trust_refused: bool = True) -> None:

@@ -35,7 +35,7 @@ class _Entry:
     """Of which it was the first call: the program is told of them before it is applied."""
 
 
-class Missed:
+class Backlog:
     """Of one program, in one lifetime. Used in its turn only."""
 
     def __init__(

@@ -18,7 +18,7 @@ WINDOW = 3 * LONGEST
 """Calls that must show it."""
 
 
-class Rhythm:
+class CallPattern:
     """Of one program's calls. Used in its turn only."""
 
     def __init__(self) -> None:

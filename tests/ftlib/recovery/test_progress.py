@@ -17,7 +17,7 @@ from ftlib.core.plane.facts import facts
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.progress import Progress, told
 from ftlib.core.tensors.trailer import Flag, Slot, Trailer
-from ftlib.recovery.joiner.progress_log import EVERY, Arrival, Meter, ProgressLog
+from ftlib.recovery.joiner.progress_log import EVERY, ArrivingState, Meter, ProgressLog
 
 HALF = Progress(total=1_200_000_000, got=600_000_000, rate=300e6, left=2.0, pending=0, braking=False)
 
@@ -116,7 +116,7 @@ def test_a_short_one_is_told_at_its_end_alone(clock: Clock, plane: Plane, caplog
 def test_one_that_the_others_wait_for(clock: Clock, plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ftlib")
     assert facts(plane)["recovery"] is None
-    with Arrival(plane, waited_for=True) as arrival:
+    with ArrivingState(plane, waited_for=True) as arrival:
         clock.at += 2
         arrival.got(100, 0)
         assert facts(plane)["recovery"]["total"] == 0, "not known before the list of tensors is here"
@@ -131,7 +131,7 @@ def test_one_that_the_others_wait_for(clock: Clock, plane: Plane, caplog: pytest
 
 def test_a_broken_one_is_over(plane: Plane) -> None:
     def fail() -> None:
-        with Arrival(plane, waited_for=False) as arrival:
+        with ArrivingState(plane, waited_for=False) as arrival:
             arrival.got(1, 2)
             raise EOFError
 

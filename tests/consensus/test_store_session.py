@@ -17,7 +17,7 @@ from consensus.errors import AmbiguousWriteError, JoinError, StoreAwayError, Sto
 from consensus.messages import Lease
 from consensus.protocol.state.effects import Ask
 from consensus.protocol.state.inputs import Answered, Died, Stirred
-from consensus.runtime.agent import store_session as storekeeper
+from consensus.runtime.agent import store_session
 from consensus.storage.files.file_store import FileStore
 from consensus.storage.store import Created
 from consensus.store_requests import Answer, Away, Beat, CreateView, Done, Errand, Leases, ReadLeases, ReadViews, Recorded
@@ -71,7 +71,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> list[Hanging]:
         made.append(Hanging(url, job, timeout=timeout))
         return made[-1]
 
-    monkeypatch.setattr(storekeeper, "store_at", make)
+    monkeypatch.setattr(store_session, "store_at", make)
     return made
 
 
@@ -103,7 +103,7 @@ def test_before_the_store_is_open_it_is_away(tmp_path: Path, monkeypatch: pytest
                 raise StoreAwayError("the store is not up yet")
             await super().open()
 
-    monkeypatch.setattr(storekeeper, "store_at", Late)
+    monkeypatch.setattr(store_session, "store_at", Late)
 
     async def main() -> None:
         async with agent(tmp_path) as a:
@@ -190,7 +190,7 @@ def test_an_end_does_not_wait_for_a_store_that_hangs(tmp_path: Path, monkeypatch
             await super().close()
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(storekeeper, "store_at", Stuck)
+    monkeypatch.setattr(store_session, "store_at", Stuck)
 
     async def main() -> None:
         async with agent(tmp_path) as a:
@@ -213,7 +213,7 @@ def test_what_fails_is_answered_and_counted(tmp_path: Path, monkeypatch: pytest.
                 raise error("no")
             await super().write(key, value, expires=expires)
 
-    monkeypatch.setattr(storekeeper, "store_at", Failing)
+    monkeypatch.setattr(store_session, "store_at", Failing)
 
     async def main() -> None:
         async with agent(tmp_path) as a:
