@@ -57,7 +57,7 @@ class Clean:
     floor: int
 
 
-Errand = CreateView | ReadViews | Beat | ReadLeases | Withdraw | Clean
+StoreOp = CreateView | ReadViews | Beat | ReadLeases | Withdraw | Clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class UnreadLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Leases:
+class LeaseList:
     """Those that were found of the leases asked for, and what was found instead of others."""
 
     leases: tuple[Lease, ...]
@@ -110,4 +110,4 @@ class Unread:
     detail: str
 
 
-Answer = Recorded | Leases | Done | Away | Unread | Wiped
+StoreReply = Recorded | LeaseList | Done | Away | Unread | Wiped

@@ -22,7 +22,7 @@ from ..core.calls.session import Session
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..errors import ConfigError, FTLibError
-from ..recovery.joiner.http_transport import FetchError, Later, Nothing, Reading
+from ..recovery.joiner.http_transport import FetchError, Later, Nothing, StillReading
 from ..recovery.layout.requests import POLL, Body, pieces
 from ..recovery.whole_state import RETRY, Transfer
 from ..state.codec import snapshot
@@ -125,7 +125,7 @@ class Resumption(Observer):
                 got = self._transfer.receive(donor, PATH, query, functools.partial(plane.newest_is, session))
             except Nothing:
                 return self._too_late(session, reader, path)
-            except Reading:
+            except StillReading:
                 deadline = plane.threads.now() + self._patience
             except Later:
                 pass

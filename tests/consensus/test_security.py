@@ -15,7 +15,7 @@ from consensus.member import Member
 from consensus.messages import Accepted, Nack
 from consensus.protocol.state.effects import Fence, Send
 from consensus.protocol.state.inputs import Accusation
-from consensus.runtime.net.liveness_connection import Answer, Doubt, LivenessConnections, ask
+from consensus.runtime.net.liveness_connection import Doubt, Identity, LivenessConnections, ask
 
 from .fake_core import rig, until
 from .secret import OTHER, RING, SECRET
@@ -63,7 +63,7 @@ class TestWhoIsThere:
             async with rig("b" * 16, secret=SECRET, job="jöb") as a:
                 answer, sock = await ask(a.member.address, "/tether", RING)
                 sock.close()
-                assert answer == Answer("b" * 16, "jöb", PROTOCOL_VERSION, format_address(a.member.address))
+                assert answer == Identity("b" * 16, "jöb", PROTOCOL_VERSION, format_address(a.member.address))
 
         self.run(main)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from consensus import Member, View
-from ftlib.core.calls.salvage import Plan, Report, plan
+from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import Turns
 from ftlib.core.engine.waiting import WARN_AFTER
@@ -115,7 +115,7 @@ class Told:
         self.places: list[tuple[int, int, bool]] = []
         self.plane = Plane("a", lambda finished, current, *, busy: self.places.append((finished, current, busy)))
         view = View(3, "parent", (Member("a", "127.0.0.1", 1), Member("b", "127.0.0.1", 2)))
-        chosen = Plan(10, 10, authority="a", holders=("a", "b"))
+        chosen = SalvagePlan(10, 10, authority="a", holders=("a", "b"))
         self.session = Session(view, chosen, "a", {"a": 0, "b": 1}, None)
         assert self.plane.activate(self.session)
 
@@ -187,7 +187,7 @@ def test_what_it_is_behind_is_told_and_forgotten_when_it_is_healed(told: Told) -
     plane.lag.grow(0)
     assert Report.decode(plane._report().encode()).late
     plane.phase = Phase.FROZEN
-    healed = Plan(20, 18, blank=("a",), healed=("a",), authority="b", holders=("b",))
+    healed = SalvagePlan(20, 18, blank=("a",), healed=("a",), authority="b", holders=("b",))
     assert plane.activate(Session(View(4, "p", told.session.view.members), healed, "a", {"a": 0, "b": 1}, None))
     assert (plane.lag.calls, plane.lag.steps) == (0, 0)
     assert not plane.origin

@@ -21,7 +21,7 @@ NO_BALLOT: Ballot = (-1, "")
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingAccept:
     """An Accept that waits for the lease of somebody it excludes to run out (at ``until``)."""
 
     sender: str
@@ -43,7 +43,7 @@ class Acceptor:
         self.accepted: Proposal | None = None
         self.shunned: set[str] = set()
         """Whom this member does not ack any more in this epoch."""
-        self.deferred: Pending | None = None
+        self.deferred: PendingAccept | None = None
 
     def prepare(self, request: Prepare) -> Promise | Promised:
         """Phase 1b."""

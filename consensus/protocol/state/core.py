@@ -22,7 +22,7 @@ from .life import LIFE, Life, Turn, turn_of
 from .lifeguard import Awareness
 from .links import Links
 from .member_table import MemberTable
-from .standing import STANDING, News
+from .standing import STANDING, StandingEvent
 
 if TYPE_CHECKING:
     from random import Random
@@ -145,7 +145,7 @@ class Core:
         told = self.leaving or self.committed_to_leave or own_id in evidence.leaving
         return told or own_id in evidence.parted
 
-    def advance(self, news: News) -> None:
+    def advance(self, news: StandingEvent) -> None:
         """The newest chosen view comes to life, step by step."""
         self.standing = STANDING.after(self.standing, news)
 

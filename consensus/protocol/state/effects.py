@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...border import Order
 from ...member import Address, Member
 from ...messages import Message
-from ...store_requests import Errand
+from ...store_requests import StoreOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Send:
 class Ask:
     """Ask the shared store; report ``Answered``, whatever comes of it. Several may be under way at once."""
 
-    errand: Errand
+    errand: StoreOp
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from ...border import Report
 from ...errors import StoppedError
 from ...member import Address
 from ...messages import EvidenceKind
-from ...store_requests import Answer, Errand
+from ...store_requests import StoreOp, StoreReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Checked:
 class Answered:
     """What came of ``Ask``."""
 
-    errand: Errand
-    answer: Answer
+    errand: StoreOp
+    answer: StoreReply
 
 
 @dataclass(frozen=True, slots=True)

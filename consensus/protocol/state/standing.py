@@ -17,7 +17,7 @@ class Standing(Enum):
     SUPERSEDED = "superseded"
 
 
-class News(Enum):
+class StandingEvent(Enum):
     """What moves a view on."""
 
     INSTALL = "INSTALL: all reports"
@@ -26,17 +26,17 @@ class News(Enum):
     NEWER = "a newer view is chosen"
 
 
-STANDING: Table[Standing, News] = Table(
+STANDING: Table[Standing, StandingEvent] = Table(
     "standing",
     Standing.CHOSEN,
     {
-        Standing.CHOSEN: {News.INSTALL: Standing.INSTALLED, News.NEWER: Standing.SUPERSEDED},
-        Standing.INSTALLED: {News.BUILT: Standing.READY, News.NEWER: Standing.SUPERSEDED},
+        Standing.CHOSEN: {StandingEvent.INSTALL: Standing.INSTALLED, StandingEvent.NEWER: Standing.SUPERSEDED},
+        Standing.INSTALLED: {StandingEvent.BUILT: Standing.READY, StandingEvent.NEWER: Standing.SUPERSEDED},
         Standing.READY: {
-            News.BUILT: Standing.READY,
-            News.ACTIVATE: Standing.ACTIVE,
-            News.NEWER: Standing.SUPERSEDED,
+            StandingEvent.BUILT: Standing.READY,
+            StandingEvent.ACTIVATE: Standing.ACTIVE,
+            StandingEvent.NEWER: Standing.SUPERSEDED,
         },
-        Standing.ACTIVE: {News.BUILT: Standing.ACTIVE, News.NEWER: Standing.SUPERSEDED},
+        Standing.ACTIVE: {StandingEvent.BUILT: Standing.ACTIVE, StandingEvent.NEWER: Standing.SUPERSEDED},
     },
 )

@@ -20,7 +20,7 @@ from ...member import Address, Member, format_address
 from ...messages import Envelope, EvidenceKind, Message, Piece
 from ...progress import Progress
 from ...protocol.state.inputs import Accusation, Checked
-from ...store_requests import Errand
+from ...store_requests import StoreOp
 from ...wire.codec import MAX_DATAGRAM, Codec
 from ...wire.envelope import Open, Sealed, Sealer
 from ...wire.keys import KeyRing
@@ -34,7 +34,7 @@ from ..net.web import Web, load
 from .discovery import Discovery
 from .driver import Driver
 from .fencing import Fencing
-from .ports import Core
+from .ports import DrivenMachine
 from .snapshot import Snapshot
 from .store_session import session_for
 from .traffic import Direction, Traffic
@@ -79,7 +79,7 @@ class Agent:
         config: Config,
         member: Member,
         sockets: SocketPair,
-        core: Core,
+        core: DrivenMachine,
         outside: Outside,
         introducers: Introducers,
         *,
@@ -196,7 +196,7 @@ class Agent:
             self._long.add((address, packets))
             self._spawn(self._send_pieces(address, kind, packets))
 
-    def ask(self, errand: Errand) -> None:
+    def ask(self, errand: StoreOp) -> None:
         """``Ask``."""
         assert self._store is not None, "a policy without a store asked for one"
         self._store.ask(errand)

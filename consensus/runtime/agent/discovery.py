@@ -17,7 +17,7 @@ from ...errors import JoinError
 from ...member import Address, Member, format_address
 from ...protocol.state.inputs import Introduced, Listening, Resolved
 from ...wire.keys import KeyRing
-from ..net.liveness_connection import Answer, Doubt, ask
+from ..net.liveness_connection import Doubt, Identity, ask
 from ..net.names import Introducers, lookup, resolve
 from .driver import Driver
 
@@ -78,7 +78,7 @@ class Discovery:
         found = tuple(
             address
             for address, answer in zip(wanted, answers, strict=True)
-            if isinstance(answer, Answer)
+            if isinstance(answer, Identity)
             and not answer.doubt
             and answer.job == self._config.job
             and answer.version == PROTOCOL_VERSION
@@ -187,12 +187,12 @@ class Discovery:
         if found:
             self._driver.note(logging.WARNING, "join", f"not let in so far ({self._describe_all(found)})")
 
-    async def _look_around(self) -> dict[Address, Answer | str | None]:
+    async def _look_around(self) -> dict[Address, Identity | str | None]:
         """What is to be found at the first introducers (see ``_look``)."""
         wanted = [address for address in self.introducers if address != self._member.address][:8]
         return dict(zip(wanted, await asyncio.gather(*map(self._look, wanted)), strict=True))
 
-    async def _look(self, address: Address) -> Answer | str | None:
+    async def _look(self, address: Address) -> Identity | str | None:
         """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
@@ -206,20 +206,20 @@ class Discovery:
         sock.close()
         return answer
 
-    def _differs(self, answer: Answer | str | None) -> bool:
+    def _differs(self, answer: Identity | str | None) -> bool:
         """Whether a member answers that would not understand this one."""
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, Identity):
             return False
         return bool(answer.doubt) or (answer.version, answer.job) != (PROTOCOL_VERSION, self._config.job)
 
-    def _describe_all(self, found: Mapping[Address, Answer | str | None]) -> str:
+    def _describe_all(self, found: Mapping[Address, Identity | str | None]) -> str:
         """Addresses with the same to be said of them together."""
         alike: dict[str, list[str]] = {}
         for address, answer in found.items():
             alike.setdefault(self._describe(answer), []).append(format_address(address))
         return "; ".join(f"{', '.join(addresses)}: {text}" for text, addresses in alike.items())
 
-    def _describe(self, answer: Answer | str | None) -> str:
+    def _describe(self, answer: Identity | str | None) -> str:
         if isinstance(answer, str):
             return answer
         if answer is None:

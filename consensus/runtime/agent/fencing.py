@@ -23,7 +23,7 @@ from ...member import Member, format_address
 _PAUSE = 5.0
 """Seconds from the end of a command that proved nothing to the next try."""
 
-Ask = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+AskSupervisor = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Asks a supervisor; OSError where it does not answer."""
 
 
@@ -31,7 +31,7 @@ class Fencing:
     """One agent's requests; one of each kind a member at a time. ``proven(member_id, detail)``: it is certainly gone."""
 
     def __init__(
-        self, config: Config, ask: Ask, proven: Callable[[str, str], None], note: Callable[[int, str, str], None]
+        self, config: Config, ask: AskSupervisor, proven: Callable[[str, str], None], note: Callable[[int, str, str], None]
     ) -> None:
         self._config = config
         self._ask = ask

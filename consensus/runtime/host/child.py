@@ -32,7 +32,7 @@ from ..agent.agent import Agent, Outside
 from ..net.sockets import SocketPair
 from ..net.sources import Request
 from ..net.web import load
-from .exchange import Answer, Asked, Facts, FactsAsked, Failed, Question, Serve, Setup, Started, Status, Stop
+from .exchange import Asked, FactsAsked, FactsReply, Failed, Question, ReadStatus, Reply, Serve, Setup, Started, Stop
 from .life_lock import watch_life
 from .parent_watcher import ParentWatcher
 from .pipe import LoopPipe
@@ -156,7 +156,7 @@ class Child:
                     self._set_up(value)
                 case Asked(number, question):
                     self._spawn(self._answer(number, question))
-                case Facts(number, facts):
+                case FactsReply(number, facts):
                     self._latest_facts = facts
                     waiting = self._facts.pop(number, None)
                     if waiting is not None and not waiting.done():
@@ -222,11 +222,12 @@ class Child:
     async def _answer(self, number: int, question: Question) -> None:
         assert self.agent is not None
         try:
-            value = self.agent.status() if isinstance(question, Status) else await self.agent.discovery.find(question.addresses)
+            agent = self.agent
+            value = agent.status() if isinstance(question, ReadStatus) else await agent.discovery.find(question.addresses)
         except ConsensusError as error:
-            self._pipe.send([Answer(number, error=error)])
+            self._pipe.send([Reply(number, error=error)])
         else:
-            self._pipe.send([Answer(number, value)])
+            self._pipe.send([Reply(number, value)])
 
     async def _stop(self) -> None:
         if self.agent is not None:

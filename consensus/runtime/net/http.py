@@ -28,7 +28,7 @@ from ...wire.keys import Key
 from ...wire.pieces import LARGEST
 from ...wire.proofs import Exchange
 from .authenticator import Authenticator, QuietServer, RefusedError, prove, reading
-from .door import Door, Stranger
+from .door import Door, UnprovenPeer
 from .metrics import CONTENT_TYPE, render
 from .sources import HandOver, Request
 
@@ -104,7 +104,7 @@ class HttpServer:
         self._door = Door(sock, self._enter)
         self._door.open(waiting)
 
-    def _enter(self, sock: socket.socket, stranger: Stranger) -> None:
+    def _enter(self, sock: socket.socket, stranger: UnprovenPeer) -> None:
         assert self._door is not None and self._web is not None
         handler = self._web.entered(self._door, stranger)
         task = asyncio.create_task(self._connect(handler, sock))

@@ -70,7 +70,7 @@ class Later(FTLibError):
     """The donor is not that far: ask again. It has kept the request waiting for a while, unless it is too busy."""
 
 
-class Reading(Later):
+class StillReading(Later):
     """The donor is reading a checkpoint, which may take long."""
 
 
@@ -135,7 +135,7 @@ def refusal(member: Member, status: int, text: str) -> FTLibError:
 
 _REFUSALS: Mapping[int, type[FTLibError]] = {
     Refusal.LATER: Later,
-    Refusal.READING: Reading,
+    Refusal.READING: StillReading,
     Refusal.NOTHING: Nothing,
     Refusal.UNFIT: Unfit,
     Refusal.OVER: Over,
