@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from ...member import Address, Member, format_address
 from ...protocol.state.inputs import Introduced, Listening, Resolved
 from ...wire.keys import KeyRing
 from ..net.liveness_connection import Doubt, Identity, ask
-from ..net.names import Introducers, lookup, resolve
+from ..net.names import Introducers, lookup
 from .driver import Driver
 
 _LOOK_TIMEOUT = 1.0
@@ -109,20 +108,18 @@ class Discovery:
         if address not in self._attended:  # what is not known yet is not nobody
             self._attended.add(address)
             self._listens(address, True)
-        try:
-            async with asyncio.timeout(_LOOK_TIMEOUT):
-                sock = socket.socket((endpoint := await resolve(address)).family, socket.SOCK_STREAM)
-                with sock:
-                    sock.setblocking(False)
-                    await asyncio.get_running_loop().sock_connect(sock, endpoint.sockaddr)
-        except OSError as error:  # TimeoutError is one of them: that host is away
-            self._listens(address, False)
-            if isinstance(error, ConnectionRefusedError):
-                self._doubt(address, False)
-            return
-        self._listens(address, True)  # before it answers: perhaps it cannot
-        answer = await self._look(address)
+        accepted = asyncio.Event()
+
+        def connected() -> None:
+            accepted.set()
+            self._listens(address, True)  # before it answers: perhaps it cannot
+
+        answer = await self._look(address, connected)
         if isinstance(answer, str):
+            if not accepted.is_set():  # nobody, or that host is away
+                self._listens(address, False)
+                if answer == _NOBODY:
+                    self._doubt(address, False)
             return
         silent = answer is not None and answer.doubt not in (None, Doubt.LACKS)  # about its job: the secrets differ
         if answer is None or (not silent and answer.job != self._config.job):
@@ -192,11 +189,11 @@ class Discovery:
         wanted = [address for address in self.introducers if address != self._member.address][:8]
         return dict(zip(wanted, await asyncio.gather(*map(self._look, wanted)), strict=True))
 
-    async def _look(self, address: Address) -> Identity | str | None:
-        """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""
+    async def _look(self, address: Address, connected: Callable[[], None] = lambda: None) -> Identity | str | None:
+        """Who listens at ``address``; None: no agent; a text: nobody, for that reason. ``connected``: see ``ask``."""
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
-                answer, sock = await ask(address, ring=self._ring)
+                answer, sock = await ask(address, ring=self._ring, connected=connected)
         except TimeoutError:
             return f"no answer within {_LOOK_TIMEOUT:g} s"
         except ConnectionRefusedError:
