@@ -15,8 +15,6 @@ from .errors import ConfigError
 from .interface import Mode
 from .membership import Membership
 
-__all__ = ["Gossip", "SharedStorage"]
-
 
 class Gossip(Membership):
     """One member of a gossip cluster, for one lifetime: SWIM detection with evidence, and one Paxos instance an epoch.

@@ -12,25 +12,6 @@ from dataclasses import dataclass
 from .errors import StoppedError
 from .view import View
 
-__all__ = [
-    "Activated",
-    "Boundary",
-    "Built",
-    "Expected",
-    "Flushed",
-    "Freeze",
-    "Hint",
-    "Installed",
-    "Leave",
-    "Order",
-    "PeerProgress",
-    "Report",
-    "SeekAdmission",
-    "Stalled",
-    "Stopped",
-    "Wish",
-]
-
 # Orders, from the agent to the data plane. The order of a change: Freeze, Installed, Activated.
 
 

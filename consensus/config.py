@@ -15,8 +15,6 @@ from .errors import ConfigError
 from .interface import Mode
 from .member import parse_address
 
-__all__ = ["MAX_JOB", "MIN_SECRET", "PROTOCOL_VERSION", "Config", "Home", "Liveness", "Policy", "check_secret"]
-
 MAX_JOB = 64
 """Characters of a job's name."""
 

@@ -12,30 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .view import View
 
-__all__ = [
-    "AmbiguousWriteError",
-    "CodecError",
-    "ConfigError",
-    "ConsensusError",
-    "ExcludedError",
-    "ForeignJobError",
-    "ForeignVersionError",
-    "FoundedApartError",
-    "JobEndedError",
-    "JoinError",
-    "LeftError",
-    "OvertakenError",
-    "QuorumLostError",
-    "SealError",
-    "SecretError",
-    "StoppedError",
-    "StoreAwayError",
-    "StoreError",
-    "StoreRefusedError",
-    "StoreWipedError",
-    "UnreadableError",
-]
-
 
 class ConsensusError(Exception):
     """Root of all errors raised by ``consensus``."""
@@ -82,6 +58,15 @@ class UnreadableError(CodecError):
 
 class SecretError(ConsensusError):
     """The other side asks for a secret, has none, or has another one. The text names the remedy."""
+
+
+class RefusalError(ConsensusError, LookupError):
+    """What a source (see ``interface.Source``) has nothing to give for: the HTTP status of the answer, and its text."""
+
+    def __init__(self, text: str, status: int) -> None:
+        """``status``: of the answer; what it means is between those who serve and those who ask."""
+        super().__init__(text)
+        self.status = status
 
 
 class StoppedError(ConsensusError):

@@ -20,11 +20,9 @@ from .border import Freeze, Installed, Order, Wish
 from .member import Address, Member
 from .view import Reason, View
 
-__all__ = ["Bound", "Consensus", "DataPlane", "Mode", "NullPlane", "Source"]
-
 Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
-"""Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a LookupError becomes a 409 with its
-text."""
+"""Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a RefusalError becomes an answer
+with its status and text, another LookupError a 409 with its text."""
 
 
 class Mode(Enum):

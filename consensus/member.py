@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Address", "Member", "format_address", "parse_address"]
-
 Address = tuple[str, int]
 
 

@@ -25,7 +25,7 @@ from .member import Address, Member
 from .progress import Progress
 from .runtime.agent.clock import now
 from .runtime.agent.snapshot import Snapshot
-from .runtime.host.exchange import Find, Status
+from .runtime.host.exchange import Find, ReadStatus
 from .runtime.host.host import Ears, Host
 from .runtime.net.fork import release_in_children
 from .runtime.net.names import Introducers, lookup, parsed
@@ -33,8 +33,6 @@ from .runtime.net.sockets import SocketPair, open_pair, require_secret
 from .storage.locate import store_at
 from .view import Reason, View
 from .wire.keys import KeyRing
-
-__all__ = ["Membership"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _START_TIMEOUT = 10.0
@@ -229,7 +227,7 @@ class Membership(Consensus):
         if self._host is None:
             return {}
         try:
-            self._latest_status = self._host.ask(Status(), _STATUS_TIMEOUT)
+            self._latest_status = self._host.ask(ReadStatus(), _STATUS_TIMEOUT)
         except (TimeoutError, ConsensusError):
             stopped = self._snapshot.stopped
             said = {} if stopped is None else {"stopped": f"{type(stopped).__name__}: {stopped}"}

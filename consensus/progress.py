@@ -7,8 +7,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-__all__ = ["NOWHERE", "Progress"]
-
 _WIRE = struct.Struct("<QQd")
 
 

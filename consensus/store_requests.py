@@ -9,24 +9,6 @@ from dataclasses import dataclass
 
 from .messages import Lease, ViewRecord
 
-__all__ = [
-    "Answer",
-    "Away",
-    "Beat",
-    "Clean",
-    "CreateView",
-    "Done",
-    "Errand",
-    "Leases",
-    "ReadLeases",
-    "ReadViews",
-    "Recorded",
-    "Unread",
-    "UnreadLease",
-    "Wiped",
-    "Withdraw",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CreateView:
@@ -75,7 +57,7 @@ class Clean:
     floor: int
 
 
-Errand = CreateView | ReadViews | Beat | ReadLeases | Withdraw | Clean
+StoreOp = CreateView | ReadViews | Beat | ReadLeases | Withdraw | Clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +76,7 @@ class UnreadLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Leases:
+class LeaseList:
     """Those that were found of the leases asked for, and what was found instead of others."""
 
     leases: tuple[Lease, ...]
@@ -128,4 +110,4 @@ class Unread:
     detail: str
 
 
-Answer = Recorded | Leases | Done | Away | Unread | Wiped
+StoreReply = Recorded | LeaseList | Done | Away | Unread | Wiped

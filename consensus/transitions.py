@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
-__all__ = ["IllegalTransitionError", "Table"]
-
 State = TypeVar("State", bound=Enum)
 Event = TypeVar("Event", bound=Enum)
 

@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 from .member import Address, Member
 
-__all__ = ["NO_VIEW_ID", "Cause", "Delta", "Proposal", "Reason", "Removal", "Step", "View"]
-
 NO_VIEW_ID = ""
 """The ``view_id`` before the first view; parent of a founding view."""
 

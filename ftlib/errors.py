@@ -6,19 +6,6 @@ recovers from), and so does ``JobEnded`` (the process ends with 0); the others e
 
 from __future__ import annotations
 
-__all__ = [
-    "ConfigError",
-    "Excluded",
-    "FTLibError",
-    "GroupError",
-    "JobEnded",
-    "JoinError",
-    "QuorumLost",
-    "RebuildTimeout",
-    "StateLost",
-    "StepMismatch",
-]
-
 
 class FTLibError(Exception):
     """Root of all errors raised by ``ftlib``."""

@@ -41,8 +41,6 @@ from .training import Calls
 if TYPE_CHECKING:
     from .lifecycle.preemption import Watch
 
-__all__ = ["FTLib"]
-
 logger = logging.getLogger("ftlib")
 
 _CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing", "store")

@@ -2,8 +2,6 @@
 
 from enum import Enum
 
-__all__ = ["Status"]
-
 
 class Status(Enum):
     """Truthy statuses mean that the step may be applied; falsy ones that nobody applies it.

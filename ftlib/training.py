@@ -17,7 +17,7 @@ from .core.engine.call_lock import Turns
 from .core.engine.callbacks import Listeners
 from .core.engine.engine import Engine
 from .core.engine.reminders import Reminders
-from .core.execute.inner import Pending
+from .core.execute.inner import PendingCall
 from .core.execute.unit import WITHIN, Running, Unit
 from .core.plane.phase import Phase
 from .core.plane.plane import Plane
@@ -28,8 +28,6 @@ from .data.unregistered import READ
 from .errors import ConfigError, Excluded, FTLibError, JobEnded
 from .lifecycle.rejoin import Succession
 from .status import Status
-
-__all__ = ["Calls"]
 
 logger = logging.getLogger("ftlib")
 
@@ -80,11 +78,11 @@ class Calls(ABC):
     @overload
     def allreduce_average(
         self, target: Any, *, weight: float | None = None, batches: int = 1, wait: Literal[False]
-    ) -> Pending: ...
+    ) -> PendingCall: ...
 
     def allreduce_average(
         self, target: Any, *, weight: float | None = None, batches: int = 1, wait: bool = True
-    ) -> Status | Pending:
+    ) -> Status | PendingCall:
         """Average over all members, weighted: ``sum(weight * tensor) / sum(weight)``.
 
         ``target``: a module or parameters (their ``.grad``; None contributes zeros and receives the average; frozen ones are
@@ -137,9 +135,9 @@ class Calls(ABC):
     def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: Literal[True] = True) -> Status: ...
 
     @overload
-    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: Literal[False]) -> Pending: ...
+    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: Literal[False]) -> PendingCall: ...
 
-    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: bool = True) -> Status | Pending:
+    def allreduce(self, tensor: Any, op: str = "MEAN", *, wait: bool = True) -> Status | PendingCall:
         """Reduce in place over all members: MEAN, SUM, MIN, MAX or PRODUCT. Inf and nan pass through.
 
         Nan is both minimum and maximum. Sums and products of integers wrap around in their dtype; a bool has no SUM, and its
@@ -243,7 +241,7 @@ class Calls(ABC):
         if self._execution is None:
             raise ConfigError("wait=False: only calls within execute can be awaited later, as it ends when they have")
 
-    def _begin(self, call: Call) -> Pending:
+    def _begin(self, call: Call) -> PendingCall:
         """Begin a call within a unit."""
         execution = self._execution
         assert execution is not None

@@ -8,8 +8,8 @@ from canvas import AMBER, BLUE, GREEN, GREY, QUIET, RED, VIOLET, Canvas
 from statechart import Arrow, Box, chart
 
 from consensus.protocol.agreement.attempt import ATTEMPT, Outcome, Phase
-from consensus.protocol.agreement.installation import INSTALLATION, Gain, Stage
-from consensus.protocol.state.standing import STANDING, News, Standing
+from consensus.protocol.agreement.installation import INSTALLATION, Gain, InstallationStage
+from consensus.protocol.state.standing import STANDING, Standing, StandingEvent
 
 ROWS = (132, 322, 512)
 """Where the three begin, from the top."""
@@ -66,20 +66,20 @@ def _attempt(c: Canvas, y: float) -> None:
 
 def _installation(c: Canvas, y: float) -> None:
     boxes = {
-        Stage.REPORTS: Box(70, y, AMBER, ["asks with FLUSH-REQUEST"], width=170),
-        Stage.READIES: Box(440, y, VIOLET, ["INSTALL is out"], width=140),
-        Stage.ACTIVE: Box(800, y, GREEN, ["ACTIVATE is out"], width=140),
-        Stage.GIVEN_UP: Box(800, y + 84, GREY, ["its successor takes over"], width=160),
+        InstallationStage.REPORTS: Box(70, y, AMBER, ["asks with FLUSH-REQUEST"], width=170),
+        InstallationStage.READIES: Box(440, y, VIOLET, ["INSTALL is out"], width=140),
+        InstallationStage.ACTIVE: Box(800, y, GREEN, ["ACTIVATE is out"], width=140),
+        InstallationStage.GIVEN_UP: Box(800, y + 84, GREY, ["its successor takes over"], width=160),
     }
     bend = y + 66
     arrows = {
-        (Stage.REPORTS, Gain.REPORTED): Arrow([(240, y + 20), (439, y + 20)], (256, y - 1), 180, colour=VIOLET),
-        (Stage.READIES, Gain.ALL_READY): Arrow([(580, y + 20), (799, y + 20)], (610, y + 14), 200, colour=GREEN),
-        (Stage.REPORTS, Gain.NEWER): Arrow(
+        (InstallationStage.REPORTS, Gain.REPORTED): Arrow([(240, y + 20), (439, y + 20)], (256, y - 1), 180, colour=VIOLET),
+        (InstallationStage.READIES, Gain.ALL_READY): Arrow([(580, y + 20), (799, y + 20)], (610, y + 14), 200, colour=GREEN),
+        (InstallationStage.REPORTS, Gain.NEWER): Arrow(
             [(140, y + 40), (140, bend), (870, bend), (870, y + 80)], (620, y + 60), 220, colour=GREY
         ),
-        (Stage.READIES, Gain.NEWER): Arrow([(510, y + 40), (510, bend), (870, bend), (870, y + 80)], colour=GREY),
-        (Stage.ACTIVE, Gain.NEWER): Arrow([(870, y + 40), (870, y + 80)], colour=GREY),
+        (InstallationStage.READIES, Gain.NEWER): Arrow([(510, y + 40), (510, bend), (870, bend), (870, y + 80)], colour=GREY),
+        (InstallationStage.ACTIVE, Gain.NEWER): Arrow([(870, y + 40), (870, y + 80)], colour=GREY),
     }
     chart(c, INSTALLATION, boxes, arrows, [(30, y + 20), (69, y + 20)])
 
@@ -94,17 +94,19 @@ def _standing(c: Canvas, y: float) -> None:
     }
     bend, down = y + 96, y + 116
     arrows = {
-        (Standing.CHOSEN, News.INSTALL): Arrow([(220, y + 20), (329, y + 20)], (226, y - 1), 100, colour=VIOLET),
-        (Standing.INSTALLED, News.BUILT): Arrow([(460, y + 20), (579, y + 20)], (466, y - 1), 110, colour=BLUE),
-        (Standing.READY, News.BUILT): Arrow([(620, y + 40), (620, y + 62), (660, y + 62), (660, y + 41)], colour=BLUE),
-        (Standing.ACTIVE, News.BUILT): Arrow([(840, y + 40), (840, y + 62), (880, y + 62), (880, y + 41)], colour=BLUE),
-        (Standing.READY, News.ACTIVATE): Arrow([(710, y + 20), (819, y + 20)], (716, y - 1), 100, colour=GREEN),
-        (Standing.CHOSEN, News.NEWER): Arrow(
+        (Standing.CHOSEN, StandingEvent.INSTALL): Arrow([(220, y + 20), (329, y + 20)], (226, y - 1), 100, colour=VIOLET),
+        (Standing.INSTALLED, StandingEvent.BUILT): Arrow([(460, y + 20), (579, y + 20)], (466, y - 1), 110, colour=BLUE),
+        (Standing.READY, StandingEvent.BUILT): Arrow([(620, y + 40), (620, y + 62), (660, y + 62), (660, y + 41)], colour=BLUE),
+        (Standing.ACTIVE, StandingEvent.BUILT): Arrow(
+            [(840, y + 40), (840, y + 62), (880, y + 62), (880, y + 41)], colour=BLUE
+        ),
+        (Standing.READY, StandingEvent.ACTIVATE): Arrow([(710, y + 20), (819, y + 20)], (716, y - 1), 100, colour=GREEN),
+        (Standing.CHOSEN, StandingEvent.NEWER): Arrow(
             [(145, y + 40), (145, bend), (900, bend), (900, down)], (640, y + 90), 220, colour=GREY
         ),
-        (Standing.INSTALLED, News.NEWER): Arrow([(395, y + 40), (395, bend), (900, bend), (900, down)], colour=GREY),
-        (Standing.READY, News.NEWER): Arrow([(600, y + 40), (600, bend), (900, bend), (900, down)], colour=GREY),
-        (Standing.ACTIVE, News.NEWER): Arrow([(900, y + 40), (900, down)], colour=GREY),
+        (Standing.INSTALLED, StandingEvent.NEWER): Arrow([(395, y + 40), (395, bend), (900, bend), (900, down)], colour=GREY),
+        (Standing.READY, StandingEvent.NEWER): Arrow([(600, y + 40), (600, bend), (900, bend), (900, down)], colour=GREY),
+        (Standing.ACTIVE, StandingEvent.NEWER): Arrow([(900, y + 40), (900, down)], colour=GREY),
     }
     chart(c, STANDING, boxes, arrows, [(30, y + 20), (69, y + 20)])
 

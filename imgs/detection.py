@@ -8,7 +8,7 @@ from canvas import AMBER, BLUE, GREEN, GREY, QUIET, RED, VIOLET, Canvas
 from statechart import Arrow, Box, chart
 
 from consensus.messages import Status
-from consensus.protocol.detection.probe import PROBE, Answer, ProbeStage
+from consensus.protocol.detection.probe import PROBE, ProbeEvent, ProbeStage
 from consensus.protocol.state.member_table import BELIEF, Sign
 
 
@@ -41,19 +41,23 @@ def _probe(c: Canvas) -> None:
         ProbeStage.LAPSED: Box(478, 400, GREY, ["means nothing"], width=110),
     }
     arrows = {
-        (ProbeStage.DIRECT, Answer.NONE): Arrow([(110, 170), (110, 239)], (118, 196), 96, colour=AMBER),
-        (ProbeStage.DIRECT, Answer.ACK): Arrow([(180, 158), (259, 158), (259, 396)], (265, 340), 60, colour=GREEN),
-        (ProbeStage.INDIRECT, Answer.ACK): Arrow([(180, 268), (259, 268), (259, 396)], colour=GREEN),
-        (ProbeStage.VOUCHED, Answer.ACK): Arrow([(460, 225), (460, 300), (259, 300), (259, 396)], colour=GREEN),
-        (ProbeStage.DIRECT, Answer.SIGN): Arrow([(180, 142), (505, 142), (505, 184)], (300, 136), 150, colour=VIOLET),
-        (ProbeStage.INDIRECT, Answer.SIGN): Arrow([(180, 252), (380, 252), (380, 205), (439, 205)], colour=VIOLET),
-        (ProbeStage.VOUCHED, Answer.SIGN): Arrow([(570, 196), (590, 196), (590, 214), (571, 214)], colour=VIOLET),
-        (ProbeStage.DIRECT, Answer.ROUND_OVER): Arrow([(60, 150), (36, 150), (36, 340), (80, 340), (80, 396)], colour=RED),
-        (ProbeStage.INDIRECT, Answer.ROUND_OVER): Arrow([(80, 280), (80, 396)], (88, 366), 120, colour=RED),
-        (ProbeStage.VOUCHED, Answer.ROUND_OVER): Arrow([(533, 225), (533, 396)], colour=GREY),
-        (ProbeStage.DIRECT, Answer.GONE): Arrow([(180, 166), (340, 166), (340, 330), (397, 330), (397, 396)], colour=GREY),
-        (ProbeStage.INDIRECT, Answer.GONE): Arrow([(180, 276), (340, 276), (340, 330), (397, 330), (397, 396)], colour=GREY),
-        (ProbeStage.VOUCHED, Answer.GONE): Arrow([(490, 225), (490, 330), (397, 330), (397, 396)], (404, 362), 90, colour=GREY),
+        (ProbeStage.DIRECT, ProbeEvent.NONE): Arrow([(110, 170), (110, 239)], (118, 196), 96, colour=AMBER),
+        (ProbeStage.DIRECT, ProbeEvent.ACK): Arrow([(180, 158), (259, 158), (259, 396)], (265, 340), 60, colour=GREEN),
+        (ProbeStage.INDIRECT, ProbeEvent.ACK): Arrow([(180, 268), (259, 268), (259, 396)], colour=GREEN),
+        (ProbeStage.VOUCHED, ProbeEvent.ACK): Arrow([(460, 225), (460, 300), (259, 300), (259, 396)], colour=GREEN),
+        (ProbeStage.DIRECT, ProbeEvent.SIGN): Arrow([(180, 142), (505, 142), (505, 184)], (300, 136), 150, colour=VIOLET),
+        (ProbeStage.INDIRECT, ProbeEvent.SIGN): Arrow([(180, 252), (380, 252), (380, 205), (439, 205)], colour=VIOLET),
+        (ProbeStage.VOUCHED, ProbeEvent.SIGN): Arrow([(570, 196), (590, 196), (590, 214), (571, 214)], colour=VIOLET),
+        (ProbeStage.DIRECT, ProbeEvent.ROUND_OVER): Arrow([(60, 150), (36, 150), (36, 340), (80, 340), (80, 396)], colour=RED),
+        (ProbeStage.INDIRECT, ProbeEvent.ROUND_OVER): Arrow([(80, 280), (80, 396)], (88, 366), 120, colour=RED),
+        (ProbeStage.VOUCHED, ProbeEvent.ROUND_OVER): Arrow([(533, 225), (533, 396)], colour=GREY),
+        (ProbeStage.DIRECT, ProbeEvent.GONE): Arrow([(180, 166), (340, 166), (340, 330), (397, 330), (397, 396)], colour=GREY),
+        (ProbeStage.INDIRECT, ProbeEvent.GONE): Arrow(
+            [(180, 276), (340, 276), (340, 330), (397, 330), (397, 396)], colour=GREY
+        ),
+        (ProbeStage.VOUCHED, ProbeEvent.GONE): Arrow(
+            [(490, 225), (490, 330), (397, 330), (397, 396)], (404, 362), 90, colour=GREY
+        ),
     }
     chart(c, PROBE, boxes, arrows, [(30, 118), (90, 118), (90, 129)])
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from ..member import Member
 from ..view import Delta, View
 
-__all__ = ["JoinReply", "JoinRequest", "LeaveRequest", "Refused", "Vote"]
-
 
 @dataclass(frozen=True, slots=True)
 class Vote:

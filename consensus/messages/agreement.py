@@ -7,23 +7,6 @@ from dataclasses import dataclass
 from ..view import Delta, Proposal, Reason, View
 from .reports import Reports
 
-__all__ = [
-    "Accept",
-    "Accepted",
-    "Activate",
-    "Ballot",
-    "Chosen",
-    "FlushReply",
-    "FlushRequest",
-    "Forecast",
-    "Install",
-    "Prepare",
-    "Promise",
-    "Promised",
-    "Pull",
-    "Ready",
-]
-
 Ballot = tuple[int, str]
 """(round, member id), compared as a pair. Round 0 belongs to the parent view's most senior member alone."""
 

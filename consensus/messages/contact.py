@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from ..member import Member
 from ..view import View
 
-__all__ = ["Claim", "Introduction", "Overtaken"]
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:

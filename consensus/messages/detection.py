@@ -7,21 +7,6 @@ from enum import Enum
 
 from ..member import Member
 
-__all__ = [
-    "Ack",
-    "Beliefs",
-    "Digest",
-    "Evidence",
-    "EvidenceKind",
-    "Gossip",
-    "Nack",
-    "Ping",
-    "PingRequest",
-    "Status",
-    "Stranger",
-    "Update",
-]
-
 
 class Status(Enum):
     """What is believed of a member; the transitions are in ``protocol/member_table.py``. No rumour says DEAD: proof does."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from ..view import View
 
-__all__ = ["Reports"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reports:

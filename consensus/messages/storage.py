@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from ..member import Member
 from ..view import Proposal, View
 
-__all__ = ["Lease", "ViewRecord"]
-
 
 @dataclass(frozen=True, slots=True)
 class ViewRecord:

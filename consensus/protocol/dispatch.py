@@ -41,8 +41,6 @@ from .detection.detection import Detection
 from .detection.reconciliation import Reconciliation
 from .state.core import Core
 
-__all__ = ["Dispatch"]
-
 
 class Dispatch:
     """Hands messages to the parts of one machine."""

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, assert_never
 
+from ..border import Boundary, Built, Flushed, Hint, Leave, SeekAdmission, Stalled
 from ..config import Config
 from ..errors import ExcludedError, StoppedError
 from ..member import Address, Member, format_address
@@ -30,31 +31,13 @@ from .detection.reconciliation import Reconciliation
 from .dispatch import Dispatch
 from .state.change import Moment
 from .state.core import Core
-from .state.effects import Effect, Quit, Stalled
-from .state.inputs import (
-    Accusation,
-    Answered,
-    Boundary,
-    Built,
-    Checked,
-    Died,
-    Flushed,
-    Hint,
-    Input,
-    Introduced,
-    Leave,
-    Listening,
-    Resolved,
-    SeekAdmission,
-    Stirred,
-)
+from .state.effects import Effect, Quit
+from .state.inputs import Accusation, Answered, Checked, Died, Input, Introduced, Listening, Resolved, Stirred
 from .state.join import Search
 from .state.life import Turn
 
 if TYPE_CHECKING:
     from random import Random
-
-__all__ = ["Machine"]
 
 
 class Machine:

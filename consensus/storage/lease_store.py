@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ..errors import UnreadableError
 from ..messages import Lease
-from ..store_requests import Leases, UnreadLease
+from ..store_requests import LeaseList, UnreadLease
 from .store import Store, Unreadable, Value
 from .value_cipher import UnreadableLog, ValueCipher
 
@@ -41,7 +41,7 @@ class LeaseStore:
         key = _key_of(lease.member.id)
         await self._store.write(key, self._cipher.wrap(key, lease), expires=self._expires)
 
-    async def read(self, member_ids: tuple[str, ...] | None) -> Leases:
+    async def read(self, member_ids: tuple[str, ...] | None) -> LeaseList:
         """Those of ``member_ids`` that there are, in that order; of None all, by id."""
         if member_ids is None:
             return self._opened(await self._store.list(PREFIX))
@@ -57,7 +57,7 @@ class LeaseStore:
         if member_ids:
             await self._store.delete(*map(_key_of, member_ids))
 
-    def _opened(self, found: Mapping[str, Value]) -> Leases:
+    def _opened(self, found: Mapping[str, Value]) -> LeaseList:
         leases, unread = [], []
         for key, value in found.items():
             try:
@@ -66,7 +66,7 @@ class LeaseStore:
                 remedy = f"start all workers of the job with one secret and one release, or remove {key}"
                 self._unreadable.name(key, f"{error}; it is passed over: {remedy}")
                 unread.append(UnreadLease(key.removeprefix(PREFIX), _fingerprint(value)))
-        return Leases(tuple(leases), tuple(unread))
+        return LeaseList(tuple(leases), tuple(unread))
 
     def _lease(self, key: str, value: Value) -> Lease:
         lease = self._cipher.unwrap(key, value, Lease)

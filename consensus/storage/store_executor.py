@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ..config import Config
 from ..errors import AmbiguousWriteError, CodecError, ConfigError, StoreError, UnreadableError
 from ..member import Member
-from ..store_requests import Answer, Away, Beat, Clean, CreateView, Done, Errand, ReadLeases, ReadViews, Unread, Withdraw
+from ..store_requests import Away, Beat, Clean, CreateView, Done, ReadLeases, ReadViews, StoreOp, StoreReply, Unread, Withdraw
 from ..wire.keys import KeyRing
 from .lease_store import LeaseStore
 from .store import Store
@@ -38,7 +38,7 @@ class StoreExecutor:
         self._views = ViewLog(store, cipher, unreadable)
         self._leases = LeaseStore(store, cipher, config.lease, unreadable)
 
-    async def carry_out(self, errand: Errand) -> Answer:
+    async def carry_out(self, errand: StoreOp) -> StoreReply:
         """What came of it. Never raises a ``StoreError``: ``Away`` has its text."""
         try:
             return await self._carry_out(errand)
@@ -49,7 +49,7 @@ class StoreExecutor:
         except (StoreError, CodecError, ConfigError) as error:  # ConfigError: an id that no store takes for a key
             return Away(str(error))
 
-    async def _carry_out(self, errand: Errand) -> Answer:
+    async def _carry_out(self, errand: StoreOp) -> StoreReply:
         match errand:
             case CreateView(record):
                 return await self._views.create(record)

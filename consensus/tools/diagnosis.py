@@ -50,7 +50,7 @@ class Grade(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Examination:
     """One thing that was looked at. ``remedy``: what to do where it is bad."""
 
     name: str
@@ -67,7 +67,7 @@ class Diagnosis:
     """All that was found out about one address, in the order in which it was looked at."""
 
     address: Address
-    checks: list[Check] = field(default_factory=list)
+    checks: list[Examination] = field(default_factory=list)
 
     @property
     def healthy(self) -> bool:
@@ -85,7 +85,7 @@ class Diagnosis:
 
     def add(self, name: str, grade: Grade, found: str, remedy: str = "") -> bool:
         """Note a check; whether to go on."""
-        self.checks.append(Check(name, grade, found, remedy))
+        self.checks.append(Examination(name, grade, found, remedy))
         return grade is not Grade.BAD
 
 

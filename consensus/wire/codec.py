@@ -30,8 +30,6 @@ from ..member import Member
 from ..messages import MESSAGES, Envelope
 from ..view import Reason, View
 
-__all__ = ["MAX_BYTES", "MAX_DATAGRAM", "Codec"]
-
 MAX_BYTES = 16 * 1024 * 1024
 """Largest packet; what is longer than a message may be travels in pieces (see ``pieces``)."""
 

@@ -38,10 +38,8 @@ from ..config import PROTOCOL_VERSION
 from ..errors import SealError
 from ..member import Address, format_address
 from .keys import KEY_ID, Key, KeyRing
-from .replay_window import Window
+from .replay_window import ReplayWindow
 from .throttle import Throttle
-
-__all__ = ["OVERHEAD", "Open", "Opened", "Sealed", "Sealer"]
 
 _MAGIC = 0xF6
 _DATA, _KNOCK, _TICKET = 0x10, 0x11, 0x12
@@ -129,8 +127,8 @@ class _Peer:
     ticket: bytes
     heard: float
     """When the latest data came (at first: the knock)."""
-    knocks: Window = field(default_factory=lambda: Window(64))
-    data: Window = field(default_factory=lambda: Window(4096))
+    knocks: ReplayWindow = field(default_factory=lambda: ReplayWindow(64))
+    data: ReplayWindow = field(default_factory=lambda: ReplayWindow(4096))
     """Wide, as its sender numbers what it sends to others too."""
     ciphers: dict[bytes, AESGCM] = field(default_factory=dict)
     """By key id, to open its data."""

@@ -23,8 +23,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from ..config import Config, check_secret
 from ..errors import ConfigError
 
-__all__ = ["KEY_ID", "MOST_KEYS", "Key", "KeyRing", "read_secrets"]
-
 KEY_ID = 4
 """Bytes of a key's id."""
 

@@ -15,8 +15,6 @@ from ..errors import CodecError
 from ..messages.pieces import Piece
 from .codec import MAX_BYTES
 
-__all__ = ["LARGEST", "PART", "WHOLE", "Pieces", "cut"]
-
 LARGEST = 64 * 1024
 """Bytes of the longest message, with its envelope and seal."""
 

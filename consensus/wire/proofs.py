@@ -11,7 +11,7 @@ The token is a MAC over method, path, query, nonce and challenge: recorded reque
 at another member. The proof is a MAC over the same and over who answers, so nobody else can say "another lifetime lives here".
 Bodies are frames of AES-256-GCM under a key of this exchange, numbered, the last one marked, bound to the status.
 
-Everything here is pure; ``runtime/gate`` and ``runtime/tether`` use it on the loop, ``client`` in blocking code.
+Everything here is pure; ``authenticator`` and ``liveness_connection`` use it on the loop, ``tools/client`` in blocking code.
 """
 
 from __future__ import annotations
@@ -31,21 +31,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import SealError
 from .keys import Key, KeyRing
-
-__all__ = [
-    "IDENTITY",
-    "NONCE",
-    "PIECE",
-    "PROOF_HEADER",
-    "SCHEME",
-    "Exchange",
-    "Frames",
-    "decode",
-    "encode",
-    "exchange_of",
-    "fresh_nonce",
-    "greeting",
-]
 
 SCHEME = "Ftlib"
 PROOF_HEADER = "x-ftlib-proof"

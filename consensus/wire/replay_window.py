@@ -6,10 +6,8 @@ authentic packet may move the window.
 
 from __future__ import annotations
 
-__all__ = ["Window"]
 
-
-class Window:
+class ReplayWindow:
     """What has arrived from one sender under one key."""
 
     __slots__ = ("_mask", "_seen", "_size", "top")

@@ -13,8 +13,6 @@ import os
 import platform
 import struct
 
-__all__ = ["short_slices"]
-
 SLICE = 200_000
 """Nanoseconds; the kernel's own are 0.7 to 3 ms, the more processors the longer."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["Throttle"]
-
 
 class Throttle:
     """A token bucket for each source that has failed, and one for all of them together."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..state.codec import flatten, restore
-from .manifest import FILE, OF_ONE, File, Manifest, TornError
+from .manifest import FILE, OF_ONE, CheckpointManifest, File, TornError
 from .names import Name, complete
 
 
@@ -42,7 +42,7 @@ class Taken:
 
             tensors.write(directory, self.copies)
         files = {path.name: File.of(path) for path in sorted(directory.iterdir())}
-        manifest = Manifest(self.name.step, self.name.epoch, self.size, tuple(self.copies), self.state, files)
+        manifest = CheckpointManifest(self.name.step, self.name.epoch, self.size, tuple(self.copies), self.state, files)
         manifest.write(directory)
         _sync(directory)
         return manifest.nbytes + (directory / FILE).stat().st_size
@@ -67,7 +67,7 @@ def publish(part: Path, directory: Path) -> None:
 
 def read(directory: Path) -> object:
     """The tree of the one in ``directory``, its tensors on the CPU. TornError; OSError."""
-    manifest = Manifest.read(directory)
+    manifest = CheckpointManifest.read(directory)
     manifest.verify(directory)
     try:
         tree, found = restore(manifest.state, manifest.nbytes)

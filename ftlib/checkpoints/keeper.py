@@ -31,7 +31,7 @@ from ..core.plane.plane import Plane
 from ..state.codec import flatten
 from ..state.registry import Registered
 from .checkpoint import Taken, publish, remove
-from .manifest import OF_ONE, Manifest, TornError
+from .manifest import OF_ONE, CheckpointManifest, TornError
 from .names import Name, Part, complete, parts
 
 logger = logging.getLogger("ftlib")
@@ -272,7 +272,7 @@ class _Writing:
 def _damage(directory: Path) -> Exception | None:
     """Why nobody can load it; None where it is intact. OSError where something else is wrong than this checkpoint."""
     try:
-        Manifest.read(directory).verify(directory)
+        CheckpointManifest.read(directory).verify(directory)
     except TornError as error:
         return error
     except OSError as error:

@@ -63,7 +63,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class CheckpointManifest:
     """A checkpoint's."""
 
     step: int
@@ -98,7 +98,7 @@ class Manifest:
             os.fsync(file.fileno())
 
     @classmethod
-    def read(cls, directory: Path) -> Manifest:
+    def read(cls, directory: Path) -> CheckpointManifest:
         """That in ``directory``, without a look at the other files. TornError; OSError where it cannot be read."""
         try:
             with open(directory / FILE, "rb", opener=_opened) as file:

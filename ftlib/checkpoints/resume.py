@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from ..common.refusals import Refusal
 from ..core.calls.observer import Observer, Observers
 from ..core.calls.session import Session
 from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..errors import ConfigError, FTLibError
-from ..recovery.joiner.http_transport import FetchError, Later, Nothing
-from ..recovery.layout.requests import LATER, NOTHING, POLL, Body, pieces
+from ..recovery.joiner.http_transport import FetchError, Later, Nothing, StillReading
+from ..recovery.layout.requests import POLL, Body, pieces
 from ..recovery.whole_state import RETRY, Transfer
 from ..state.codec import snapshot
 from ..state.registry import Registered
@@ -32,7 +33,6 @@ from .manifest import TornError
 logger = logging.getLogger("ftlib")
 
 PATH = "/resumption"
-_READING = "it reads the checkpoint"
 _EVERYWHERE = "call it at every worker, after register_state and before the first average"
 
 
@@ -125,9 +125,10 @@ class Resumption(Observer):
                 got = self._transfer.receive(donor, PATH, query, functools.partial(plane.newest_is, session))
             except Nothing:
                 return self._too_late(session, reader, path)
-            except Later as error:
-                if _READING in str(error):
-                    deadline = plane.threads.now() + self._patience
+            except StillReading:
+                deadline = plane.threads.now() + self._patience
+            except Later:
+                pass
             except FetchError:
                 plane.wait_end(session, RETRY)
             else:
@@ -257,8 +258,10 @@ class Resumption(Observer):
             )
             if len(self._decided) <= number or not self._decided[number]:
                 if plane.current is not None:
-                    raise LookupError(f"{NOTHING}: this member is in a call")
-                raise LookupError(f"{LATER}: {_READING if self._reading else 'load has not been called here'}")
+                    raise Refusal.NOTHING.error("this member is in a call")
+                if self._reading:
+                    raise Refusal.READING.error("it reads the checkpoint")
+                raise Refusal.LATER.error("load has not been called here")
             data = self._decided[number]
         return self._given(data, number, member)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from consensus import Config, ConfigError, Gossip, Home, format_address, parse_address
-from consensus.tools.diagnosis import Check, Diagnosis, Grade, diagnose
+from consensus.tools.diagnosis import Diagnosis, Examination, Grade, diagnose
 
 from .. import errors
 from ..launch.credentials import drawn_rings, ring_of_user
@@ -68,17 +68,17 @@ def _locked(diagnosis: Diagnosis) -> bool:
     return any(check.name == "secret" and check.grade is Grade.BAD for check in diagnosis.checks)
 
 
-def _named(name: str, host: str) -> list[Check]:
+def _named(name: str, host: str) -> list[Examination]:
     """What a name stands for; the usual trap is a line of /etc/hosts that makes a host's own name loopback."""
     if name.strip("[]") == host:
         return []
     if ipaddress.ip_address(host).is_loopback and name != "localhost":
         remedy = "other hosts resolve it otherwise (see /etc/hosts): use a numeric address"
-        return [Check("name", Grade.NOTED, f"{name} is {host} here, which is this host alone", remedy)]
-    return [Check("name", Grade.GOOD, f"{name} is {host}")]
+        return [Examination("name", Grade.NOTED, f"{name} is {host} here, which is this host alone", remedy)]
+    return [Examination("name", Grade.GOOD, f"{name} is {host}")]
 
 
-def _own_bind(host: str, bind: str) -> list[Check]:
+def _own_bind(host: str, bind: str) -> list[Examination]:
     """Whether a worker here, bound as FTLIB_BIND says, could be reached from there."""
     try:
         own = ipaddress.ip_address(parse_address(bind)[0])
@@ -86,8 +86,8 @@ def _own_bind(host: str, bind: str) -> list[Check]:
         return []  # not given, or a name
     if own.is_loopback and not ipaddress.ip_address(host).is_loopback:
         remedy = "bind to the interface that leads there"
-        return [Check("bind", Grade.BAD, f"FTLIB_BIND={bind} is loopback, which {host} cannot reach", remedy)]
-    return [Check("bind", Grade.GOOD, f"FTLIB_BIND={bind}")]
+        return [Examination("bind", Grade.BAD, f"FTLIB_BIND={bind} is loopback, which {host} cannot reach", remedy)]
+    return [Examination("bind", Grade.GOOD, f"FTLIB_BIND={bind}")]
 
 
 def as_record(address: str, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:

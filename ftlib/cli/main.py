@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from ..errors import ConfigError, FTLibError
-from ..launch.plan import DEFAULT_RESTARTS, Plan, python_command, random_job
+from ..launch.plan import DEFAULT_RESTARTS, StartPlan, python_command, random_job
 
 _REST = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -90,7 +90,7 @@ def run(
     """
     from ..launch.supervisor import launch  # noqa: PLC0415 - brings the runtime, which the help does without
 
-    plan = Plan(
+    plan = StartPlan(
         command=python_command(script, args, module=module),
         workers=workers,
         job=job or random_job(),

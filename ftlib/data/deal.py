@@ -14,8 +14,6 @@ from typing import Any
 from .packing import packed, unpacked
 from .ranges import Range, Ranges, Strip, joined
 
-__all__ = ["Deal", "Rounds"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rounds:

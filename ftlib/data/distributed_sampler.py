@@ -12,8 +12,6 @@ import torch.utils.data
 
 from ..errors import ConfigError
 
-__all__ = ["DistributedSampler"]
-
 
 class DistributedSampler(torch.utils.data.DistributedSampler[Any]):
     """Shards a dataset over a fixed number of replica groups; a group that is away leaves its shard unread.

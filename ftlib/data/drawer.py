@@ -19,10 +19,8 @@ from ..errors import ConfigError
 from .drawn import Drawn
 from .ledger import Ledger
 from .ranges import Ranges, length
-from .replica import FAR, Replica, Report, code_of
+from .replica import FAR, DrawnReport, Replica, code_of
 from .sampling import Share
-
-__all__ = ["FILLER", "Drawer"]
 
 FILLER: Ranges = ()
 """Drawn where there is nothing to draw."""
@@ -56,7 +54,7 @@ class Drawer:
         """Whether ``_now`` follows from a view change in whose view no call has finished yet."""
         self._over = False
         """Whether the lifetime is over."""
-        self._report: Report | None = None
+        self._report: DrawnReport | None = None
         """While frozen: what was reported."""
         self._queue = Drawn()
         self._drawn = 0
@@ -275,7 +273,7 @@ class Drawer:
         if base is None:
             return b""
         reserve = 2 * self._usual  # so that the loader need not stop for the time of the view change
-        self._report = Report(base.epoch, base.deal.number, base.done(self._me) + self._queue.real + reserve)
+        self._report = DrawnReport(base.epoch, base.deal.number, base.done(self._me) + self._queue.real + reserve)
         return self._report.pack()
 
     def activated(self, view: Sequence[str], reports: Mapping[str, bytes]) -> None:
@@ -285,7 +283,7 @@ class Drawer:
             return
         before = self._now.epoch
         self._proposed = True
-        told = {member: report for member, data in reports.items() if (report := Report.unpack(data)) is not None}
+        told = {member: report for member, data in reports.items() if (report := DrawnReport.unpack(data)) is not None}
         self._now = self._base.activate(view, told)
         self._moved(same=self._now.epoch == before)
 

@@ -6,8 +6,6 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["Drawn"]
-
 
 @dataclass(slots=True)
 class Drawn:

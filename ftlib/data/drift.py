@@ -6,8 +6,6 @@ goes on in one direction.
 
 from __future__ import annotations
 
-__all__ = ["DRIFT", "Drift"]
-
 DRIFT = 16
 """After so many calls that used up fewer batches than were taken from the loader, or more, a program is told."""
 

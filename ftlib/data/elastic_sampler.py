@@ -24,8 +24,6 @@ from .permutation import Permutation
 from .replica import Replica
 from .sampling import Share
 
-__all__ = ["ElasticSampler", "LedgerRow"]
-
 logger = logging.getLogger("ftlib")
 
 _PROBE = 1024

@@ -13,8 +13,6 @@ import numpy as np
 from .packing import packed, unpacked
 from .ranges import Range
 
-__all__ = ["Entry", "Ledger"]
-
 _FIELDS = 8
 _BLOCK = 4096
 """Closed runs that are packed together."""

@@ -7,8 +7,6 @@ import sys
 import zlib
 from collections.abc import Iterable
 
-__all__ = ["packed", "unpacked"]
-
 
 def packed(numbers: Iterable[int]) -> bytes:
     """As 64 bits each, little-endian, compressed."""

@@ -8,8 +8,6 @@ import torch
 
 from .ranges import Ranges
 
-__all__ = ["Permutation"]
-
 _INT32 = 2**31
 
 

@@ -6,8 +6,6 @@ import bisect
 import itertools
 from collections.abc import Iterable
 
-__all__ = ["Range", "Ranges", "Strip", "joined", "length"]
-
 Range = tuple[int, int]
 """Positions ``start`` to ``stop - 1``."""
 Ranges = tuple[Range, ...]

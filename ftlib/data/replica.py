@@ -16,8 +16,6 @@ from .ledger import Ledger
 from .ranges import Range, Strip, length
 from .sampling import Share
 
-__all__ = ["FAR", "Replica", "Report", "code_of"]
-
 _RESIDUES = 255
 FAR = 100
 """How many epochs may be skipped at once: slots tell an epoch modulo 255 only."""
@@ -30,7 +28,7 @@ def code_of(epoch: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DrawnReport:
     """What a member tells when a view change freezes it: batches of its sequence it has drawn, or may draw meanwhile."""
 
     epoch: int
@@ -42,7 +40,7 @@ class Report:
         return _REPORT.pack(self.epoch, self.number, self.taken)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Report | None:
+    def unpack(cls, data: bytes) -> DrawnReport | None:
         """None where there is none, or where it is not readable."""
         return cls(*_REPORT.unpack(data)) if len(data) == _REPORT.size else None
 
@@ -125,7 +123,7 @@ class Replica:
         kept = {member: min(drawing[member].ahead, done.left_to(member)) for member in drawers}
         return done.again(kept, returned, drawers)
 
-    def activate(self, view: Sequence[str], reports: Mapping[str, Report]) -> Replica:
+    def activate(self, view: Sequence[str], reports: Mapping[str, DrawnReport]) -> Replica:
         """Apply a view change. The newest epoch that is reported counts; who has not reached it has drawn nothing of it."""
         newest = max((report.epoch for report in reports.values()), default=self.epoch)
         if self.epoch > newest:

@@ -12,8 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgpack
 
-__all__ = ["Sampling", "Share", "packed_shares", "unpacked_shares"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-__all__ = ["READ", "bound", "read"]
-
 READ: weakref.WeakSet[Any] = weakref.WeakSet()
 """Those over which there was a loop, as long as they are."""
 

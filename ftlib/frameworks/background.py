@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["errand", "finish_errands"]
-
 _LINGER = 1.0
 """Seconds that a thread waits for another errand."""
 

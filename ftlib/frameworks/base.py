@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Framework", "Group", "GroupSpec", "Kind", "Operation", "Work"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
@@ -44,7 +42,7 @@ class Work(ABC):
         """Whether it ended, well or not."""
 
 
-class Kind(Enum):
+class OperationKind(Enum):
     """What an operation does."""
 
     ALLREDUCE = "allreduce"
@@ -56,7 +54,7 @@ class Kind(Enum):
 class Operation(NamedTuple):
     """One operation on a contiguous tensor, which it works on in place."""
 
-    kind: Kind
+    kind: OperationKind
     tensor: torch.Tensor
     op: str = ""
     """Of a reduction: SUM, MIN, MAX or PRODUCT."""
@@ -81,23 +79,23 @@ class Group(ABC):
 
     def allreduce(self, tensor: torch.Tensor, op: str = "SUM") -> Work:
         """Reduce a contiguous tensor over all ranks (SUM, MIN, MAX, PRODUCT)."""
-        return self.submit(Operation(Kind.ALLREDUCE, tensor, op))
+        return self.submit(Operation(OperationKind.ALLREDUCE, tensor, op))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Work:
         """Copy the root's contiguous tensor to all ranks."""
-        return self.submit(Operation(Kind.BROADCAST, tensor, peer=root))
+        return self.submit(Operation(OperationKind.BROADCAST, tensor, peer=root))
 
     def barrier(self) -> Work:
         """Done once every rank has entered."""
-        return self.submit(Operation(Kind.ALLREDUCE, torch.zeros(1, dtype=torch.uint8), "MAX"))
+        return self.submit(Operation(OperationKind.ALLREDUCE, torch.zeros(1, dtype=torch.uint8), "MAX"))
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Work:
         """Send a contiguous tensor to one rank."""
-        return self.submit(Operation(Kind.SEND, tensor, peer=to, tag=tag))
+        return self.submit(Operation(OperationKind.SEND, tensor, peer=to, tag=tag))
 
     def recv(self, tensor: torch.Tensor, source: int, tag: int) -> Work:
         """Receive into a contiguous tensor from one rank."""
-        return self.submit(Operation(Kind.RECV, tensor, peer=source, tag=tag))
+        return self.submit(Operation(OperationKind.RECV, tensor, peer=source, tag=tag))
 
     @abstractmethod
     def abort(self) -> None:

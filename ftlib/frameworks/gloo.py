@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ftlib.frameworks.sockets import Address, Inode
 
-__all__ = ["GlooFramework"]
-
 _log = logging.getLogger(__name__)
 
 _DTYPES = {

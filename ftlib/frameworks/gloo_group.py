@@ -27,15 +27,13 @@ from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOption
 
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.background import errand
-from ftlib.frameworks.base import Group, GroupSpec, Kind, Operation, Work
+from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work
 from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ftlib.frameworks.sockets import Address, Link
-
-__all__ = ["OPERATIONS", "GlooGroup"]
 
 OPERATIONS: dict[str, Any] = {
     "SUM": ReduceOp.SUM,
@@ -107,9 +105,9 @@ class GlooGroup(Group):
         if self._state is not _State.OPEN or backend is None:
             return FailedWork(GroupError(f"the group of rank {self.rank} is {self._state.value}"))
         try:
-            if kind is Kind.ALLREDUCE:
+            if kind is OperationKind.ALLREDUCE:
                 work: Work = GlooWork(self, backend.allreduce([operation.tensor], self._reductions[operation.op]))
-            elif kind is Kind.BROADCAST:
+            elif kind is OperationKind.BROADCAST:
                 options = BroadcastOptions()
                 options.rootRank = operation.peer
                 work = GlooWork(self, backend.broadcast([_bytes(operation.tensor)], options))
@@ -117,12 +115,12 @@ class GlooGroup(Group):
                 flat = _bytes(operation.tensor)
                 # The size is part of the tag: a message longer than expected would terminate the receiving process.
                 tag = zlib.crc32(f"{operation.tag}/{flat.numel()}".encode()) & 0x7FFFFFFF
-                begin = backend.send if kind is Kind.SEND else backend.recv
+                begin = backend.send if kind is OperationKind.SEND else backend.recv
                 work = GlooTransfer(self, begin([flat], operation.peer, tag), flat)
         except KeyError:
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
         except FOREIGN as error:
-            if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+            if kind in (OperationKind.ALLREDUCE, OperationKind.BROADCAST):
                 self.abort()  # one that only this rank left out: the next ones would meet wrong ones elsewhere
             return FailedWork(self.translate(error))
         with self._lock:

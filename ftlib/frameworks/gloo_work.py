@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["FOREIGN", "FailedWork", "GlooTransfer", "GlooWork"]
-
 FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
 """What torch raises, in C++ and in the binding."""
 

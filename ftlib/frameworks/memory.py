@@ -18,9 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks.base import Framework, Group, GroupSpec, Kind, Operation, Work
-
-__all__ = ["DEFAULT_HUB", "MemoryFramework", "MemoryGroup", "MemoryHub"]
+from ftlib.frameworks.base import Framework, Group, GroupSpec, Operation, OperationKind, Work
 
 _ROOMS_KEPT = 64
 _DTYPES = frozenset(
@@ -294,11 +292,11 @@ class MemoryGroup(Group):
     def submit(self, operation: Operation) -> Work:
         """Reductions in rank order; a send is done once it was received."""
         kind, tensor, op, peer, tag = operation
-        if kind is Kind.SEND:
+        if kind is OperationKind.SEND:
             return self._room.transfer(self._entry(tensor, "transfer", tag), (self.rank, peer, tag), sends=True)
-        if kind is Kind.RECV:
+        if kind is OperationKind.RECV:
             return self._room.transfer(self._entry(tensor, "transfer", tag), (peer, self.rank, tag), sends=False)
-        if kind is Kind.BROADCAST:
+        if kind is OperationKind.BROADCAST:
             return self._room.collective(self._entry(tensor, kind.value, peer), functools.partial(_spread, peer))
         reduce = _REDUCTIONS.get(op)
         if reduce is None:

@@ -23,8 +23,6 @@ from ftlib.frameworks import sockets
 if TYPE_CHECKING:
     from ftlib.frameworks.sockets import Address
 
-__all__ = ["Meeting", "StoreServer", "interface_address", "join_address", "split_address"]
-
 _START_TIMEOUT = timedelta(seconds=10)
 """For connecting to the server that this very process has just started."""
 _QUICKEST, _SLOWEST, _RARELY = 0.0005, 0.02, 0.25

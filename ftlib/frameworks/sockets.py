@@ -24,19 +24,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = [
-    "Address",
-    "Inode",
-    "Link",
-    "connections",
-    "guard_forks",
-    "listeners",
-    "snapshot",
-    "supported",
-    "track",
-    "untrack",
-]
-
 _DESCRIPTORS = "/proc/self/fd"
 
 Address = tuple[str, int]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .plan import Plan
+from .plan import StartPlan
 from .sockets import HOST
 
 # What an outer launcher may have left behind and this one does not set in every start.
@@ -36,7 +36,7 @@ class Start:
 
 
 def worker_environment(
-    base: Mapping[str, str], plan: Plan, start: Start, supervisor: str, credentials: Mapping[str, str] | None = None
+    base: Mapping[str, str], plan: StartPlan, start: Start, supervisor: str, credentials: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The environment of one worker: ``base`` plus what this start decides.
 

@@ -24,7 +24,7 @@ def random_job() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StartPlan:
     """One run. Times are in seconds."""
 
     command: tuple[str, ...]

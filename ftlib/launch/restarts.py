@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .plan import Plan
+from .plan import StartPlan
 
 
 class WorkerPhase(Enum):
@@ -89,7 +89,7 @@ class WorkerRecord:
 class RestartPolicy:
     """All slots, and how many restarts are left."""
 
-    plan: Plan
+    plan: StartPlan
     records: list[WorkerRecord] = field(init=False)
     restarts_left: int = field(init=False)
     founded: bool = False

@@ -26,7 +26,7 @@ from . import guard
 from .console import Console, outcome, table, traceback_of
 from .credentials import Credentials, remove_lost
 from .environment import Start, worker_environment
-from .plan import Plan
+from .plan import StartPlan
 from .process import Fate, describe_exit, kill_descendants, require_linux, shell_code
 from .restarts import RestartPolicy, RunAction, StartMode, WorkerPhase, WorkerRecord
 from .sockets import HOST, ControlSockets, bind_control, listen
@@ -38,7 +38,7 @@ _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code noted for a worker that could not be started."""
 
 
-def launch(plan: Plan) -> int:
+def launch(plan: StartPlan) -> int:
     """Run ``plan`` to its end; the shell's exit code. Call on the main thread of a process without others."""
     require_linux()
 
@@ -62,14 +62,14 @@ class RunStage(Enum):
 
     RUNNING = "running"
     DRAINING = "draining"
-    """SIGTERM was sent; ``Plan.grace`` runs."""
+    """SIGTERM was sent; ``StartPlan.grace`` runs."""
     KILLING = "killing"
 
 
 class Supervisor:
     """One run. Everything happens on the loop of :meth:`run`, which must be the main thread's."""
 
-    def __init__(self, plan: Plan, *, guard_pid: int | None = None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, plan: StartPlan, *, guard_pid: int | None = None, environment: Mapping[str, str] | None = None) -> None:
         self.policy = RestartPolicy(plan)
         self.stage = RunStage.RUNNING
         self._plan = plan

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from consensus import Answer, KeyRing, Member
 
+from ..common.refusals import Refusal
 from ..common.units import size, span
 from ..core.calls.call import Call
 from ..core.calls.observer import Observer, Observers
@@ -23,9 +24,9 @@ from ..core.plane.plane import Plane
 from ..errors import ConfigError, FTLibError, RebuildTimeout
 from ..state.codec import StateReader, encode, flatten, snapshot
 from ..state.registry import Registered
-from .joiner.http_transport import FetchError, Later, Nothing, Refused, request
-from .joiner.progress_log import Arrival
-from .layout.requests import LATER, NOTHING, POLL, UNFIT, Body, pieces
+from .joiner.http_transport import FetchError, Later, Nothing, Refused, Unfit, request
+from .joiner.progress_log import ArrivingState
+from .layout.requests import POLL, Body, pieces
 
 logger = logging.getLogger("ftlib")
 
@@ -246,11 +247,9 @@ class Transfer(Observer):
         """Load what ``donor`` has. FetchError, Later: it gave nothing. ConfigError where it never will, or it does not fit."""
         try:
             tree = self.receive(donor, PATH, query, go_on, waited_for="call" in query)
-        except Refused as error:
-            _, unfit, why = str(error).partition(f"{UNFIT}: ")
-            if unfit:
-                raise ConfigError(f"the job's state cannot be given to this worker: {why}") from None
-            raise
+        except Unfit as error:
+            why = str(error).removeprefix(f"{donor}: ")
+            raise ConfigError(f"the job's state cannot be given to this worker: {why}") from None
         registered.load(tree)
 
     def receive(
@@ -291,7 +290,7 @@ class Transfer(Observer):
             return data
 
         reader = StateReader(read)
-        with Arrival(self._plane, waited_for=waited_for) as arrival:
+        with ArrivingState(self._plane, waited_for=waited_for) as arrival:
             tree = reader.read(STATE_LIMIT)
         answer.finish()
         return tree, reader.nbytes
@@ -315,9 +314,9 @@ class Transfer(Observer):
             plane.changed.wait_for(lambda: self._snapshot is not None or plane.step > 0 or plane.current is not None, POLL)
             data = self._snapshot
             if data is None and (plane.step > 0 or plane.current is not None):
-                raise LookupError(f"{NOTHING}: no state was registered before the first call")
+                raise Refusal.NOTHING.error("no state was registered before the first call")
         if data is None:
-            raise LookupError(f"{LATER}: no state is registered yet")
+            raise Refusal.LATER.error("no state is registered yet")
         return pieces(data)
 
     def _whether(self) -> Body:
@@ -328,7 +327,7 @@ class Transfer(Observer):
             if plane.has_state:
                 return pieces(REGISTERED.encode())
             called = plane.step > 0 or plane.current is not None
-        raise LookupError(f"{NOTHING if called else LATER}: no state is registered")
+        raise (Refusal.NOTHING if called else Refusal.LATER).error("no state is registered")
 
     def _on_entry(self, call: int, origin: str) -> Body:
         plane = self._plane
@@ -336,11 +335,11 @@ class Transfer(Observer):
             plane.changed.wait_for(lambda: self._entry(call) or plane.finished >= call or plane.phase is Phase.STOPPED, POLL)
             entry, registered, own = self._entry(call), self._registered, plane.origin
         if entry is None:
-            raise LookupError(f"{LATER}: not inside call {call}")
+            raise Refusal.LATER.error(f"not inside call {call}")
         if registered is None:
-            raise LookupError(f"{NOTHING}: no state is registered here")
+            raise Refusal.NOTHING.error("no state is registered here")
         if own != origin:
-            raise LookupError(f"{LATER}: this member does not hold that state")
+            raise Refusal.LATER.error("this member does not hold that state")
         return self._guarded(call, entry)
 
     def _entry(self, call: int) -> Callable[[], object] | None:
@@ -360,7 +359,7 @@ class Transfer(Observer):
                     raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
                 yield chunk
         except ConfigError as error:  # before the first chunk
-            raise LookupError(f"{UNFIT}: {error}") from None
+            raise Refusal.UNFIT.error(str(error)) from None
 
 
 _EVERYWHERE = "call register_state everywhere"

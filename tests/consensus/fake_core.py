@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from consensus.border import Order
+from consensus.border import Order, SeekAdmission
 from consensus.config import Config
 from consensus.member import Member
 from consensus.progress import Progress
 from consensus.protocol.state.effects import Effect
-from consensus.protocol.state.inputs import Input, SeekAdmission
+from consensus.protocol.state.inputs import Input
 from consensus.runtime.agent.agent import Agent, Outside
 from consensus.runtime.agent.snapshot import Snapshot
-from consensus.runtime.net.names import Introducers
-from consensus.runtime.net.sockets import open_pair, resolve_all
+from consensus.runtime.net.names import Introducers, resolve_all
+from consensus.runtime.net.sockets import open_pair
 from consensus.runtime.net.sources import Sources
 from consensus.runtime.net.web import load
 from consensus.view import Reason, View

@@ -110,10 +110,10 @@ async def test_what_was_found_besides_the_list_outlives_the_next_look_up(monkeyp
     listed: Address = ("127.0.0.1", free_ports(1)[0])
     monkeypatch.setattr("consensus.runtime.agent.discovery._LOOKUP_EVERY", 0.01)
     async with rig("b" * 16) as b, rig(introducers=(f"localhost:{free_ports(1)[0]}",)) as a:
-        assert await a.agent.scout.find([b.member.address]) == (b.member.address,)
+        assert await a.agent.discovery.find([b.member.address]) == (b.member.address,)
         monkeypatch.setattr("consensus.runtime.agent.discovery.lookup", lambda texts: Introducers(texts, (listed,)))
         await until(lambda: a.core.told(Resolved))
-        assert a.agent.scout.introducers == [listed, b.member.address]
+        assert a.agent.discovery.introducers == [listed, b.member.address]
 
 
 async def test_a_file_with_secrets_that_hangs_stops_nothing(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_a_joiner_is_told_even_where_the_reasons_cannot_be_found(monkeypat
         async def broken(where: Address) -> Any:
             raise RuntimeError(f"no luck with {where}")
 
-        monkeypatch.setattr(a.agent.scout, "_look", broken)
+        monkeypatch.setattr(a.agent.discovery, "_look", broken)
         error = JoinError("not let in")
         a.ask(Stopped(error))
         await until(lambda: a.plane.orders)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from consensus.border import Flushed, Order, Stalled
+from consensus.border import Activated, Flushed, Freeze, Installed, Order, PeerProgress, Stalled, Stopped, Wish
 from consensus.errors import JoinError, LeftError, StoppedError
 from consensus.member import Member
 from consensus.messages import Envelope, Nack
 from consensus.progress import NOWHERE
-from consensus.protocol.state.effects import Activated, Freeze, Installed, Note, PeerProgress, Stopped, Wish
+from consensus.protocol.state.effects import Note
 from consensus.protocol.state.inputs import Checked, Died, Stirred
 from consensus.runtime.agent.clock import now
 from consensus.runtime.agent.snapshot import Snapshot

@@ -15,7 +15,7 @@ from consensus.config import Config
 from consensus.errors import CodecError, ConfigError, SealError
 from consensus.wire.envelope import OVERHEAD, Open, Sealed
 from consensus.wire.keys import Key, KeyRing
-from consensus.wire.replay_window import Window
+from consensus.wire.replay_window import ReplayWindow
 from consensus.wire.throttle import Throttle
 
 SECRET = "a secret of these tests"
@@ -279,7 +279,7 @@ class TestThrottle:
 class TestWindow:
     @given(st.lists(st.integers(0, 3000), max_size=60))
     def test_each_number_once_and_only_lately(self, numbers: list[int]) -> None:
-        window, seen, top = Window(1024), set[int](), -1
+        window, seen, top = ReplayWindow(1024), set[int](), -1
         for number in numbers:
             assert window.fresh(number) == (number not in seen and number > top - 1024)
             if window.fresh(number):

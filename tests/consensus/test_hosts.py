@@ -19,7 +19,7 @@ from consensus import Config, ConsensusError, Member
 from consensus.border import Stopped
 from consensus.runtime.host.child import Child
 from consensus.runtime.host.exchange import Failed, Serve, Setup, Started
-from consensus.runtime.host.parent_watcher import Lifeline
+from consensus.runtime.host.parent_watcher import ParentWatcher
 from consensus.runtime.host.pipe import Pipe
 from consensus.runtime.host.process_host import ProcessHost
 from consensus.runtime.host.progress_cell import ProgressCell
@@ -111,7 +111,7 @@ def conversation(setup: bool, *orders: object, monkeypatch: pytest.MonkeyPatch) 
         member = Member("a" * 16, *pair.advertised)
         socket.send_fds(other, [b"\0"], [pair.udp.fileno(), pair.tcp.fileno()])
         pair.close()
-        child = Child(doors, ProgressCell().read, Lifeline(os.getpid()))
+        child = Child(doors, ProgressCell().read, ParentWatcher(os.getpid()))
         if not setup:
             doors.close()
         await child._pipe.open(far)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from consensus.runtime.host.life_lock import watch_life
-from consensus.runtime.host.parent_watcher import Lifeline
+from consensus.runtime.host.parent_watcher import ParentWatcher
 from consensus.runtime.host.robust_mutex import RobustMutex, Waited
 from tests.harness.basics import TIMEOUT, eventually
 
@@ -35,14 +35,14 @@ class Ear:
     """Hears of the end of a holder, and when."""
 
     def __init__(self, whose: Holder) -> None:
-        self.lifeline = Lifeline(whose.pid)
+        self.parent = ParentWatcher(whose.pid)
         self.heard = threading.Event()
         self.at = 0.0
         self.first = False
         self._gone = select.poll()
         self._pidfd = os.pidfd_open(whose.pid)
         self._gone.register(self._pidfd, select.POLLIN)
-        watch_life(whose.open(), self.lifeline, self._ended)
+        watch_life(whose.open(), self.parent, self._ended)
 
     def _ended(self) -> None:
         self.at = time.monotonic()
@@ -108,9 +108,9 @@ def test_a_thread_that_ends_is_no_process_that_does() -> None:
             process.tell(order)
             assert not ear.heard.wait(A_WHILE)
             assert process.process.poll() is None
-            assert not ear.lifeline.ending()
+            assert not ear.parent.ending()
             kill(process)
-            eventually(ear.lifeline.ending, "it is seen ending")
+            eventually(ear.parent.ending, "it is seen ending")
 
 
 def test_a_process_whose_main_thread_has_ended_is_told_of_later() -> None:
@@ -126,9 +126,9 @@ def test_a_stopped_process_has_not_ended() -> None:
     with holder() as process:
         ear = Ear(process)
         os.kill(process.pid, signal.SIGSTOP)
-        eventually(ear.lifeline.held, "it is stopped")
+        eventually(ear.parent.held, "it is stopped")
         assert not ear.heard.wait(A_WHILE)
-        assert not ear.lifeline.ending()
+        assert not ear.parent.ending()
         os.kill(process.pid, signal.SIGCONT)
         os.kill(process.pid, signal.SIGSTOP)
         kill(process)
@@ -140,7 +140,7 @@ def test_a_watcher_that_dies_takes_nothing_along() -> None:
     with holder() as process:
         pid = os.fork()
         if pid == 0:
-            watch_life(process.open(), Lifeline(process.pid), lambda: None)
+            watch_life(process.open(), ParentWatcher(process.pid), lambda: None)
             time.sleep(60.0)
         time.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
@@ -156,9 +156,9 @@ def test_a_core_dump_comes_before_the_end_and_is_seen(tmp_path: Path) -> None:
     """No thread ends before it is written: their memory is in it."""
     with holder(LARGE, directory=tmp_path, prefix=("prlimit", "--core=unlimited:unlimited")) as process:
         ear = Ear(process)
-        assert not ear.lifeline.dumps_core()
+        assert not ear.parent.dumps_core()
         process.tell("abort")
-        eventually(ear.lifeline.dumps_core, "it is seen")
+        eventually(ear.parent.dumps_core, "it is seen")
         ear.hears_first()
         assert process.process.wait(TIMEOUT) == -signal.SIGABRT
         assert any(file.stat().st_size > LARGE << 20 for file in tmp_path.iterdir()), "nothing was dumped"
@@ -211,12 +211,12 @@ def test_without_robust_mutexes_sockets_tell() -> None:
 def test_who_is_ending_lets_others_go_first() -> None:
     """A zombie here: whoever has memory to free ends too soon to be looked at."""
     process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    lifeline = Lifeline(process.pid)
-    lifeline.step_back()
+    parent = ParentWatcher(process.pid)
+    parent.step_back()
     assert _niceness(process.pid) == os.getpriority(os.PRIO_PROCESS, 0), "it lives"
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    lifeline.step_back()
+    parent.step_back()
     assert _niceness(process.pid) >= 15
     if (group := Path(f"/proc/{process.pid}/autogroup")).exists():  # a kernel that shares by sessions
         assert group.read_text().split()[-1] == "15"

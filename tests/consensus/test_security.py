@@ -14,7 +14,7 @@ from consensus.member import Member
 from consensus.messages import Accepted, Nack
 from consensus.protocol.state.effects import Fence, Send
 from consensus.protocol.state.inputs import Accusation
-from consensus.runtime.net.liveness_connection import Answer, Doubt, Tethers, ask
+from consensus.runtime.net.liveness_connection import Doubt, Identity, LivenessConnections, ask
 
 from .fake_core import rig, until
 from .secret import OTHER, RING, SECRET
@@ -37,7 +37,7 @@ class TestMessages:
         async with rig("b" * 16, secret=SECRET) as b, rig("a" * 16, secret=SECRET) as a:
             a.ask(Send(("localhost", b.member.port), Nack(1)))
             await until(lambda: "unauthentic" in a.agent.traffic.as_dict()["dropped"])
-            a.agent.scout.introducers.append(("localhost", b.member.port))
+            a.agent.discovery.introducers.append(("localhost", b.member.port))
             a.ask(Send(("localhost", b.member.port), Nack(1)))
             await asyncio.sleep(0.06)
             a.ask(Send(("localhost", b.member.port), Nack(1)))
@@ -52,7 +52,7 @@ class TestWhoIsThere:
         async with rig("b" * 16, secret=SECRET, job="jöb") as a:
             answer, sock = await ask(a.member.address, "/tether", RING)
             sock.close()
-            assert answer == Answer("b" * 16, "jöb", PROTOCOL_VERSION, format_address(a.member.address))
+            assert answer == Identity("b" * 16, "jöb", PROTOCOL_VERSION, format_address(a.member.address))
 
     @pytest.mark.parametrize(
         ("mine", "theirs", "doubt"),
@@ -65,7 +65,7 @@ class TestWhoIsThere:
             sock.close()
             assert answer is not None
             assert answer.doubt is doubt
-            tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), mine)
+            tethers = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), mine)
             tethers.check(Member("c" * 16, *b.member.address))
             await until(lambda: verdicts)
             await tethers.close()
@@ -75,7 +75,7 @@ class TestWhoIsThere:
         """A question for b that somebody passes on to a: its answer is genuine, but not from b's address."""
         verdicts: list[tuple[str, bool | None, str]] = []
         async with rig("a" * 16, secret=SECRET) as a:
-            tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), RING)
+            tethers = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), RING)
             tethers.check(Member("b" * 16, *a.member.address))
             await until(lambda: len(verdicts) == 1)
             relay = await asyncio.start_server(lambda r, w: _pass_on(r, w, a.member.address), "127.0.0.1", 0)
@@ -101,7 +101,7 @@ class TestWhoIsThere:
             writer.close()
 
         server = await asyncio.start_server(forger, "127.0.0.1", 0)
-        tethers = Tethers(lambda *verdict: verdicts.append(verdict[:3]), RING)
+        tethers = LivenessConnections(lambda *verdict: verdicts.append(verdict[:3]), RING)
         for member_id in ("b" * 16, "c" * 16):
             tethers.check(Member(member_id, *server.sockets[0].getsockname()))
         await until(lambda: len(verdicts) == 2)

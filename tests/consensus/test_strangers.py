@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from consensus import Config, Gossip, Home, KeyRing, SecretError, get
-from consensus.runtime.net.door import PATIENCE, Door, Stranger
+from consensus.runtime.net.door import PATIENCE, Door, UnprovenPeer
 from consensus.runtime.net.liveness_connection import ask
 from consensus.wire.proofs import Exchange, greeting
 from tests.harness.basics import TIMEOUT, eventually
@@ -363,10 +363,10 @@ class TestCrowds:
     async def test_places_are_bounded_and_the_oldest_silent_one_goes(self) -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=600) as listener:
             listener.setblocking(False)
-            asked: list[Stranger] = []
+            asked: list[UnprovenPeer] = []
             entered: list[socket.socket] = []
 
-            def enter(sock: socket.socket, stranger: Stranger) -> None:
+            def enter(sock: socket.socket, stranger: UnprovenPeer) -> None:
                 entered.append(sock)
                 asked.append(stranger)
                 stranger.end = sock.close

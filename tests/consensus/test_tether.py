@@ -14,7 +14,7 @@ import pytest
 from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member, format_address
 from consensus.runtime.net import liveness_connection as tether
-from consensus.runtime.net.liveness_connection import CHECK_TIMEOUT, Answer, Tethers, ask
+from consensus.runtime.net.liveness_connection import CHECK_TIMEOUT, Answer, LivenessConnections, ask
 from tests.harness.basics import free_ports
 
 from .fake_core import rig, until
@@ -37,9 +37,9 @@ def hurried(patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Watch:
-    """Tethers whose verdicts are kept with their time."""
+    """Liveness connections whose verdicts are kept with their time."""
 
-    tethers: Tethers = field(init=False)
+    tethers: LivenessConnections = field(init=False)
     verdicts: list[Verdict] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     listening: list[bool] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Watch:
 @asynccontextmanager
 async def watch(*, trust_refused: bool = True) -> AsyncIterator[Watch]:
     watching = Watch()
-    watching.tethers = Tethers(watching.report, trust_refused=trust_refused)
+    watching.tethers = LivenessConnections(watching.report, trust_refused=trust_refused)
     try:
         yield watching
     finally:

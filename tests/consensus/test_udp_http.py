@@ -14,12 +14,13 @@ import aiohttp
 import pytest
 
 from consensus.config import Config
-from consensus.errors import ConfigError
+from consensus.errors import ConfigError, RefusalError
 from consensus.member import Member, format_address
 from consensus.messages import Accepted, Envelope, Nack
 from consensus.protocol.state.effects import Fence, Send
 from consensus.protocol.state.inputs import Accusation
-from consensus.runtime.net.sockets import SocketPair, numeric, open_pair, resolve_all
+from consensus.runtime.net.names import numeric, resolve_all
+from consensus.runtime.net.sockets import SocketPair, open_pair
 from consensus.runtime.net.udp import fits
 from consensus.wire.codec import Codec
 from tests.harness.basics import around
@@ -271,6 +272,9 @@ class TestHttp:
             if "late" in query:
                 yield b"something"
             raise LookupError("no such version")
+
+        def refused(query: Mapping[str, str]) -> Iterator[bytes]:
+            raise RefusalError("not yet", 503)
 
         def broken(query: Mapping[str, str]) -> Iterator[bytes]:
             raise ValueError("broken")

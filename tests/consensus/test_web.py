@@ -22,8 +22,8 @@ from consensus.messages import Accepted, Message, Nack
 from consensus.protocol.state.effects import Send
 from consensus.protocol.state.inputs import Died
 from consensus.runtime.net import web
-from consensus.runtime.net.authenticator import Gate
-from consensus.runtime.net.early_acceptor import Porter
+from consensus.runtime.net.authenticator import Authenticator
+from consensus.runtime.net.early_acceptor import EarlyAcceptor
 from consensus.runtime.net.http import HttpServer
 from consensus.runtime.net.liveness_connection import ask
 from tests.harness.basics import TIMEOUT, around, eventually
@@ -121,8 +121,8 @@ async def test_a_check_waits_for_a_moment_and_a_question_does_not() -> None:
     came: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
-        porter = Porter(listening, came.append)
-        porter.open()
+        acceptor = EarlyAcceptor(listening, came.append)
+        acceptor.open()
         address = listening.getsockname()
         with contextlib.ExitStack() as stack:
             for text in (b"GET /tether HTTP/1.1\r\n", b"GET /identity HTTP/1.1\r\n", b"GET /status HTTP/1.1\r\n", b"POST "):
@@ -132,10 +132,10 @@ async def test_a_check_waits_for_a_moment_and_a_question_does_not() -> None:
                 await until(lambda count=count: len(came) > count)  # type: ignore[misc]
             socket.create_connection(address, timeout=TIMEOUT).close()  # wants nothing any more
             stack.enter_context(socket.create_connection(address, timeout=TIMEOUT))  # has not said yet
-            await until(lambda: len(porter._kept) == 5)
+            await until(lambda: len(acceptor._kept) == 5)
             assert came == [True, True, False, False]
-            kept = porter.close()
-            assert not porter.close()
+            kept = acceptor.close()
+            assert not acceptor.close()
             assert await loop.sock_recv(kept[0], 100) == b"GET /tether HTTP/1.1\r\n"
             for connection in kept:
                 connection.close()
@@ -145,12 +145,12 @@ async def test_a_crowd_is_served_at_once() -> None:
     came: list[bool] = []
     with socket.create_server(("127.0.0.1", 0), backlog=200) as listening, contextlib.ExitStack() as stack:
         listening.setblocking(False)
-        porter = Porter(listening, came.append)
-        porter.open()
+        acceptor = EarlyAcceptor(listening, came.append)
+        acceptor.open()
         for _ in range(70):
             stack.enter_context(socket.create_connection(listening.getsockname(), timeout=TIMEOUT))
         await until(lambda: came)
-        kept = porter.close()
+        kept = acceptor.close()
         assert came == [False] and len(kept) == 64
         for connection in kept:
             connection.close()
@@ -185,8 +185,8 @@ async def test_a_forked_child_keeps_no_connection_open_that_waits() -> None:
     came = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
-        porter = Porter(door, lambda _patient: came.set())
-        porter.open()
+        acceptor = EarlyAcceptor(door, lambda _patient: came.set())
+        acceptor.open()
         reader, writer = await asyncio.open_connection(*door.getsockname())
         writer.write(b"GET /tether HTTP/1.1\r\n")
         await came.wait()
@@ -197,7 +197,7 @@ async def test_a_forked_child_keeps_no_connection_open_that_waits() -> None:
             os.read(waits, 1)  # until the parent closes it
             os._exit(0)
         try:
-            for connection in porter.close():
+            for connection in acceptor.close():
                 connection.close()
             with contextlib.suppress(ConnectionResetError):  # what it wrote was not read
                 assert await asyncio.wait_for(reader.read(), TIMEOUT) == b""
@@ -267,7 +267,7 @@ async def test_no_connection_is_lost_where_the_server_closes_as_it_opens(turns: 
             visitors.append(socket.create_connection(listener.getsockname()))
             connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             accepted.append(connection)
-        server = HttpServer(Gate(None, Member("a" * 16, "127.0.0.1", 1), "test"), *[None] * 5)  # type: ignore[list-item]
+        server = HttpServer(Authenticator(None, Member("a" * 16, "127.0.0.1", 1), "test"), *[None] * 5)  # type: ignore[list-item]
         opening = asyncio.create_task(server.open(listener.dup(), accepted))
         for _ in range(turns):
             await asyncio.sleep(0)

@@ -311,7 +311,7 @@ def _serve(sources: dict[str, Source]) -> ThreadingHTTPServer:
                 chunks: Iterator[Any] = sources[parts.path](dict(parse_qsl(parts.query)))
                 first = next(iter(chunks), b"")
             except LookupError as error:
-                self.send_error_text(409, str(error.args[0]))
+                self.send_error_text(getattr(error, "status", 409), str(error.args[0]))
                 return
             self.send_response(200)
             self.end_headers()

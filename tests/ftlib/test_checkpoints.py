@@ -17,7 +17,7 @@ from torch import nn
 from ftlib import ConfigError
 from ftlib.checkpoints.checkpoint import Taken, newest, publish, read, remove
 from ftlib.checkpoints.keeper import _damage
-from ftlib.checkpoints.manifest import Manifest, TornError
+from ftlib.checkpoints.manifest import CheckpointManifest, TornError
 from ftlib.checkpoints.names import Name, Part, complete, parts
 from ftlib.state.codec import DTYPES
 from ftlib.state.registry import Registered
@@ -213,14 +213,14 @@ def test_one_that_is_taken_away_meanwhile_is_not_missed(tmp_path: Path, monkeypa
     """By a job that goes on, and has newer ones."""
     old = write(tmp_path, {"x": torch.ones(3)}, 300)
 
-    def replaced(manifest: Manifest, directory: Path) -> None:
+    def replaced(manifest: CheckpointManifest, directory: Path) -> None:
         if directory == old:
             write(tmp_path, {"x": torch.zeros(3)}, 400)
             remove(old)
         verify(manifest, directory)
 
-    verify = Manifest.verify
-    monkeypatch.setattr(Manifest, "verify", replaced)
+    verify = CheckpointManifest.verify
+    monkeypatch.setattr(CheckpointManifest, "verify", replaced)
     found = newest(tmp_path)
     assert found is not None
     assert (found.name, found.torn) == (Name(400, 1), ())
@@ -257,10 +257,10 @@ class Evil:
 def forged(directory: Path, file: str, data: bytes) -> None:
     """With a manifest that says that all is well."""
     (directory / file).write_bytes(data)
-    manifest = Manifest.read(directory)
+    manifest = CheckpointManifest.read(directory)
     (directory / "manifest.json").unlink()
     taken = {path.name: type(manifest.files[path.name]).of(path) for path in files(directory)}
-    Manifest(manifest.step, manifest.epoch, 1, manifest.tensors, manifest.state, taken).write(directory)
+    CheckpointManifest(manifest.step, manifest.epoch, 1, manifest.tensors, manifest.state, taken).write(directory)
 
 
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
@@ -294,10 +294,10 @@ def test_metadata_that_leads_elsewhere_or_holds_no_tensor_is_refused(tmp_path: P
 
 def test_a_manifest_that_asks_for_more_than_there_is_allocates_nothing(tmp_path: Path) -> None:
     directory = write(tmp_path, {"x": torch.arange(3.0)})
-    manifest = Manifest.read(directory)
+    manifest = CheckpointManifest.read(directory)
     (directory / "manifest.json").unlink()
     huge = ["D", [["x", ["T", "float32", [1 << 40]]]]]
-    Manifest(1, 1, 1, manifest.tensors, huge, manifest.files).write(directory)
+    CheckpointManifest(1, 1, 1, manifest.tensors, huge, manifest.files).write(directory)
     with pytest.raises(TornError, match="larger than what was announced"):
         read(directory)
     assert "digest" in json.loads((directory / "manifest.json").read_text())

@@ -10,7 +10,7 @@ import torch
 
 from consensus import Member, View
 from ftlib.core.calls.call import Call, Kind
-from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.engine import LEVEL, Facts, Next, decide
 from ftlib.core.engine.inquiry import Entered
@@ -30,7 +30,7 @@ def call() -> Call:
 def session(*, finished: int, alike: bool = True, lacks: bool = True) -> Session:
     """Of member "a"; ``finished``: the newest call that "b" has finished, and "a" has not where it ``lacks`` it."""
     signature = LAYOUT.signature if alike else b"another"
-    plan = Plan(finished, finished, signature, adoptions=(("a", "b"),) if lacks else (), authority="b", holders=("b",))
+    plan = SalvagePlan(finished, finished, signature, adoptions=(("a", "b"),) if lacks else (), authority="b", holders=("b",))
     group: Any = object()
     return Session(VIEW, plan, "a", {"a": 0, "b": 1}, group)
 

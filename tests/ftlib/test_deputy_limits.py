@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ftlib import ConfigError, FTLib, Status, StepMismatch
-from ftlib.core.stand_in.backlog import Missed
+from ftlib.core.stand_in.backlog import Backlog
 from ftlib.core.stand_in.deputy import Deputy
 from ftlib.core.stand_in.pattern import WINDOW
 from ftlib.errors import Excluded
@@ -91,14 +91,14 @@ def test_what_cannot_be_kept_costs_the_membership(monkeypatch: pytest.MonkeyPatc
     """A call that all have finished, and this worker has lost the result of: it must not go on."""
     with late() as made:
         first, second, last = made.pupils
-        keep = Missed.keep
+        keep = Backlog.keep
 
-        def broken(self: Missed, *given: Any, **named: Any) -> None:
-            if self is last.ft._lives.life.deputy._missed:  # type: ignore[union-attr]
+        def broken(self: Backlog, *given: Any, **named: Any) -> None:
+            if self is last.ft._lives.life.deputy._backlog:  # type: ignore[union-attr]
                 raise MemoryError
             keep(self, *given, **named)
 
-        monkeypatch.setattr(Missed, "keep", broken)
+        monkeypatch.setattr(Backlog, "keep", broken)
         last.gate.clear()
         eventually(lambda: first.ft.size == 2, "the others go on without it")
         last.gate.set()

@@ -11,7 +11,7 @@ from ftlib.core.plane.plane import Plane
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import lay_out
 from ftlib.recovery import whole_state as module
-from ftlib.recovery.whole_state import LATER, Transfer
+from ftlib.recovery.whole_state import Transfer
 from ftlib.state.codec import decode
 from ftlib.state.registry import Registered
 from ftlib.state.snapshot import Backup
@@ -39,7 +39,7 @@ def asked(transfer: Transfer) -> torch.Tensor:
 
 
 def test_within_a_call_of_the_programs(holder: Transfer) -> None:
-    with pytest.raises(LookupError, match=LATER):
+    with pytest.raises(LookupError, match="ask again"):
         asked(holder)
     holder._plane.enter(Call(Kind.BARRIER, LAYOUT, ()))
     assert asked(holder).tolist() == [1.0, 1.0, 1.0]
@@ -47,14 +47,14 @@ def test_within_a_call_of_the_programs(holder: Transfer) -> None:
 
 def test_a_deputy_is_in_the_call_and_the_program_is_not(holder: Transfer) -> None:
     holder._plane.enter(StandIn(0.0, veto=False, awaited=bool, present=lambda: None))
-    with pytest.raises(LookupError, match=LATER):
+    with pytest.raises(LookupError, match="ask again"):
         asked(holder)
 
 
 def test_within_a_unit_it_is_what_was_kept(holder: Transfer) -> None:
     unit = Unit(int, LAYOUT)
     holder._plane.enter(unit)
-    with pytest.raises(LookupError, match=LATER):
+    with pytest.raises(LookupError, match="ask again"):
         asked(holder)
     registered = holder.registered
     assert registered is not None

@@ -13,7 +13,7 @@ from ftlib import GroupError
 from ftlib.core.calls.call import Call
 from ftlib.core.calls.session import Session
 from ftlib.core.execute.execution import Executor
-from ftlib.core.execute.unit import Stage, Unit
+from ftlib.core.execute.unit import Unit, UnitStage
 from ftlib.core.plane.failures import Failures
 from ftlib.state.codec import decode
 from ftlib.state.registry import Registered
@@ -286,7 +286,7 @@ def _a_member_in_doubt_keeps_what_it_did(monkeypatch: pytest.MonkeyPatch) -> Non
     @around(monkeypatch, Executor, "_undo")
     def keeping(undo: Any, executor: Executor, unit: Unit, why: str) -> None:
         if unit.in_doubt:
-            unit.stage = Stage.READY
+            unit.stage = UnitStage.READY
         undo(executor, unit, why)
 
 

@@ -14,7 +14,7 @@ from ftlib.core.calls.call import Call
 from ftlib.core.calls.follow import FollowedAttempt
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.engine import Engine
-from ftlib.core.tensors.trailer import Flag, Slot
+from ftlib.core.tensors.trailer import Flag, RankRecord
 from tests.ftlib.latecomers import late
 from tests.ftlib.workers import Job, Worker
 from tests.harness.basics import TIMEOUT, eventually
@@ -35,7 +35,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
         return attempt
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
-        def watch(attempt: Attempt, saying: Slot, *more: Any) -> Any:
+        def watch(attempt: Attempt, saying: RankRecord, *more: Any) -> Any:
             found.append((type(attempt), bool(saying.flags & Flag.LEAVING), bound(callers.pop(attempt))))
             return run(attempt, saying, *more)
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from consensus import Member, View
-from ftlib.core.calls.salvage import Plan, Report, plan
+from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.engine.call_lock import Turns
 from ftlib.core.engine.waiting import WARN_AFTER
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
-from ftlib.core.stand_in.pattern import LONGEST, WINDOW, Rhythm, why_not
+from ftlib.core.stand_in.pattern import LONGEST, WINDOW, CallPattern, why_not
 from ftlib.core.stand_in.stand_in import StandIn
 from ftlib.core.tensors.layout import Layout, lay_out
 from tests.harness.basics import TIMEOUT, eventually
@@ -33,7 +33,7 @@ NAMES = {layout.signature: name for name, layout in CALLS.items()}
 
 def rhythm(calls: str) -> str:
     """What is found to come next, after these calls."""
-    found = Rhythm()
+    found = CallPattern()
     for call in calls:
         found.note(CALLS[call])
     return "".join(NAMES[layout.signature] for layout in found.step())
@@ -116,7 +116,7 @@ class Told:
         self.places: list[tuple[int, int, bool]] = []
         self.plane = Plane("a", lambda finished, current, *, busy: self.places.append((finished, current, busy)))
         view = View(3, "parent", (Member("a", "127.0.0.1", 1), Member("b", "127.0.0.1", 2)))
-        chosen = Plan(10, 10, authority="a", holders=("a", "b"))
+        chosen = SalvagePlan(10, 10, authority="a", holders=("a", "b"))
         self.session = Session(view, chosen, "a", {"a": 0, "b": 1}, None)
         assert self.plane.activate(self.session)
 
@@ -188,7 +188,7 @@ def test_what_it_is_behind_is_told_and_forgotten_when_it_is_healed(told: Told) -
     plane.lag.grow(0)
     assert Report.decode(plane._report().encode()).late
     plane.phase = Phase.FROZEN
-    healed = Plan(20, 18, blank=("a",), healed=("a",), authority="b", holders=("b",))
+    healed = SalvagePlan(20, 18, blank=("a",), healed=("a",), authority="b", holders=("b",))
     assert plane.activate(Session(View(4, "p", told.session.view.members), healed, "a", {"a": 0, "b": 1}, None))
     assert (plane.lag.calls, plane.lag.steps) == (0, 0)
     assert not plane.origin

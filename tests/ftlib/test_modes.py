@@ -14,7 +14,7 @@ from consensus import Mode
 from consensus.border import Freeze
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.session import Session
-from ftlib.core.plane.plane import Finish
+from ftlib.core.plane.orders import Finish
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.frameworks.base import Operation, Work
 from ftlib.ftlib import FTLib

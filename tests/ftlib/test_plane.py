@@ -11,7 +11,7 @@ import torch
 from consensus import Member, View
 from ftlib.core.calls.call import Call, Kind, Results
 from ftlib.core.calls.follow import Followed
-from ftlib.core.calls.salvage import Plan, Report, plan
+from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.orders import Order
 from ftlib.core.plane.plane import Plane
@@ -23,14 +23,14 @@ LAYOUT = lay_out("average", [(torch.float32, (3,))], "SUM", 1 << 20)
 GROUP: Any = SimpleNamespace()
 
 
-def session(epoch: int, plan: Plan, me: str) -> Session:
+def session(epoch: int, plan: SalvagePlan, me: str) -> Session:
     return Session(View(epoch, "parent", MEMBERS), plan, me, {"a": 0, "b": 1, "c": 2}, GROUP)
 
 
 def test_every_question_of_one_epoch_gets_the_same_report() -> None:
     """Its program may have entered a call since the first one; of the next epoch's report that is a part."""
     plane = Plane("a")
-    assert plane.activate(session(3, Plan(7, 7, authority="a", holders=("a",)), "a"))
+    assert plane.activate(session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a"))
     first = plane.freeze(Order(4, None))
     assert first is not None
     plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
@@ -44,7 +44,7 @@ def test_a_call_that_failed_is_not_under_way() -> None:
     """Else a coordinator would wait for its end, and let nobody in."""
     told: list[bool] = []
     plane = Plane("a", lambda _finished, _current, *, busy=False: told.append(busy))
-    here = session(3, Plan(7, 7, authority="a", holders=("a",)), "a")
+    here = session(3, SalvagePlan(7, 7, authority="a", holders=("a",)), "a")
     assert plane.activate(here)
     plane.wish(wanted=True)  # somebody waits to be let in: only then is every call told
     plane.enter(Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True))
@@ -55,7 +55,7 @@ def test_a_call_that_failed_is_not_under_way() -> None:
 
 def test_a_founder_that_has_loaded_a_checkpoint_holds_its_state_unless_the_session_has_ended() -> None:
     plane = Plane("a")
-    here = session(3, Plan(0, 0, authority="a", holders=("a",)), "a")
+    here = session(3, SalvagePlan(0, 0, authority="a", holders=("a",)), "a")
     assert plane.activate(here)
     assert plane.resumed(here, "saved", 5)
     assert (plane.origin, plane.authority, plane.step) == ("saved", "saved", 5)
@@ -98,12 +98,12 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
     """
     plane, sampler = Plane("c"), Heard()
     plane.data.register(sampler)  # type: ignore[arg-type]
-    plane.activate(session(2, Plan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", b"two"),)), "c"))
+    plane.activate(session(2, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", b"two"),)), "c"))
     call = Followed(0.0, veto=False)
     plane.enter(call)
     plane.freeze(Order(3, None))
     for epoch, drawn in ((3, b"three"), (4, b"four")):
-        lost = Plan(8, 8, adoptions=(("c", "a"),), authority="a", holders=("a", "b"), drawn=(("a", drawn),))
+        lost = SalvagePlan(8, 8, adoptions=(("c", "a"),), authority="a", holders=("a", "b"), drawn=(("a", drawn),))
         newest = session(epoch, lost, "c")
         assert plane.activate(newest)
         if epoch == 3:
@@ -121,7 +121,7 @@ def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None
     plane, sampler = Plane("b"), Heard()
     view = View(1, "", MEMBERS)
     assert plane.installing(view)
-    founding = Session(view, Plan(0, 0, authority="a", holders=("a",)), "b", {"a": 0, "b": 1, "c": 2}, GROUP)
+    founding = Session(view, SalvagePlan(0, 0, authority="a", holders=("a",)), "b", {"a": 0, "b": 1, "c": 2}, GROUP)
     assert plane.activate(founding)
     for number in range(1, 5):
         call = Call(Kind.BARRIER, LAYOUT, (), weight=0.0, divide=True)
@@ -150,13 +150,13 @@ def test_a_healed_member_goes_on_with_a_joiner_where_the_others_die() -> None:
         plane = Plane(name)
         plane.has_state = True
         if name == "b":
-            before = session(3, Plan(7, 7, authority="a", holders=("a", "b")), name)
+            before = session(3, SalvagePlan(7, 7, authority="a", holders=("a", "b")), name)
             plane.activate(before)
             call = Call(Kind.AVERAGE, LAYOUT, [torch.ones(3)], weight=1.0, divide=True)
             plane.enter(call)
             assert plane.adopt(before, call, Results(8, LAYOUT, (), 2.0))
             plane.freeze(Order(4, None))
-        healed = session(4, Plan(20, 20, blank=("b", "c"), healed=("b",), authority="a", holders=("a",)), name)
+        healed = session(4, SalvagePlan(20, 20, blank=("b", "c"), healed=("b",), authority="a", holders=("a",)), name)
         assert plane.activate(healed)
         assert plane.loaded(healed, "a")
         answer = plane.freeze(Order(5, None))

@@ -14,7 +14,7 @@ import pytest
 from consensus import ExcludedError, Gossip, Member, View
 from consensus.border import Stopped
 from ftlib import ConfigError, Excluded, Status
-from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
 from ftlib.lifecycle import rejoin as succession
@@ -235,7 +235,7 @@ def test_outdated_state_that_nobody_replaces_is_not_acted_on() -> None:
     """Where all who founded are gone, and whoever joined since has registered nothing."""
     registered = Registered({}, dict, lambda _: None)
     view = View(9, "parent", tuple(Member(name, "127.0.0.1", 7) for name in ("w0", "w1")))
-    session = Session(view, Plan(5, 5), "w1", {"w0": 0, "w1": 1}, None)
+    session = Session(view, SalvagePlan(5, 5), "w1", {"w0": 0, "w1": 1}, None)
     first = Transfer(Plane("w9", lambda *_, **__: None), 1.0, 1.0)
     first.register(registered)
     assert not first.load(None, session), "a joiner's own initial state is as good as any"  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus import Member, View
-from ftlib.core.calls.salvage import REPORT_LIMIT, FaultKind, Plan, Report, blame, plan
+from ftlib.core.calls.salvage import REPORT_LIMIT, FaultKind, Report, SalvagePlan, blame, plan
 
 
 def members(ids: list[str]) -> tuple[Member, ...]:
@@ -21,7 +21,7 @@ def report(finished: int, *, current: int = 0, last: bytes = b"x", now: bytes = 
     return Report(finished, current, last_signature=last, current_signature=now if current else b"", **values)  # type: ignore[arg-type]
 
 
-def planned(reports: dict[str, Report], ids: list[str] | None = None) -> Plan:
+def planned(reports: dict[str, Report], ids: list[str] | None = None) -> SalvagePlan:
     return plan(view(ids or list(reports)), {name: found.encode() for name, found in reports.items()})
 
 
@@ -152,7 +152,7 @@ def test_a_report_may_be_as_long_as_the_limit_says() -> None:
 
 def test_founding_starts_from_the_most_senior_members_state() -> None:
     chosen = plan(view(["a", "b"], epoch=1), {})
-    assert chosen == Plan(0, 0, authority="a", holders=("a",))
+    assert chosen == SalvagePlan(0, 0, authority="a", holders=("a",))
 
 
 def test_more_than_one_call_apart_heals_those_behind() -> None:

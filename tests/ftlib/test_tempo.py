@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ftlib import ConfigError
 from ftlib.common.threads import Threads
 from ftlib.core.plane.step_times import LEAST, WINDOW, Straggler, Tempo, coded, seconds
-from ftlib.core.tensors.trailer import SLOT_BYTES, Flag, Slot, TrailerCodec
+from ftlib.core.tensors.trailer import SLOT_BYTES, Flag, RankRecord, TrailerCodec
 from ftlib.settings.config import resolve
 from tests.ftlib.workers import Job, Worker
 
@@ -159,12 +159,12 @@ def test_a_changing_pace_makes_no_new_trailer() -> None:
     region = torch.zeros(2 * SLOT_BYTES)
     trailers = []
     for busy in (7, 7, 200):
-        codec.write(region.numpy(), Slot(1.0, 5, Flag(0), b"abcd", busy=busy), "SUM")
+        codec.write(region.numpy(), RankRecord(1.0, 5, Flag(0), b"abcd", busy=busy), "SUM")
         trailers.append(codec.read(region.numpy()))
         assert codec.busy == bytes([0, busy])
     assert trailers[0] is trailers[1] is trailers[2]
-    assert trailers[0].slots[1] == Slot(1.0, 5, Flag(0), b"abcd")
-    codec.write(region.numpy(), Slot(1.0, 6, Flag(0), b"abcd", busy=9), "SUM")
+    assert trailers[0].slots[1] == RankRecord(1.0, 5, Flag(0), b"abcd")
+    codec.write(region.numpy(), RankRecord(1.0, 6, Flag(0), b"abcd", busy=9), "SUM")
     assert codec.read(region.numpy()).slots[1].samples == 6
     assert codec.busy[1] == 9
 

@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlib.core.tensors.dtypes import _AS_THEY_ARE, _WIDER, wire_dtype
-from ftlib.core.tensors.trailer import CARRIERS, NEUTRAL, SLOT_BYTES, Flag, Slot, Trailer, TrailerCodec
+from ftlib.core.tensors.trailer import CARRIERS, NEUTRAL, SLOT_BYTES, Flag, RankRecord, Trailer, TrailerCodec
 
 REDUCE = {"SUM": torch.add, "MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul}
 slots = st.tuples(
     st.floats(0, 1e300), st.integers(0, 2**32 - 1), st.integers(0, 7).map(Flag), st.binary(min_size=4, max_size=4)
-).map(lambda fields: Slot(*fields))
+).map(lambda fields: RankRecord(*fields))
 
 
 @pytest.mark.parametrize("op", sorted(NEUTRAL))
 @pytest.mark.parametrize("dtype", sorted(CARRIERS, key=str), ids=str)
 @given(said=st.lists(slots, min_size=1, max_size=5))
-def test_every_byte_survives_every_dtype_and_operation(dtype: torch.dtype, op: str, said: list[Slot]) -> None:
+def test_every_byte_survives_every_dtype_and_operation(dtype: torch.dtype, op: str, said: list[RankRecord]) -> None:
     regions = []
     for rank, slot in enumerate(said):
         region = torch.empty(SLOT_BYTES * len(said), dtype=dtype)
@@ -39,8 +39,8 @@ def test_it_may_ride_on_whatever_travels() -> None:
 
 def test_sums_and_flags_are_those_of_all_ranks() -> None:
     check = b"abcd"
-    plain, asks = Slot(0.1, 1, Flag(0), check), Slot(0.2, 2, Flag.FREEZE, check)
-    leaves = Slot(0.3, 3, Flag.LEAVING, check)
+    plain, asks = RankRecord(0.1, 1, Flag(0), check), RankRecord(0.2, 2, Flag.FREEZE, check)
+    leaves = RankRecord(0.3, 3, Flag.LEAVING, check)
     assert not Trailer.of((plain, plain)).freeze
     assert Trailer.of((plain, asks)).freeze
     found = Trailer.of((plain, asks, leaves))

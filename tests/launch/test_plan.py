@@ -13,7 +13,7 @@ import pytest
 from ftlib.checkpoints.names import Name
 from ftlib.errors import ConfigError
 from ftlib.launch.environment import Start, worker_environment
-from ftlib.launch.plan import Plan, python_command
+from ftlib.launch.plan import StartPlan, python_command
 from ftlib.launch.sockets import HOST, bind_control
 
 
@@ -34,12 +34,12 @@ from ftlib.launch.sockets import HOST, bind_control
 )
 def test_a_wrong_option_is_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        Plan(**({"command": ("x",), "workers": 2} | settings))
+        StartPlan(**({"command": ("x",), "workers": 2} | settings))
 
 
 def test_a_run_says_from_what_it_begins(tmp_path: Path) -> None:
     def beginning(resume: Path | None) -> str:
-        return Plan(("x",), 1, resume=resume).beginning
+        return StartPlan(("x",), 1, resume=resume).beginning
 
     assert beginning(None) == "what the script starts or loads"
     assert beginning(tmp_path / "none") == f"scratch: there is no complete checkpoint in {tmp_path / 'none'}"
@@ -51,13 +51,13 @@ def test_a_run_says_from_what_it_begins(tmp_path: Path) -> None:
 
 def test_workers_are_told_where_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = Plan(("x",), 1, resume=Path("there"))
+    plan = StartPlan(("x",), 1, resume=Path("there"))
     assert worker_environment({}, plan, Start(0, [], 1), "")["FTLIB_RESUME"] == str(tmp_path / "there")
-    assert "FTLIB_RESUME" not in worker_environment({}, Plan(("x",), 1), Start(0, [], 1), "")
+    assert "FTLIB_RESUME" not in worker_environment({}, StartPlan(("x",), 1), Start(0, [], 1), "")
 
 
 def test_every_run_has_a_job_of_its_own() -> None:
-    assert Plan(("x",), 1).job != Plan(("x",), 1).job
+    assert StartPlan(("x",), 1).job != StartPlan(("x",), 1).job
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_of_a_founder() -> None:
-    plan = Plan(("x",), 2, job="j", min_workers=2, max_workers=5)
+    plan = StartPlan(("x",), 2, job="j", min_workers=2, max_workers=5)
     start = Start(1, ["127.0.0.1:1", "127.0.0.1:2"], 2, port=2, socket_fds=(7, 8))
     env = worker_environment({"PATH": "p", "FTLIB_ADVERTISE": "stale"}, plan, start, "127.0.0.1:9")
     assert {key: value for key, value in env.items() if key.startswith("FTLIB_")} == {
@@ -97,7 +97,7 @@ def test_the_environment_of_a_founder() -> None:
 
 def test_the_environment_of_a_joiner() -> None:
     start = Start(0, ["127.0.0.1:2"], 2)
-    env = worker_environment({"OMP_NUM_THREADS": "3", "FTLIB_SOCKET_FDS": "4,5"}, Plan(("x",), 2), start, "s:1")
+    env = worker_environment({"OMP_NUM_THREADS": "3", "FTLIB_SOCKET_FDS": "4,5"}, StartPlan(("x",), 2), start, "s:1")
     assert "FTLIB_SOCKET_FDS" not in env
     assert (env["FTLIB_BIND"], env["OMP_NUM_THREADS"]) == ("127.0.0.1:0", "3")
 

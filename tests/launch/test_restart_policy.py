@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ftlib.launch.plan import Plan
+from ftlib.launch.plan import StartPlan
 from ftlib.launch.restarts import RestartPolicy, RunAction, StartMode, WorkerPhase
 
 
 def begun(workers: int, *, restarts: int = 3, minimum: int = 1, founded: bool = True) -> RestartPolicy:
-    policy = RestartPolicy(Plan(("x",), workers, max_restarts=restarts, min_workers=minimum))
+    policy = RestartPolicy(StartPlan(("x",), workers, max_restarts=restarts, min_workers=minimum))
     for index in range(workers):
         policy.started(index, 100 + index, f"127.0.0.1:{9000 + index}", founder=True)
     if founded:

@@ -11,7 +11,7 @@ from consensus.progress import NOWHERE, Progress
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.effects import Ask, Check, Effect, Send
 from consensus.protocol.state.inputs import Answered
-from consensus.store_requests import Answer, Away, Beat, Done, Errand, Leases, ReadLeases, ReadViews, Recorded, Withdraw
+from consensus.store_requests import Away, Beat, Done, LeaseList, ReadLeases, ReadViews, Recorded, StoreOp, StoreReply, Withdraw
 
 from .people import member
 
@@ -49,7 +49,7 @@ class Bench:
         self.latency = latency
         self.record = record
         self.away: Callable[[float], bool] = lambda now: False
-        self.asked: list[tuple[float, Errand]] = []
+        self.asked: list[tuple[float, StoreOp]] = []
         self.pings: list[tuple[float, str]] = []
         self.checks: list[tuple[float, str]] = []
         self.effects: list[tuple[float, Effect]] = []
@@ -98,23 +98,23 @@ class Bench:
             elif isinstance(effect, Send) and isinstance(effect.message, PingRequest) and self.relays:
                 self._relay(effect.message)
 
-    def _answer(self, errand: Errand) -> None:
+    def _answer(self, errand: StoreOp) -> None:
         if self.away(self.now):
             delay, answer = LEASED.storage_timeout, self._no_answer
         else:
             delay, answer = self.latency, self._found
         self.later(delay, lambda: self.machine.handle(Answered(errand, answer(errand)), self.now))
 
-    def _no_answer(self, errand: Errand) -> Answer:
+    def _no_answer(self, errand: StoreOp) -> StoreReply:
         return Away(f"no answer to {type(errand).__name__}")
 
-    def _found(self, errand: Errand) -> Answer:
+    def _found(self, errand: StoreOp) -> StoreReply:
         if isinstance(errand, ReadViews):
             return Recorded(self.record)
         if isinstance(errand, ReadLeases):
             wanted = tuple(self.others) if errand.member_ids is None else errand.member_ids
             there = [self.others[key] for key in wanted if key in self.others and key not in self.withdrawn]
-            return Leases(tuple(other.lease(self.now - self.latency / 2) for other in there))
+            return LeaseList(tuple(other.lease(self.now - self.latency / 2) for other in there))
         if isinstance(errand, Withdraw):
             self.withdrawn.update(errand.member_ids)
         return Done()

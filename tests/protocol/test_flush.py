@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from consensus.border import Freeze
 from consensus.member import Address
 from consensus.messages import Accepted, Message
 from consensus.protocol.agreement.flush import FlushReports
-from consensus.protocol.state.effects import Freeze, Outbox
+from consensus.protocol.state.effects import Outbox
 
 from .people import member
 

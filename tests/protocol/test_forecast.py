@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from consensus.border import Boundary
+from consensus.border import Boundary, Expected
 from consensus.config import Config
 from consensus.messages import Forecast, Message
 from consensus.progress import Progress
-from consensus.protocol.state.effects import Effect, Expected
+from consensus.protocol.state.effects import Effect
 from consensus.simulation import Host, Observer, World
 from consensus.view import Delta, View
 

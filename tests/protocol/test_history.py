@@ -7,7 +7,7 @@ from typing import Any
 
 from consensus.border import Hint, Leave
 from consensus.messages import EvidenceKind
-from consensus.protocol.state.change import Kind, Moment
+from consensus.protocol.state.change import FindingKind, Moment
 from consensus.protocol.state.history import FINDINGS, LIMIT, History
 from consensus.protocol.state.inputs import Accusation
 from consensus.simulation import Host, World
@@ -222,7 +222,7 @@ def test_it_is_bounded() -> None:
     view = View(1, "", (member("a"),))
     for epoch in range(1, LIMIT + 20):
         for number in range(FINDINGS + 5):
-            history.found(Kind.PROOF, f"x{number}", "y" * 1000, "a", float(epoch))
+            history.found(FindingKind.PROOF, f"x{number}", "y" * 1000, "a", float(epoch))
         view = View(epoch, view.view_id if epoch > 1 else "", (member("a"),))
         history.adopt(view, "a", float(epoch))
     told = history.as_list()

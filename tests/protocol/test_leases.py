@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.border import Hint
+from consensus.border import Hint, PeerProgress, Stalled, Stopped
 from consensus.config import Config
 from consensus.errors import ExcludedError, LeftError
 from consensus.messages import Evidence, EvidenceKind, Gossip, Lease, Status, Update
@@ -18,10 +18,10 @@ from consensus.protocol.detection.leases import Leases as Book
 from consensus.protocol.detection.stall import Stall
 from consensus.protocol.machine import Machine
 from consensus.protocol.state.core import Core
-from consensus.protocol.state.effects import Ask, PeerProgress, Send, Stalled, Stopped
+from consensus.protocol.state.effects import Ask, Send
 from consensus.protocol.state.inputs import Accusation
 from consensus.protocol.state.standing import Standing
-from consensus.store_requests import Away, Beat, Leases, ReadLeases, Withdraw
+from consensus.store_requests import Away, Beat, LeaseList, ReadLeases, Withdraw
 from consensus.view import Proposal, Removal, View
 
 from .bench import BEAT, LEASED, START, Bench, Other, leased
@@ -110,7 +110,7 @@ def test_only_a_counter_higher_than_any_before_is_a_sign_of_life(counters: list[
     _, found = book()
     for index, counter in enumerate(counters):
         lease = Lease(member("b"), counter)
-        renewed = found.answered(ReadLeases(("b",)), Leases((lease,)), START + index * BEAT)
+        renewed = found.answered(ReadLeases(("b",)), LeaseList((lease,)), START + index * BEAT)
         assert renewed == ([(lease, True)] if index and counter > max(counters[:index]) else [])
 
 
@@ -120,15 +120,15 @@ def test_a_rise_since_long_ago_says_nothing_about_now(pause: float, lives: bool)
     trusted again by all who had read its lease some time before.)
     """
     _, found = book()
-    found.answered(ReadLeases(None), Leases((Lease(member("b"), 5),)), START)
+    found.answered(ReadLeases(None), LeaseList((Lease(member("b"), 5),)), START)
     lease = Lease(member("b"), 50)
-    assert found.answered(ReadLeases(("b",)), Leases((lease,)), START + pause) == [(lease, lives)]
+    assert found.answered(ReadLeases(("b",)), LeaseList((lease,)), START + pause) == [(lease, lives)]
 
 
 def test_leases_of_strangers_mean_nothing() -> None:
     _, found = book()
     for counter in (1, 2, 3):
-        assert found.answered(ReadLeases(None), Leases((Lease(member("x"), counter),)), START + counter) == []
+        assert found.answered(ReadLeases(None), LeaseList((Lease(member("x"), counter),)), START + counter) == []
 
 
 def test_a_renewed_lease_is_a_sign_of_life_and_no_contact() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.border import Built, Flushed, Hint, Leave
+from consensus.border import Built, Flushed, Freeze, Hint, Installed, Leave, Stopped
 from consensus.errors import ExcludedError, StoppedError
 from consensus.messages import (
     Accept,
@@ -30,7 +30,7 @@ from consensus.messages import (
 )
 from consensus.messages.reports import Reports
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.effects import Check, Effect, Freeze, Installed, Quit, Send, Stopped, Tether
+from consensus.protocol.state.effects import Check, Effect, Quit, Send, Tether
 from consensus.protocol.state.inputs import Accusation, Checked, Died
 from consensus.view import Cause, Proposal, Removal
 

@@ -6,27 +6,27 @@ import logging
 
 import pytest
 
-from consensus.border import Built, Flushed
+from consensus.border import Built, Flushed, Freeze, Stopped
 from consensus.config import Config, Policy
 from consensus.errors import ConfigError, ExcludedError, StoreWipedError
 from consensus.messages import Accept, Activate, Chosen, FlushReply, FlushRequest, Install, Lease, Prepare, Ready, ViewRecord
 from consensus.protocol.agreement.proposer import SMALLER_WAITS
 from consensus.protocol.agreement.register import SELDOM, WIPED_FOR
 from consensus.protocol.machine import Machine
-from consensus.protocol.state.effects import Ask, Effect, Freeze, Note, Stopped
+from consensus.protocol.state.effects import Ask, Effect, Note
 from consensus.protocol.state.inputs import Answered, Checked, Stirred
 from consensus.store_requests import (
-    Answer,
     Away,
     Beat,
     Clean,
     CreateView,
     Done,
-    Errand,
-    Leases,
+    LeaseList,
     ReadLeases,
     ReadViews,
     Recorded,
+    StoreOp,
+    StoreReply,
     Unread,
     Wiped,
 )
@@ -42,7 +42,7 @@ def machine_of(names: str, own: str) -> Machine:
     return machine_in(names, own, config=CONFIG)
 
 
-def asked(effects: list[Effect], kind: type[Errand]) -> list[Errand]:
+def asked(effects: list[Effect], kind: type[StoreOp]) -> list[StoreOp]:
     return [effect.errand for effect in effects if isinstance(effect, Ask) and isinstance(effect.errand, kind)]
 
 
@@ -63,7 +63,7 @@ def proposed(machine: Machine, dead: str, now: float) -> CreateView:
     return create
 
 
-def answer(machine: Machine, errand: Errand, what: Answer, now: float) -> list[Effect]:
+def answer(machine: Machine, errand: StoreOp, what: StoreReply, now: float) -> list[Effect]:
     machine.handle(Answered(errand, what), now)
     return machine.drain()
 
@@ -230,7 +230,7 @@ def test_a_wiped_store_that_takes_leases_as_ever_ends_this_lifetime() -> None:
         for each in asked(drained(machine, now), ReadViews):
             machine.handle(Answered(each, Wiped("file:///nowhere was wiped")), now)
         machine.handle(Answered(Beat(Lease(member("a"), 7)), Done()), now)
-        machine.handle(Answered(ReadLeases(("b",)), Leases((Lease(member("b"), 7),))), now)
+        machine.handle(Answered(ReadLeases(("b",)), LeaseList((Lease(member("b"), 7),))), now)
         now += 0.05
         assert now < 100.2 + WIPED_FOR + SELDOM + 0.1
     assert isinstance(machine.stopped, StoreWipedError)

@@ -20,11 +20,11 @@ from consensus.protocol.state.join import Search
 from consensus.store_requests import (
     Away,
     CreateView,
-    Errand,
-    Leases,
+    LeaseList,
     ReadLeases,
     ReadViews,
     Recorded,
+    StoreOp,
     Unread,
     UnreadLease,
     Wiped,
@@ -70,7 +70,7 @@ class Desk:
                         leases = tuple(Lease(member(key), count) for key, count in self.counters.items())
                         self.riddles = {key: count + (key in self.alive) for key, count in self.riddles.items()}
                         unread = tuple(UnreadLease(member(key).id, str(count)) for key, count in self.riddles.items())
-                        self.survey.told(effect.errand, Leases(leases, unread), self.now)
+                        self.survey.told(effect.errand, LeaseList(leases, unread), self.now)
             self.now += 0.05
 
     def lease(self, names: str, *, alive: bool = True) -> None:
@@ -114,7 +114,7 @@ def test_it_knows_nothing_before_the_store_has_told_all() -> None:
     assert not desk.survey.answered
     desk.survey.told(ReadViews(), Recorded(None), START)
     assert not desk.survey.answered, "the leases may name others"
-    desk.survey.told(ReadLeases(None), Leases(()), START)
+    desk.survey.told(ReadLeases(None), LeaseList(()), START)
     assert desk.survey.answered and desk.survey.next_epoch == 1 and desk.survey.orphaned(START)
 
 
@@ -371,7 +371,7 @@ def test_founding_is_tried_again_but_not_in_a_storm() -> None:
     one = founder()
     usual = one._answer
 
-    def refuse(errand: Errand) -> None:
+    def refuse(errand: StoreOp) -> None:
         if isinstance(errand, CreateView):
             one.later(0.0001, lambda: one.machine.handle(Answered(errand, Away("refused", ambiguous=True)), one.now))
         else:

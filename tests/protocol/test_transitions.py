@@ -20,12 +20,12 @@ from consensus.errors import (
 from consensus.messages import Accept, Activate, Install
 from consensus.messages.reports import Reports
 from consensus.protocol.agreement.attempt import ATTEMPT, Attempt, Outcome, Phase
-from consensus.protocol.agreement.installation import INSTALLATION, Gain, Installation, Stage
+from consensus.protocol.agreement.installation import INSTALLATION, Gain, Installation, InstallationStage
 from consensus.protocol.detection.probe import PROBE
 from consensus.protocol.state.inputs import Died
 from consensus.protocol.state.life import LIFE, Life, Turn, turn_of
 from consensus.protocol.state.member_table import BELIEF, Sign
-from consensus.protocol.state.standing import STANDING, News, Standing
+from consensus.protocol.state.standing import STANDING, Standing, StandingEvent
 from consensus.simulation import World, judged
 from consensus.transitions import IllegalTransitionError, Table
 from ftlib.core.plane.phase import PLANE
@@ -166,7 +166,7 @@ def test_install_goes_out_once() -> None:
         one.advance(Gain.REPORTED)
     one.advance(Gain.ALL_READY)
     assert one.active
-    assert one.stage is Stage.ACTIVE
+    assert one.stage is InstallationStage.ACTIVE
 
 
 def test_a_view_comes_to_life_in_order() -> None:
@@ -186,7 +186,7 @@ def test_a_view_comes_to_life_in_order() -> None:
     machine.receive("a", member("a").address, Activate(2, view.view_id), 101.5)
     assert core.standing is Standing.ACTIVE
     with pytest.raises(IllegalTransitionError):
-        core.advance(News.ACTIVATE)
+        core.advance(StandingEvent.ACTIVATE)
 
 
 def test_a_belief_in_death_is_final() -> None:

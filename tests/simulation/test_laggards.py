@@ -10,7 +10,7 @@ import pytest
 
 from consensus import View
 from consensus.simulation import Host, living
-from ftlib.core.calls.salvage import Plan, plan
+from ftlib.core.calls.salvage import SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane import rebuild
 from ftlib.core.plane.plane import Plane
@@ -88,7 +88,7 @@ def keeps_its_state(patch: pytest.MonkeyPatch) -> None:
 def is_asked_for_it(patch: pytest.MonkeyPatch) -> None:
     """Whoever lags is taken for a holder of the state."""
 
-    def holding(view: View, reports: dict[str, bytes]) -> Plan:
+    def holding(view: View, reports: dict[str, bytes]) -> SalvagePlan:
         honest = plan(view, reports)
         return replace(honest, holders=honest.healed or honest.holders)
 

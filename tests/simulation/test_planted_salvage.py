@@ -16,11 +16,12 @@ from consensus.protocol.agreement.installation import Installation
 from consensus.protocol.agreement.view_change import ViewChange
 from consensus.simulation.invariants import Flush
 from ftlib.core.calls.call import Call, Results
-from ftlib.core.calls.salvage import Plan, plan
+from ftlib.core.calls.salvage import SalvagePlan, plan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane import plane as planes
 from ftlib.core.plane import rebuild
-from ftlib.core.plane.plane import Finish, Order, Plane
+from ftlib.core.plane.orders import Finish, Order
+from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.staging import Staging
 from ftlib.core.tensors.trailer import Trailer
 from ftlib.recovery.whole_state import Transfer
@@ -36,7 +37,7 @@ Patch = pytest.MonkeyPatch
 def redoes_what_was_finished(patch: Patch) -> None:
     """All redo the call, though somebody has finished it."""
 
-    def redo(view: View, reports: Mapping[str, bytes]) -> Plan:
+    def redo(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
         honest = plan(view, reports)
         return replace(honest, call=honest.call - 1, adoptions=()) if honest.adoptions else honest
 
@@ -51,7 +52,7 @@ def forgets_who_is_late(patch: Patch) -> None:
 def donors_that_lack_it(patch: Patch) -> None:
     """Somebody is to give a result who has only that of the call before."""
 
-    def donors(view: View, reports: Mapping[str, bytes]) -> Plan:
+    def donors(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
         honest = plan(view, reports)
         late = [adopter for adopter, _ in honest.adoptions]
         return replace(honest, adoptions=tuple(zip(late, [*late[1:], late[0]], strict=True))) if len(late) > 1 else honest

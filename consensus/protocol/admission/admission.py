@@ -9,12 +9,12 @@ from ...config import Policy
 from ...errors import JobEndedError, JoinError, LeftError
 from ...member import Address, Member, format_address
 from ...messages import JoinReply, JoinRequest, LeaveRequest, Refused
-from ...store_requests import Answer, Errand
+from ...store_requests import StoreOp, StoreReply
 from ...view import NO_VIEW_ID, Delta, View
 from ..agreement.contact import Contact
 from ..agreement.view_change import ViewChange
 from ..detection.detection import Detection
-from ..state.change import Kind
+from ..state.change import FindingKind
 from ..state.core import Core
 from ..state.effects import Check
 from ..state.join import Applicant, Search
@@ -22,8 +22,6 @@ from ..state.life import Turn
 from .ending import Askers, Ending
 from .founding import Founding
 from .survey import Survey
-
-__all__ = ["Admission"]
 
 BEACON_EVERY = 0.25
 """How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
@@ -164,7 +162,7 @@ class Admission:
         self._next_try = now + FOUND_AGAIN
         self._change.found(view, now)
 
-    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
+    def answered(self, errand: StoreOp, answer: StoreReply, now: float) -> None:
         """What came of a question to the store."""
         if self.survey is not None and self._core.view is None and self._core.stopped is None:
             self.survey.told(errand, answer, now)
@@ -377,7 +375,7 @@ class Admission:
         if core.view is None or coordinator is None:
             return
         core.evidence.leave(core.member.id, self._leave_call, now, ended=self._ended)
-        core.history.found(Kind.LEAVE, core.member.id, _asked(self._ended), core.member.id, now)
+        core.history.found(FindingKind.LEAVE, core.member.id, _asked(self._ended), core.member.id, now)
         request = LeaveRequest(core.view.view_id, core.member.id, self._leave_call, self._ended)
         if self._ended:  # of that those have to know, too, who coordinate if this member is gone before it is agreed
             for senior in core.seniors(without=core.member.id):
@@ -392,7 +390,7 @@ class Admission:
         core = self._core
         if core.view is not None and sender == message.member_id and sender in core.view:
             core.evidence.leave(sender, message.after_call, now, ended=message.ended)
-            core.history.found(Kind.LEAVE, sender, _asked(message.ended), sender, now)
+            core.history.found(FindingKind.LEAVE, sender, _asked(message.ended), sender, now)
             self._change.proposer.consider(now)
 
 

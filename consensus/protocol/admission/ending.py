@@ -10,8 +10,6 @@ from __future__ import annotations
 from ...member import Address, Member
 from ..state.join import FRESH, Search
 
-__all__ = ["CHECKED", "Askers", "Ending"]
-
 CHECKED = 16
 """Of so many members that have said nothing of an end an applicant finds out at a time whether they live."""
 

@@ -22,8 +22,6 @@ from ...messages import Vote
 from ..state.join import Applicant, Applicants
 from ..state.member_table import NEVER
 
-__all__ = ["GRACE", "Founding"]
-
 GRACE = 0.6
 """Seconds from the proof that a candidate died to the next vote: many times what its last messages take."""
 

@@ -22,14 +22,12 @@ from dataclasses import dataclass
 from ...config import Liveness
 from ...member import Address, Member, format_address
 from ...messages import ViewRecord
-from ...store_requests import Answer, Away, Errand, Leases, ReadLeases, ReadViews, Recorded, Unread, UnreadLease, Wiped
+from ...store_requests import Away, LeaseList, ReadLeases, ReadViews, Recorded, StoreOp, StoreReply, Unread, UnreadLease, Wiped
 from ..detection.leases import BEATS
 from ..state.core import Core
 from ..state.effects import Ask, Check
 from ..state.join import Search
 from ..state.member_table import NEVER
-
-__all__ = ["Survey"]
 
 SOON = 0.25
 """Seconds between the first two looks; each pause is ``GROWTH`` times the one before, up to ``SELDOM``."""
@@ -81,7 +79,7 @@ class Survey:
         self._patience = 2 * core.config.lease
         self._next_look = now
         self._pause = SOON
-        self._asked: dict[Errand, float] = {}
+        self._asked: dict[StoreOp, float] = {}
         """When each question that is not answered was asked."""
         self._views_read = False
         self._first_read = NEVER
@@ -136,7 +134,7 @@ class Survey:
 
     # What is learnt
 
-    def told(self, errand: Errand, answer: Answer, now: float) -> None:
+    def told(self, errand: StoreOp, answer: StoreReply, now: float) -> None:
         """What came of an errand, be it ours or another part's."""
         asked = self._asked.pop(errand, now)
         if isinstance(answer, Unread) and isinstance(errand, ReadViews):
@@ -148,7 +146,7 @@ class Survey:
         elif isinstance(answer, Recorded):
             self._views_read, self._unread = True, ""
             self._read(answer.record, now)
-        elif isinstance(answer, Leases) and errand == ReadLeases(None):
+        elif isinstance(answer, LeaseList) and errand == ReadLeases(None):
             self._count(answer, asked, now)
 
     def _read(self, record: ViewRecord | None, now: float) -> None:
@@ -158,7 +156,7 @@ class Survey:
         self._learnt = now
         self._signs = {key: time for key, time in self._signs.items() if key in record.view}
 
-    def _count(self, answer: Leases, asked: float, now: float) -> None:
+    def _count(self, answer: LeaseList, asked: float, now: float) -> None:
         if self._first_read == NEVER:
             self._first_read = now
         self._last_read = asked

@@ -11,8 +11,6 @@ from math import inf
 from ..state.core import Core
 from .proposer import Proposer
 
-__all__ = ["ABANDONED_AFTER", "Abandonment"]
-
 ABANDONED_AFTER = 1.0
 """How long a chosen view may stay inactive whose driver is not in it."""
 

@@ -17,13 +17,11 @@ from ...view import Cause, Proposal, Removal, View
 from ..state.evidence import Proof
 from ..state.member_table import NEVER
 
-__all__ = ["NO_BALLOT", "Acceptor", "Pending"]
-
 NO_BALLOT: Ballot = (-1, "")
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingAccept:
     """An Accept that waits for the lease of somebody it excludes to run out (at ``until``)."""
 
     sender: str
@@ -45,7 +43,7 @@ class Acceptor:
         self.accepted: Proposal | None = None
         self.shunned: set[str] = set()
         """Whom this member does not ack any more in this epoch."""
-        self.deferred: Pending | None = None
+        self.deferred: PendingAccept | None = None
 
     def prepare(self, request: Prepare) -> Promise | Promised:
         """Phase 1b."""

@@ -16,8 +16,6 @@ from ...transitions import Table
 from ...view import Proposal, View
 from ..state.quorum import is_everybody, is_quorum, missing
 
-__all__ = ["ATTEMPT", "Attempt", "Outcome", "Phase", "promising"]
-
 
 class Phase(Enum):
     """How far an attempt has come; the last three end it (outbid, the proposer starts over, higher).

@@ -13,8 +13,6 @@ from ..state.core import Core
 from .installer import Installer
 from .proposer import Proposer
 
-__all__ = ["BLOCKED_EVERY", "Blockage"]
-
 BLOCKED_EVERY = 5.0
 """Seconds between two lines that say who is waited for."""
 

@@ -28,8 +28,6 @@ from ..state.side import Relation, claim, related
 from .installer import Installer
 from .register import Register
 
-__all__ = ["LOOK_AT_MOST", "LOST", "Contact"]
-
 INTRODUCE_EVERY = 0.2
 """Seconds between two introductions to one address."""
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...border import Freeze
 from ...member import Address
 from ...messages import Message
-from ..state.effects import Freeze, Outbox
+from ..state.effects import Outbox
 
-__all__ = ["FlushReports"]
-
-Answer = Callable[[bytes], Message]
+MakeReply = Callable[[bytes], Message]
 """Makes the answer to one request from the report."""
 
 
@@ -21,13 +20,13 @@ class FlushReports:
         self._outbox = outbox
         self._reports: dict[int, bytes] = {}
         self._asked: dict[int, int | None] = {}
-        self._waiting: dict[int, dict[str, tuple[Address, Answer]]] = {}
+        self._waiting: dict[int, dict[str, tuple[Address, MakeReply]]] = {}
 
     def get(self, epoch: int) -> bytes | None:
         """The report for ``epoch``, None while there is none."""
         return self._reports.get(epoch)
 
-    def request(self, epoch: int, after_call: int | None, sender: str, address: Address, answer: Answer) -> Message | None:
+    def request(self, epoch: int, after_call: int | None, sender: str, address: Address, answer: MakeReply) -> Message | None:
         """The answer; None while the data plane still has to freeze (``store`` returns it later)."""
         if epoch in self._reports:
             return answer(self._reports[epoch])

@@ -14,10 +14,8 @@ from ...messages.reports import Reports
 from ...transitions import Table
 from ...view import Cause, Delta, Reason, View
 
-__all__ = ["INSTALLATION", "Gain", "Installation", "Stage"]
 
-
-class Stage(Enum):
+class InstallationStage(Enum):
     """What the driver of a view waits for. ACTIVE: nothing; it answers a READY whose ACTIVATE got lost, until a newer view."""
 
     REPORTS = "reports"
@@ -34,13 +32,13 @@ class Gain(Enum):
     NEWER = "a newer view is chosen"
 
 
-INSTALLATION: Table[Stage, Gain] = Table(
+INSTALLATION: Table[InstallationStage, Gain] = Table(
     "installation",
-    Stage.REPORTS,
+    InstallationStage.REPORTS,
     {
-        Stage.REPORTS: {Gain.REPORTED: Stage.READIES, Gain.NEWER: Stage.GIVEN_UP},
-        Stage.READIES: {Gain.ALL_READY: Stage.ACTIVE, Gain.NEWER: Stage.GIVEN_UP},
-        Stage.ACTIVE: {Gain.NEWER: Stage.GIVEN_UP},
+        InstallationStage.REPORTS: {Gain.REPORTED: InstallationStage.READIES, Gain.NEWER: InstallationStage.GIVEN_UP},
+        InstallationStage.READIES: {Gain.ALL_READY: InstallationStage.ACTIVE, Gain.NEWER: InstallationStage.GIVEN_UP},
+        InstallationStage.ACTIVE: {Gain.NEWER: InstallationStage.GIVEN_UP},
     },
 )
 
@@ -86,12 +84,12 @@ class Installation:
     @property
     def sent(self) -> bool:
         """Whether INSTALL has gone out, with reports that never change."""
-        return self.stage is not Stage.REPORTS
+        return self.stage is not InstallationStage.REPORTS
 
     @property
     def active(self) -> bool:
         """Whether ACTIVATE has gone out."""
-        return self.stage is Stage.ACTIVE
+        return self.stage is InstallationStage.ACTIVE
 
     def missing_reports(self) -> tuple[str, ...]:
         """Who has not reported yet, by seniority."""

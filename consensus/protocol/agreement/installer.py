@@ -14,8 +14,6 @@ from ..state.core import Core
 from .attempt import Attempt
 from .installation import Gain, Installation
 
-__all__ = ["Installer"]
-
 LEAVERS_WAIT = 0.25
 """For so long after the choice a leaver may finish the call that it leaves after; then the old group is given up."""
 

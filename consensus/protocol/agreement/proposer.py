@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+from ...border import Wish
 from ...config import Policy
 from ...messages import Accepted, Ballot, Forecast, Promise, Promised, ViewRecord
 from ...progress import NOWHERE
 from ...view import Delta, Proposal, View
 from ..state.change import Moment
 from ..state.core import Core
-from ..state.effects import Wish
 from ..state.quorum import is_quorum
 from .acceptor import NO_BALLOT
 from .attempt import Attempt, Outcome, Phase, promising
 from .voter import Voter
-
-__all__ = ["Proposer"]
 
 SMALLER_WAITS = 0.5
 """Seconds for which less than a majority leaves the decision to the others, where a store decides."""

@@ -19,12 +19,10 @@ from math import inf
 from ...config import Policy
 from ...errors import StoreWipedError
 from ...messages import ViewRecord
-from ...store_requests import Answer, Away, Beat, Clean, CreateView, Errand, ReadViews, Recorded, Unread, Wiped
+from ...store_requests import Away, Beat, Clean, CreateView, ReadViews, Recorded, StoreOp, StoreReply, Unread, Wiped
 from ...view import View
 from ..state.core import Core
 from ..state.effects import Ask
-
-__all__ = ["KEPT", "Register"]
 
 KEPT = 2
 """So many records stay: the newest and its parent."""
@@ -80,7 +78,7 @@ class Register:
         self._rest = SOON
         self._failures = 0
         self._away_since: float | None = None
-        self._failing: set[type[Errand]] = set()
+        self._failing: set[type[StoreOp]] = set()
         """Which of ``ROUTINE`` were not answered the last time, and which found something that cannot be read."""
         self._wiped_since: float | None = None
         self._next_note = inf
@@ -158,7 +156,7 @@ class Register:
 
     # Answers
 
-    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
+    def answered(self, errand: StoreOp, answer: StoreReply, now: float) -> None:
         """What came of a question of this member."""
         core = self._core
         wanted = False
@@ -180,7 +178,7 @@ class Register:
             else:
                 self._plan(now)
 
-    def _take(self, errand: Errand, answer: Answer, now: float) -> ViewRecord | None:
+    def _take(self, errand: StoreOp, answer: StoreReply, now: float) -> ViewRecord | None:
         """Note how the store is; the record that it told of."""
         if isinstance(answer, Away | Unread):
             if isinstance(answer, Unread) or isinstance(errand, ROUTINE):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
+from ...border import Activated, Expected, Installed
 from ...config import Policy
 from ...member import Address
 from ...messages import (
@@ -27,11 +28,11 @@ from ...messages import (
 from ...view import Cause, Delta, View
 from ..detection.accusations import Accusations
 from ..detection.detection import Detection
-from ..state.change import Kind, Moment
+from ..state.change import FindingKind, Moment
 from ..state.core import Core
-from ..state.effects import Activated, Expected, Installed, Tether
+from ..state.effects import Tether
 from ..state.life import Turn
-from ..state.standing import STANDING, News
+from ..state.standing import STANDING, StandingEvent
 from .abandonment import Abandonment
 from .attempt import Attempt
 from .blockage import Blockage
@@ -41,8 +42,6 @@ from .installer import Installer
 from .proposer import Proposer
 from .register import Register
 from .voter import Voter
-
-__all__ = ["ViewChange"]
 
 
 class ViewChange:
@@ -99,7 +98,7 @@ class ViewChange:
         for member_id in leavers:
             if core.view is not None and member_id in core.view:
                 core.evidence.leaving.setdefault(member_id, now)
-                core.history.found(Kind.LEAVE, member_id, f"leaves after call {call}", member_id, now)
+                core.history.found(FindingKind.LEAVE, member_id, f"leaves after call {call}", member_id, now)
         self.proposer.consider(now)
 
     @property
@@ -115,7 +114,7 @@ class ViewChange:
         if self._core.installed is not None and self._core.installed.view_id == view_id:
             self._is_ready = True
             if self._core.installed is self._core.view:
-                self._core.advance(News.BUILT)
+                self._core.advance(StandingEvent.BUILT)
             self._core.history.mark(Moment.READY, self._core.installed.epoch, now)
             self._send_ready(now)
 
@@ -324,7 +323,7 @@ class ViewChange:
             if related and core.config.policy is not Policy.ANY and sender not in core.gone:
                 self.contact.introduce(address, now)  # only one of the two can ever be active: who acts in it says so
             return
-        core.advance(News.INSTALL)
+        core.advance(StandingEvent.INSTALL)
         before = {} if core.installed is core.active else core.reasons  # nobody has acted on these yet
         core.installed = core.view
         core.reasons = before | {reason.member_id: reason for reason in message.removed}
@@ -363,7 +362,7 @@ class ViewChange:
         if core.installed is None or core.installed.view_id != message.view_id or not self._is_ready:
             return
         if core.active is not core.installed and core.installed is core.view:
-            core.advance(News.ACTIVATE)
+            core.advance(StandingEvent.ACTIVATE)
             core.active = core.installed
             core.table.all_in(core.installed.epoch)
             core.history.activated(now)
@@ -382,7 +381,7 @@ class ViewChange:
         if parent is None:
             core.turn(Turn.FOUNDED if driver == core.member.id and not view.parent_id else Turn.ADMITTED)
         else:
-            core.advance(News.NEWER)
+            core.advance(StandingEvent.NEWER)
         core.standing = STANDING.start
         core.driver = driver
         core.history.adopt(view, driver, now)

@@ -13,10 +13,8 @@ from ...messages import Accept, Accepted, FlushReply, FlushRequest, Prepare, Pro
 from ...view import Proposal, View
 from ..state.change import Moment
 from ..state.core import Core
-from .acceptor import NO_BALLOT, Acceptor, Pending
+from .acceptor import NO_BALLOT, Acceptor, PendingAccept
 from .flush import FlushReports
-
-__all__ = ["Voter"]
 
 
 class Voter:
@@ -83,7 +81,7 @@ class Voter:
         if acceptor.accepted_ballot != message.ballot:
             until = acceptor.wait_for(message.proposal, core.evidence.proofs, core.acked, now)
             if until > now:
-                acceptor.deferred = Pending(sender, address, message, until)
+                acceptor.deferred = PendingAccept(sender, address, message, until)
                 return
             acceptor.accept(message)
             core.history.mark(Moment.ASKED, message.epoch, now)

@@ -12,13 +12,11 @@ from itertools import islice
 from ...member import Member
 from ...messages import Evidence, EvidenceKind, Status
 from ...view import View
-from ..state.change import Kind
+from ..state.change import FindingKind
 from ..state.core import SENIORS, Core
 from ..state.effects import Check, Fence, Tether
 from ..state.links import cut_off
 from ..state.member_table import Sign
-
-__all__ = ["Accusations"]
 
 _WITNESSES = 8
 """So many are told of a broken link: whoever leads has to hear of it, perhaps not from both of its ends."""
@@ -98,7 +96,7 @@ class Accusations:
         core = self._core
         book = core.evidence
         if kind is EvidenceKind.FROZEN:
-            core.history.found(Kind.FROZEN, accused, detail, source, now)
+            core.history.found(FindingKind.FROZEN, accused, detail, source, now)
             fresh = book.frozen_since is None
             book.frozen_since = now if book.frozen_since is None else book.frozen_since
             return fresh
@@ -122,7 +120,7 @@ class Accusations:
                 return False
             target[accused] = now
             core.outbox.note(logging.WARNING, kind.value, f"{peer.member}: {told}", accused)
-        core.history.found(Kind(kind.value), accused, detail, source, now)
+        core.history.found(FindingKind(kind.value), accused, detail, source, now)
         return True
 
     def _sever(self, accused: str, detail: str, source: str, now: float) -> bool:
@@ -135,8 +133,8 @@ class Accusations:
             core.outbox.note(logging.WARNING, "severed", f"{core.view.member(accused)}: {detail}", accused)
             if source != core.member.id:  # either end may have to go
                 core.outbox.note(logging.DEBUG, "severed", f"{core.view.member(source)}: does not reach {accused[:6]}", source)
-            core.history.found(Kind.SEVERED, accused, detail, source, now)
-            core.history.found(Kind.SEVERED, source, f"it does not reach {accused[:6]}, though others do", source, now)
+            core.history.found(FindingKind.SEVERED, accused, detail, source, now)
+            core.history.found(FindingKind.SEVERED, source, f"it does not reach {accused[:6]}, though others do", source, now)
         self._judge_links(now)
         return fresh
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from math import inf
 
+from ...border import PeerProgress
 from ...config import Liveness
 from ...member import Address, Member
 from ...messages import Ack, EvidenceKind, Gossip, Nack, Ping, PingRequest, Status, Stranger, Update
 from ...progress import Progress
-from ...store_requests import Answer, Errand
+from ...store_requests import StoreOp, StoreReply
 from ...view import View
-from ..state.change import Kind
+from ..state.change import FindingKind
 from ..state.core import Core
-from ..state.effects import Check, PeerProgress
+from ..state.effects import Check
 from ..state.lifeguard import Suspicion
 from ..state.member_table import Peer, Sign
 from .leases import Leases
@@ -21,8 +22,6 @@ from .probe import Probe, Prober
 from .stall import Stall
 from .verdict import Accuse, Verdicts
 from .watch import Watch
-
-__all__ = ["Detection"]
 
 PIGGYBACK = 6
 """Rumours a message."""
@@ -211,7 +210,7 @@ class Detection:
             self._core.links.heard(member_id, now)
             self._clear(peer)
 
-    def answered(self, errand: Errand, answer: Answer, now: float) -> None:
+    def answered(self, errand: StoreOp, answer: StoreReply, now: float) -> None:
         """What came of a question to the store: whose lease was renewed lives, though that is no contact."""
         for lease, lives in () if self.leases is None else self.leases.answered(errand, answer, now):
             peer = self._core.table.get(lease.member.id)
@@ -255,7 +254,7 @@ class Detection:
             core.table.suspect(peer, Suspicion(by, needed, minimum, maximum, now))
             peer.incarnation = rumour.incarnation
             core.outbox.note(logging.INFO, "suspect", f"{peer.member} does not answer (suspected by {by[:6]})", member_id)
-            core.history.found(Kind.SUSPECT, member_id, "does not answer", by, now)
+            core.history.found(FindingKind.SUSPECT, member_id, "does not answer", by, now)
             if not (core.crowded and direct):
                 core.rumours.add(rumour)
         elif peer.suspicion.confirm(by):

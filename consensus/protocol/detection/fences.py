@@ -5,13 +5,11 @@ from __future__ import annotations
 from math import inf
 
 from ...view import View
-from ..state.change import Kind
+from ..state.change import FindingKind
 from ..state.core import Core
 from ..state.effects import Fence
 from ..state.member_table import Peer
 from ..state.quorum import is_most
-
-__all__ = ["FENCE_EVERY", "Fences"]
 
 FENCE_EVERY = 0.25
 """Seconds between two requests for one member."""
@@ -44,7 +42,7 @@ class Fences:
         core = self._core
         self._fenced[peer.member.id] = now
         reason = f"silent for {now - since:.1f} s"
-        core.history.found(Kind.FENCE, peer.member.id, reason, core.member.id, now)
+        core.history.found(FindingKind.FENCE, peer.member.id, reason, core.member.id, now)
         core.outbox.emit(Fence(peer.member, reason, self._commands()))
 
     def _commands(self) -> bool:

@@ -18,17 +18,14 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
-from ... import store_requests as errands
 from ...messages import Lease, Status
 from ...progress import NOWHERE
-from ...store_requests import Answer, Beat, Done, Errand, ReadLeases, Withdraw
+from ...store_requests import Beat, Done, LeaseList, ReadLeases, StoreOp, StoreReply, Withdraw
 from ...view import View
 from ..state.core import Core
 from ..state.effects import Ask
 from ..state.links import KEEP
 from .stall import Stall
-
-__all__ = ["BEATS", "LATE", "STILL", "Leases", "successors_watched"]
 
 BEATS = 3
 """Beats in the time of a lease."""
@@ -75,7 +72,7 @@ class Leases:
         self._stall = stall
         self.beat = core.config.lease / BEATS
         self._counter = 0
-        self._under_way: dict[type[Errand], tuple[Errand, float]] = {}
+        self._under_way: dict[type[StoreOp], tuple[StoreOp, float]] = {}
         """The unanswered errand of each kind, and when it was asked."""
         self._next_beat = now
         self._next_read = now
@@ -142,13 +139,13 @@ class Leases:
         self._next_read = min(self._next_read, now) if self._settled is None else self._next_read
         self._watch(now)
 
-    def _due(self, kind: type[Errand], planned: float) -> float:
+    def _due(self, kind: type[StoreOp], planned: float) -> float:
         """When an errand can be asked that is planned for then: once the last of its kind is answered, or never will be."""
         if kind not in self._under_way:
             return planned
         return max(planned, self._under_way[kind][1] + 2 * self._core.config.storage_timeout)
 
-    def _ask(self, errand: Errand, now: float) -> None:
+    def _ask(self, errand: StoreOp, now: float) -> None:
         self._under_way[type(errand)] = (errand, now)
         self._core.outbox.emit(Ask(errand))
 
@@ -195,7 +192,7 @@ class Leases:
 
     # Answers
 
-    def answered(self, errand: Errand, answer: Answer, now: float) -> list[tuple[Lease, bool]]:
+    def answered(self, errand: StoreOp, answer: StoreReply, now: float) -> list[tuple[Lease, bool]]:
         """What came of an errand: the leases of members of the view that were renewed since they were last read.
 
         True: as that was a moment ago, the member lives. (It may have died since, where it was long ago.)
@@ -204,7 +201,7 @@ class Leases:
             del self._under_way[type(errand)]
         if isinstance(errand, Withdraw) and isinstance(answer, Done):
             self._gone = [key for key in self._gone if key not in errand.member_ids]
-        if not isinstance(answer, errands.Leases):
+        if not isinstance(answer, LeaseList):
             return []
         rising = [key for key in self.watched if self._books[key].rose]
         renewed = [(lease, self._books[lease.member.id].rose) for lease in answer.leases if self._renewed(lease, now)]

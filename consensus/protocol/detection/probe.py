@@ -20,8 +20,6 @@ from ..state.lifeguard import Awareness
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["PROBE", "Answer", "Probe", "ProbeStage", "Prober", "Relay"]
-
 
 RELAYS = 1024
 """Pings on others' behalf at a time; the oldest is given up for a new one."""
@@ -39,7 +37,7 @@ class ProbeStage(Enum):
     DROPPED = "dropped"
 
 
-class Answer(Enum):
+class ProbeEvent(Enum):
     """What moves a ping."""
 
     NONE = "no ack in time: ask others"
@@ -49,28 +47,28 @@ class Answer(Enum):
     GONE = "not in the view any more"
 
 
-PROBE: Table[ProbeStage, Answer] = Table(
+PROBE: Table[ProbeStage, ProbeEvent] = Table(
     "probe",
     ProbeStage.DIRECT,
     {
         ProbeStage.DIRECT: {
-            Answer.NONE: ProbeStage.INDIRECT,
-            Answer.ACK: ProbeStage.ANSWERED,
-            Answer.SIGN: ProbeStage.VOUCHED,
-            Answer.ROUND_OVER: ProbeStage.FAILED,
-            Answer.GONE: ProbeStage.DROPPED,
+            ProbeEvent.NONE: ProbeStage.INDIRECT,
+            ProbeEvent.ACK: ProbeStage.ANSWERED,
+            ProbeEvent.SIGN: ProbeStage.VOUCHED,
+            ProbeEvent.ROUND_OVER: ProbeStage.FAILED,
+            ProbeEvent.GONE: ProbeStage.DROPPED,
         },
         ProbeStage.INDIRECT: {
-            Answer.ACK: ProbeStage.ANSWERED,
-            Answer.SIGN: ProbeStage.VOUCHED,
-            Answer.ROUND_OVER: ProbeStage.FAILED,
-            Answer.GONE: ProbeStage.DROPPED,
+            ProbeEvent.ACK: ProbeStage.ANSWERED,
+            ProbeEvent.SIGN: ProbeStage.VOUCHED,
+            ProbeEvent.ROUND_OVER: ProbeStage.FAILED,
+            ProbeEvent.GONE: ProbeStage.DROPPED,
         },
         ProbeStage.VOUCHED: {
-            Answer.ACK: ProbeStage.ANSWERED,
-            Answer.SIGN: ProbeStage.VOUCHED,
-            Answer.ROUND_OVER: ProbeStage.LAPSED,
-            Answer.GONE: ProbeStage.DROPPED,
+            ProbeEvent.ACK: ProbeStage.ANSWERED,
+            ProbeEvent.SIGN: ProbeStage.VOUCHED,
+            ProbeEvent.ROUND_OVER: ProbeStage.LAPSED,
+            ProbeEvent.GONE: ProbeStage.DROPPED,
         },
     },
 )
@@ -89,7 +87,7 @@ class Probe:
     helpers: int = 0
     nacks: int = 0
 
-    def advance(self, answer: Answer) -> None:
+    def advance(self, answer: ProbeEvent) -> None:
         """Enter the next stage, or end."""
         self.stage = PROBE.after(self.stage, answer)
 
@@ -147,7 +145,7 @@ class Prober:
         if probe is None or probe.target.id != by:
             return None
         del self.probes[seq]
-        probe.advance(Answer.ACK)
+        probe.advance(ProbeEvent.ACK)
         self.awareness.better()
         return probe
 
@@ -155,7 +153,7 @@ class Prober:
         """A member showed life by other means: an ack that does not come means nothing."""
         for probe in self.probes.values():
             if probe.target.id == member_id:
-                probe.advance(Answer.SIGN)
+                probe.advance(ProbeEvent.SIGN)
                 probe.ask_others_at = inf
 
     def nacked(self, seq: int) -> None:
@@ -170,7 +168,7 @@ class Prober:
         for probe in list(self.probes.values()):
             if now >= probe.fail_at:
                 del self.probes[probe.seq]
-                probe.advance(Answer.ROUND_OVER)
+                probe.advance(ProbeEvent.ROUND_OVER)
                 if probe.stage is ProbeStage.LAPSED:
                     continue
                 failed.append(probe)
@@ -178,7 +176,7 @@ class Prober:
                     # Lifeguard: helpers that sent not even a nack point at ourselves.
                     self.awareness.worse(max(0, probe.helpers - probe.nacks) if probe.helpers else 1)
             elif probe.stage is ProbeStage.DIRECT and now >= probe.ask_others_at:
-                probe.advance(Answer.NONE)
+                probe.advance(ProbeEvent.NONE)
                 indirect.append(probe)
         return indirect, failed
 
@@ -211,7 +209,7 @@ class Prober:
     def forget(self, keep: Container[str]) -> None:
         """Drop probes of members that are not in ``keep``."""
         for seq in [seq for seq, probe in self.probes.items() if probe.target.id not in keep]:
-            self.probes.pop(seq).advance(Answer.GONE)
+            self.probes.pop(seq).advance(ProbeEvent.GONE)
 
     def deadline(self) -> float:
         """When something is due next."""

@@ -14,8 +14,6 @@ from ...member import Address
 from ...messages import Beliefs, Digest, Status, Update
 from ..state.core import Core
 
-__all__ = ["EVERY", "MOST", "Reconciliation"]
-
 EVERY = 5.0
 """Seconds between two digests of one member, on average."""
 

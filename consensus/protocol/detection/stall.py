@@ -12,8 +12,6 @@ from math import inf
 from ...progress import Progress
 from ..state.core import Core
 
-__all__ = ["Stall"]
-
 
 class Stall:
     """Who waits for this member's data plane, and since when."""

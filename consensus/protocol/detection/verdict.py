@@ -21,8 +21,6 @@ from .fences import Fences
 from .leases import Leases
 from .watch import Watch, watchers
 
-__all__ = ["Accuse", "Verdicts"]
-
 Accuse = Callable[[str, EvidenceKind, str, float], None]
 
 

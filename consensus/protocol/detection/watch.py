@@ -18,8 +18,6 @@ from math import inf
 
 from ...view import View
 
-__all__ = ["RINGS", "SLACK", "Watch", "watchers"]
-
 RINGS = 4
 
 SLACK = 0.05

@@ -13,8 +13,6 @@ from ...member import Member, format_address
 from ...messages import Ballot
 from ...view import Cause, Reason, Removal, View
 
-__all__ = ["DECISIVE", "DETAIL", "LASTING", "SHOWN", "Change", "Finding", "Kind", "Moment"]
-
 SHOWN = 32
 """Of the reports and READYs of one change so many are told, the latest: they are what the others waited for."""
 
@@ -22,7 +20,7 @@ DETAIL = 96
 """Characters of a detail that are told to the others with the view, for the first ``SHOWN`` members that are gone."""
 
 
-class Kind(Enum):
+class FindingKind(Enum):
     """What was found. The first six ask for a new view, the others only lead there."""
 
     PROOF = "proof"
@@ -38,16 +36,18 @@ class Kind(Enum):
     """The member's supervisor was asked to kill it."""
 
 
-DECISIVE = frozenset({Kind.PROOF, Kind.SILENCE, Kind.UNREADY, Kind.SEVERED, Kind.LEAVE, Kind.FROZEN})
-LASTING = frozenset({Kind.PROOF, Kind.LEAVE, Kind.SUSPECT, Kind.FENCE})
+DECISIVE = frozenset(
+    {FindingKind.PROOF, FindingKind.SILENCE, FindingKind.UNREADY, FindingKind.SEVERED, FindingKind.LEAVE, FindingKind.FROZEN}
+)
+LASTING = frozenset({FindingKind.PROOF, FindingKind.LEAVE, FindingKind.SUSPECT, FindingKind.FENCE})
 """What is still held against a member in the view after (see ``EvidenceBook.adopt``)."""
 
 _OF_CAUSE = {
-    Cause.PROOF: Kind.PROOF,
-    Cause.SILENCE: Kind.SILENCE,
-    Cause.UNREADY: Kind.UNREADY,
-    Cause.SEVERED: Kind.SEVERED,
-    Cause.LEFT: Kind.LEAVE,
+    Cause.PROOF: FindingKind.PROOF,
+    Cause.SILENCE: FindingKind.SILENCE,
+    Cause.UNREADY: FindingKind.UNREADY,
+    Cause.SEVERED: FindingKind.SEVERED,
+    Cause.LEFT: FindingKind.LEAVE,
 }
 _WEIGHT = (Cause.PROOF, Cause.SILENCE, Cause.UNREADY, Cause.SEVERED, Cause.LEFT)
 """Of several causes the first counts as the change's."""
@@ -90,7 +90,7 @@ class Moment(Enum):
 class Finding:
     """``source`` (a member id) found something about ``accused``; ``time``: when this member knew."""
 
-    kind: Kind
+    kind: FindingKind
     accused: str
     detail: str
     source: str
@@ -113,7 +113,7 @@ class Change:
 
     discounted: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
-    findings: dict[tuple[str, Kind], Finding] = field(default_factory=dict)
+    findings: dict[tuple[str, FindingKind], Finding] = field(default_factory=dict)
     moments: dict[Moment, float] = field(default_factory=dict)
     reports: dict[str, float] = field(default_factory=dict)
     """At the driver: when each member's report came."""
@@ -183,7 +183,7 @@ class Change:
         finding = self.findings.get((removal.member_id, _OF_CAUSE[removal.cause]))
         if finding is None:
             return Reason(removal.member_id, removal.cause)
-        fence = self.findings.get((removal.member_id, Kind.FENCE))
+        fence = self.findings.get((removal.member_id, FindingKind.FENCE))
         detail = finding.detail if fence is None else f"{fence.detail}, fenced: {finding.detail}"
         return Reason(removal.member_id, removal.cause, detail[:DETAIL], finding.source)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ...border import Stopped
 from ...config import Config, Liveness
 from ...errors import ExcludedError, LeftError, StoppedError
 from ...member import Address, Member
@@ -13,7 +14,7 @@ from ...progress import NOWHERE
 from ...store_requests import Withdraw
 from ...view import NO_VIEW_ID, Delta, Reason, View
 from .dissemination import Dissemination
-from .effects import Ask, Outbox, Stopped
+from .effects import Ask, Outbox
 from .evidence import EvidenceBook
 from .history import History
 from .join import Applicants
@@ -21,12 +22,10 @@ from .life import LIFE, Life, Turn, turn_of
 from .lifeguard import Awareness
 from .links import Links
 from .member_table import MemberTable
-from .standing import STANDING, News
+from .standing import STANDING, StandingEvent
 
 if TYPE_CHECKING:
     from random import Random
-
-__all__ = ["SENIORS", "Core"]
 
 SENIORS = 3
 """So many members are told of evidence, and know who waits to join: the coordinator, and who would follow it."""
@@ -146,7 +145,7 @@ class Core:
         told = self.leaving or self.committed_to_leave or own_id in evidence.leaving
         return told or own_id in evidence.parted
 
-    def advance(self, news: News) -> None:
+    def advance(self, news: StandingEvent) -> None:
         """The newest chosen view comes to life, step by step."""
         self.standing = STANDING.after(self.standing, news)
 

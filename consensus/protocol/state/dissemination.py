@@ -11,8 +11,6 @@ from collections.abc import Container
 
 from ...messages import Update
 
-__all__ = ["Dissemination"]
-
 
 class Dissemination:
     """The queue of rumours."""

@@ -6,31 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...border import Activated, Expected, Freeze, Installed, Order, PeerProgress, Stalled, Stopped, Wish
+from ...border import Order
 from ...member import Address, Member
 from ...messages import Message
-from ...store_requests import Errand
-
-__all__ = [
-    "Activated",
-    "Ask",
-    "Check",
-    "Effect",
-    "Expected",
-    "Fence",
-    "Freeze",
-    "Installed",
-    "Note",
-    "Order",
-    "Outbox",
-    "PeerProgress",
-    "Quit",
-    "Send",
-    "Stalled",
-    "Stopped",
-    "Tether",
-    "Wish",
-]
+from ...store_requests import StoreOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +24,7 @@ class Send:
 class Ask:
     """Ask the shared store; report ``Answered``, whatever comes of it. Several may be under way at once."""
 
-    errand: Errand
+    errand: StoreOp
 
 
 @dataclass(frozen=True, slots=True)

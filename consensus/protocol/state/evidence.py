@@ -24,8 +24,6 @@ from ...config import Config, Liveness
 from ...view import Cause, Removal, View
 from .member_table import NEVER
 
-__all__ = ["EvidenceBook", "Proof"]
-
 
 @dataclass(frozen=True, slots=True)
 class Proof:

@@ -12,9 +12,7 @@ from typing import Any
 
 from ...messages import Ballot
 from ...view import Reason, Removal, View
-from .change import LASTING, SHOWN, Change, Finding, Kind, Moment
-
-__all__ = ["FINDINGS", "LIMIT", "History"]
+from .change import LASTING, SHOWN, Change, Finding, FindingKind, Moment
 
 LIMIT = 64
 """So many changes are kept."""
@@ -59,7 +57,7 @@ class History:
 
     # Before a view is chosen
 
-    def found(self, kind: Kind, accused: str, detail: str, source: str, now: float) -> None:
+    def found(self, kind: FindingKind, accused: str, detail: str, source: str, now: float) -> None:
         """This member knows of something that asks for a new view, or leads there; the first of its kind is kept."""
         findings = self._next.findings
         if len(findings) < FINDINGS:
@@ -67,12 +65,12 @@ class History:
 
     def cleared(self, member_id: str) -> None:
         """It answers again."""
-        for kind in (Kind.SUSPECT, Kind.SILENCE, Kind.FENCE):
+        for kind in (FindingKind.SUSPECT, FindingKind.SILENCE, FindingKind.FENCE):
             self._next.findings.pop((member_id, kind), None)
 
     def mended(self) -> None:
         """No link is known to be broken any more."""
-        for key in [key for key in self._next.findings if key[1] is Kind.SEVERED]:
+        for key in [key for key in self._next.findings if key[1] is FindingKind.SEVERED]:
             del self._next.findings[key]
 
     def mark(self, moment: Moment, epoch: int, now: float) -> None:
@@ -108,9 +106,9 @@ class History:
         change, self._next = self._next, Change(parent=view)
         change.view, change.driver = view, driver
         change.moments.setdefault(Moment.CHOSEN, now)
-        mine: dict[tuple[str, Kind], Finding] = {}
+        mine: dict[tuple[str, FindingKind], Finding] = {}
         for key, finding in change.findings.items():
-            if finding.accused not in view or finding.kind is Kind.FROZEN:
+            if finding.accused not in view or finding.kind is FindingKind.FROZEN:
                 mine[key] = finding
             elif finding.kind in LASTING:
                 self._next.findings[key] = finding

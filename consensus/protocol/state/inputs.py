@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...border import Boundary, Built, Flushed, Hint, Leave, Report, SeekAdmission
+from ...border import Report
 from ...errors import StoppedError
 from ...member import Address
 from ...messages import EvidenceKind
-from ...store_requests import Answer, Errand
-
-__all__ = [
-    "Accusation",
-    "Answered",
-    "Boundary",
-    "Built",
-    "Checked",
-    "Died",
-    "Flushed",
-    "Hint",
-    "Input",
-    "Introduced",
-    "Leave",
-    "Listening",
-    "Resolved",
-    "SeekAdmission",
-    "Stirred",
-]
+from ...store_requests import StoreOp, StoreReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +39,8 @@ class Checked:
 class Answered:
     """What came of ``Ask``."""
 
-    errand: Errand
-    answer: Answer
+    errand: StoreOp
+    answer: StoreReply
 
 
 @dataclass(frozen=True, slots=True)

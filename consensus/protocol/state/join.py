@@ -18,8 +18,6 @@ from ...view import View
 from .member_table import NEVER
 from .side import Relation, related
 
-__all__ = ["Applicant", "Applicants", "Search"]
-
 FRESH = 1.5
 """An applicant that has not asked again for so many seconds has gone away."""
 

@@ -16,8 +16,6 @@ from ...errors import (
 )
 from ...transitions import Table
 
-__all__ = ["LIFE", "Life", "Turn", "turn_of"]
-
 
 class Life(Enum):
     """Where a lifetime is. Who leaves a view by the trailer of a call goes straight from MEMBER to LEFT."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["ENOUGH", "Awareness", "Suspicion"]
-
 ENOUGH = 3
 """Distinct accusers without whom nobody is taken for silent in a large view: one or two may be cut off or lossy themselves."""
 

@@ -19,8 +19,6 @@ from math import inf
 from ...view import View
 from .quorum import is_quorum
 
-__all__ = ["KEEP", "Links", "Pair", "cut_off", "pair"]
-
 KEEP = 2.5
 """Seconds that another member's word lasts; it is repeated every second at the latest."""
 

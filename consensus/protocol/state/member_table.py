@@ -18,8 +18,6 @@ from ...transitions import Table
 from ...view import Delta, View
 from .lifeguard import Suspicion
 
-__all__ = ["BELIEF", "MemberTable", "Peer", "Sign"]
-
 NEVER = float("-inf")
 
 

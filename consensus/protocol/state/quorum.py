@@ -15,8 +15,6 @@ from collections.abc import Set as AbstractSet
 
 from ...view import View
 
-__all__ = ["is_everybody", "is_most", "is_quorum", "missing"]
-
 
 def is_quorum(view: View, responders: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
     """Whether ``responders`` may decide about the successor of ``view``."""

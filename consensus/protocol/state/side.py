@@ -13,8 +13,6 @@ from ...config import Policy
 from ...messages import Claim
 from ...view import View
 
-__all__ = ["Relation", "claim", "related"]
-
 
 class Relation(Enum):
     """What another view is to the own one, for a member that is told of it."""

@@ -6,8 +6,6 @@ from enum import Enum
 
 from ...transitions import Table
 
-__all__ = ["STANDING", "News", "Standing"]
-
 
 class Standing(Enum):
     """CHOSEN: its reports are being collected. Members act in it only once it is ACTIVE."""
@@ -19,7 +17,7 @@ class Standing(Enum):
     SUPERSEDED = "superseded"
 
 
-class News(Enum):
+class StandingEvent(Enum):
     """What moves a view on."""
 
     INSTALL = "INSTALL: all reports"
@@ -28,17 +26,17 @@ class News(Enum):
     NEWER = "a newer view is chosen"
 
 
-STANDING: Table[Standing, News] = Table(
+STANDING: Table[Standing, StandingEvent] = Table(
     "standing",
     Standing.CHOSEN,
     {
-        Standing.CHOSEN: {News.INSTALL: Standing.INSTALLED, News.NEWER: Standing.SUPERSEDED},
-        Standing.INSTALLED: {News.BUILT: Standing.READY, News.NEWER: Standing.SUPERSEDED},
+        Standing.CHOSEN: {StandingEvent.INSTALL: Standing.INSTALLED, StandingEvent.NEWER: Standing.SUPERSEDED},
+        Standing.INSTALLED: {StandingEvent.BUILT: Standing.READY, StandingEvent.NEWER: Standing.SUPERSEDED},
         Standing.READY: {
-            News.BUILT: Standing.READY,
-            News.ACTIVATE: Standing.ACTIVE,
-            News.NEWER: Standing.SUPERSEDED,
+            StandingEvent.BUILT: Standing.READY,
+            StandingEvent.ACTIVATE: Standing.ACTIVE,
+            StandingEvent.NEWER: Standing.SUPERSEDED,
         },
-        Standing.ACTIVE: {News.BUILT: Standing.ACTIVE, News.NEWER: Standing.SUPERSEDED},
+        Standing.ACTIVE: {StandingEvent.BUILT: Standing.ACTIVE, StandingEvent.NEWER: Standing.SUPERSEDED},
     },
 )

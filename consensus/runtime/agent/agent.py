@@ -20,30 +20,28 @@ from ...member import Address, Member, format_address
 from ...messages import Envelope, EvidenceKind, Message, Piece
 from ...progress import Progress
 from ...protocol.state.inputs import Accusation, Checked
-from ...store_requests import Errand
+from ...store_requests import StoreOp
 from ...wire.codec import MAX_DATAGRAM, Codec
 from ...wire.envelope import Open, Sealed, Sealer
 from ...wire.keys import KeyRing
 from ...wire.pieces import LARGEST, Pieces, cut
-from ..net.liveness_connection import Tethers
+from ..net.liveness_connection import LivenessConnections
 from ..net.names import Endpoint, Introducers, numeric, resolve
 from ..net.sockets import SocketPair
 from ..net.sources import HandOver
 from ..net.udp import Udp, fits
 from ..net.web import Web, load
-from .discovery import Scout
+from .discovery import Discovery
 from .driver import Driver
 from .fencing import Fencing
-from .ports import Core
+from .ports import DrivenMachine
 from .snapshot import Snapshot
-from .store_session import storekeeper_for
+from .store_session import session_for
 from .traffic import Direction, Traffic
 from .waiting import Waiting
 
 if TYPE_CHECKING:
     from ..net.http import HttpServer
-
-__all__ = ["Agent", "Outside"]
 
 _FOREIGNERS = 64
 """Of so many foreign senders each is mentioned once in the log."""
@@ -81,7 +79,7 @@ class Agent:
         config: Config,
         member: Member,
         sockets: SocketPair,
-        core: Core,
+        core: DrivenMachine,
         outside: Outside,
         introducers: Introducers,
         *,
@@ -112,10 +110,10 @@ class Agent:
         self._outside = outside
         labels = {"job": config.job, "member": member.id}
         self.driver = Driver(core, self, self._tell, outside.progress, outside.held, labels)
-        self.scout = Scout(config, member, introducers, self.driver, self._ring, outside.held)
+        self.discovery = Discovery(config, member, introducers, self.driver, self._ring, outside.held)
         self._fencing = Fencing(config, self._ask_supervisor, self._fenced, self.driver.note)
-        self._store = storekeeper_for(config, member, self._ring, self.driver, self._spawn)
-        self._tethers = Tethers(self._checked, self._ring, trust_refused=config.trust_refused)
+        self._store = session_for(config, member, self._ring, self.driver, self._spawn)
+        self._tethers = LivenessConnections(self._checked, self._ring, trust_refused=config.trust_refused)
         self._udp = Udp(self._datagram, self._send_failed)
         self._web = Web(outside.load_http, self._make_server)
 
@@ -131,10 +129,10 @@ class Agent:
             self._spawn(self._store.attend())
         self.driver.start()
         if self._met:
-            self.scout.add(self._met)
-        self._spawn(self.scout.attend())
-        self._spawn(self.scout.follow_names())
-        self._spawn(self.scout.warn())
+            self.discovery.add(self._met)
+        self._spawn(self.discovery.attend())
+        self._spawn(self.discovery.follow_names())
+        self._spawn(self.discovery.warn())
 
     async def close(self) -> None:
         """End without a goodbye. New connections are refused from here on. Whoever comes second waits for the first."""
@@ -198,7 +196,7 @@ class Agent:
             self._long.add((address, packets))
             self._spawn(self._send_pieces(address, kind, packets))
 
-    def ask(self, errand: Errand) -> None:
+    def ask(self, errand: StoreOp) -> None:
         """``Ask``."""
         assert self._store is not None, "a policy without a store asked for one"
         self._store.ask(errand)
@@ -321,12 +319,12 @@ class Agent:
                 self._web.spare()
 
     def _make_server(self) -> HttpServer:
-        from ..net.authenticator import Gate  # noqa: PLC0415 - see ``web``
+        from ..net.authenticator import Authenticator  # noqa: PLC0415 - see ``web``
         from ..net.http import HttpServer  # noqa: PLC0415
 
         outside, limit = self._outside, LARGEST
         return HttpServer(
-            Gate(self._ring, self._member, self._config.job),
+            Authenticator(self._ring, self._member, self._config.job),
             self._posted,
             self._sealer,
             self.report,
@@ -343,7 +341,7 @@ class Agent:
         peers = 2 * max(2048, config.max_members)
 
         def introduces(address: Address) -> bool:
-            return address in self.scout.introducers
+            return address in self.discovery.introducers
 
         return Sealed(ring, config.job, self._member.address, known_as=introduces, peers=peers)
 
@@ -417,7 +415,7 @@ class Agent:
     async def _explain_join(self, error: JoinError) -> None:
         explained = error
         try:
-            explained = await self.scout.explain(error)
+            explained = await self.discovery.explain(error)
         finally:  # whatever comes of that: nobody else ends this lifetime
             self.driver.stop(explained)
 

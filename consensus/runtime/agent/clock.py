@@ -5,8 +5,5 @@ from __future__ import annotations
 import functools
 import time
 
-__all__ = ["now"]
-
-
 now = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 """Seconds on the boot-time clock: monotonic, and running on while the host sleeps."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -17,11 +16,9 @@ from ...errors import JoinError
 from ...member import Address, Member, format_address
 from ...protocol.state.inputs import Introduced, Listening, Resolved
 from ...wire.keys import KeyRing
-from ..net.liveness_connection import Answer, Doubt, ask
-from ..net.names import Introducers, lookup, resolve
+from ..net.liveness_connection import Doubt, Identity, ask
+from ..net.names import Introducers, lookup
 from .driver import Driver
-
-__all__ = ["Scout"]
 
 _LOOK_TIMEOUT = 1.0
 """How long an address may take to say who listens there."""
@@ -48,7 +45,7 @@ _BARRING = frozenset({Doubt.ASKS, Doubt.DIFFERS, Doubt.LACKS})
 _UNSURE = "this member, though first, founds nothing while an introducer with other secrets may know the cluster"
 
 
-class Scout:
+class Discovery:
     """Looks, and tells the driver's core. Lives on the agent's loop; ``attend`` and ``follow_names`` run as tasks of it."""
 
     def __init__(
@@ -80,7 +77,7 @@ class Scout:
         found = tuple(
             address
             for address, answer in zip(wanted, answers, strict=True)
-            if isinstance(answer, Answer)
+            if isinstance(answer, Identity)
             and not answer.doubt
             and answer.job == self._config.job
             and answer.version == PROTOCOL_VERSION
@@ -111,20 +108,18 @@ class Scout:
         if address not in self._attended:  # what is not known yet is not nobody
             self._attended.add(address)
             self._listens(address, True)
-        try:
-            async with asyncio.timeout(_LOOK_TIMEOUT):
-                sock = socket.socket((endpoint := await resolve(address)).family, socket.SOCK_STREAM)
-                with sock:
-                    sock.setblocking(False)
-                    await asyncio.get_running_loop().sock_connect(sock, endpoint.sockaddr)
-        except OSError as error:  # TimeoutError is one of them: that host is away
-            self._listens(address, False)
-            if isinstance(error, ConnectionRefusedError):
-                self._doubt(address, False)
-            return
-        self._listens(address, True)  # before it answers: perhaps it cannot
-        answer = await self._look(address)
+        accepted = asyncio.Event()
+
+        def connected() -> None:
+            accepted.set()
+            self._listens(address, True)  # before it answers: perhaps it cannot
+
+        answer = await self._look(address, connected)
         if isinstance(answer, str):
+            if not accepted.is_set():  # nobody, or that host is away
+                self._listens(address, False)
+                if answer == _NOBODY:
+                    self._doubt(address, False)
             return
         silent = answer is not None and answer.doubt not in (None, Doubt.LACKS)  # about its job: the secrets differ
         if answer is None or (not silent and answer.job != self._config.job):
@@ -189,16 +184,16 @@ class Scout:
         if found:
             self._driver.note(logging.WARNING, "join", f"not let in so far ({self._describe_all(found)})")
 
-    async def _look_around(self) -> dict[Address, Answer | str | None]:
+    async def _look_around(self) -> dict[Address, Identity | str | None]:
         """What is to be found at the first introducers (see ``_look``)."""
         wanted = [address for address in self.introducers if address != self._member.address][:8]
         return dict(zip(wanted, await asyncio.gather(*map(self._look, wanted)), strict=True))
 
-    async def _look(self, address: Address) -> Answer | str | None:
-        """Who listens at ``address``; None: no agent; a text: nobody, for that reason."""
+    async def _look(self, address: Address, connected: Callable[[], None] = lambda: None) -> Identity | str | None:
+        """Who listens at ``address``; None: no agent; a text: nobody, for that reason. ``connected``: see ``ask``."""
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
-                answer, sock = await ask(address, ring=self._ring)
+                answer, sock = await ask(address, ring=self._ring, connected=connected)
         except TimeoutError:
             return f"no answer within {_LOOK_TIMEOUT:g} s"
         except ConnectionRefusedError:
@@ -208,20 +203,20 @@ class Scout:
         sock.close()
         return answer
 
-    def _differs(self, answer: Answer | str | None) -> bool:
+    def _differs(self, answer: Identity | str | None) -> bool:
         """Whether a member answers that would not understand this one."""
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, Identity):
             return False
         return bool(answer.doubt) or (answer.version, answer.job) != (PROTOCOL_VERSION, self._config.job)
 
-    def _describe_all(self, found: Mapping[Address, Answer | str | None]) -> str:
+    def _describe_all(self, found: Mapping[Address, Identity | str | None]) -> str:
         """Addresses with the same to be said of them together."""
         alike: dict[str, list[str]] = {}
         for address, answer in found.items():
             alike.setdefault(self._describe(answer), []).append(format_address(address))
         return "; ".join(f"{', '.join(addresses)}: {text}" for text, addresses in alike.items())
 
-    def _describe(self, answer: Answer | str | None) -> str:
+    def _describe(self, answer: Identity | str | None) -> str:
         if isinstance(answer, str):
             return answer
         if answer is None:

@@ -22,10 +22,8 @@ from ...progress import Progress
 from ...protocol.state.effects import Ask, Check, Effect, Fence, Note, Quit, Send, Tether
 from ...protocol.state.inputs import Died, Input
 from .clock import now
-from .ports import Carrier, Core
+from .ports import Carrier, DrivenMachine
 from .snapshot import Snapshot
-
-__all__ = ["Driver"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _NOTES = 500
@@ -39,7 +37,7 @@ class Driver:
 
     def __init__(
         self,
-        core: Core,
+        core: DrivenMachine,
         carrier: Carrier,
         tell: Callable[[list[Snapshot | Order]], None],
         progress: Callable[[], Progress],
@@ -79,7 +77,7 @@ class Driver:
         self._ticks_late = 0.0
 
     @property
-    def core(self) -> Core:
+    def core(self) -> DrivenMachine:
         """The protocol core: to look at."""
         return self._core
 

@@ -20,12 +20,10 @@ from typing import Any
 from ...config import Config
 from ...member import Member, format_address
 
-__all__ = ["Fencing"]
-
 _PAUSE = 5.0
 """Seconds from the end of a command that proved nothing to the next try."""
 
-Ask = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+AskSupervisor = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Asks a supervisor; OSError where it does not answer."""
 
 
@@ -36,7 +34,11 @@ class Fencing:
     """
 
     def __init__(
-        self, config: Config, ask: Ask, proven: Callable[[str, str, float], None], note: Callable[[int, str, str], None]
+        self,
+        config: Config,
+        ask: AskSupervisor,
+        proven: Callable[[str, str, float], None],
+        note: Callable[[int, str, str], None],
     ) -> None:
         self._config = config
         self._ask = ask

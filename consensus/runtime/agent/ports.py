@@ -11,13 +11,11 @@ from ...messages import Message
 from ...progress import Progress
 from ...protocol.state.effects import Effect
 from ...protocol.state.inputs import Input
-from ...store_requests import Errand
+from ...store_requests import StoreOp
 from ...view import Reason, View
 
-__all__ = ["Carrier", "Core"]
 
-
-class Core(Protocol):
+class DrivenMachine(Protocol):
     """What the driver needs of ``protocol.machine.Machine``. No method blocks; ``now`` never goes back."""
 
     @property
@@ -82,7 +80,7 @@ class Carrier(Protocol):
     def send(self, address: Address, message: Message) -> None:
         """``Send``."""
 
-    def ask(self, errand: Errand) -> None:
+    def ask(self, errand: StoreOp) -> None:
         """``Ask``."""
 
     def check(self, member: Member) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from ...errors import StoppedError
 from ...view import Reason, View
 
-__all__ = ["Snapshot"]
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

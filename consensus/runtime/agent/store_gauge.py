@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...errors import StoreError
-from ...storage.store import Created, Store, Value
+from ...storage.store import Store
 
-__all__ = ["StoreGauge"]
-
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _measured(
+    method: Callable[Concatenate[Store, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[StoreGauge, P], Coroutine[Any, Any, T]]:
+    """The same method of a gauge: that of its store, counted under its name."""
+    kind = method.__name__
+
+    async def measured(self: StoreGauge, /, *args: P.args, **options: P.kwargs) -> T:
+        return await self.measure(kind, getattr(self.store, kind)(*args, **options))
+
+    return measured
 
 
 class StoreGauge(Store):
@@ -20,7 +31,7 @@ class StoreGauge(Store):
 
     def __init__(self, store: Store) -> None:
         """Nothing was asked yet."""
-        self._store = store
+        self.store = store
         self.url = store.url
         self.operations = store.operations
         self._kinds: Counter[str] = Counter()
@@ -42,47 +53,25 @@ class StoreGauge(Store):
             "failures": self._failures,
         }
 
-    async def open(self) -> None:
-        """See ``Store.open``."""
-        await self._measured("open", self._store.open())
+    open = _measured(Store.open)
+    create = _measured(Store.create)
+    read = _measured(Store.read)
+    write = _measured(Store.write)
+    delete = _measured(Store.delete)
+    list = _measured(Store.list)
+    floor = _measured(Store.floor)
+    raise_floor = _measured(Store.raise_floor)
 
     async def close(self) -> None:
         """See ``Store.close``."""
-        await self._store.close()
-
-    async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
-        """See ``Store.create``."""
-        return await self._measured("create", self._store.create(key, value, number=number, floor=floor))
-
-    async def read(self, key: str) -> Value | None:
-        """See ``Store.read``."""
-        return await self._measured("read", self._store.read(key))
-
-    async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
-        """See ``Store.write``."""
-        await self._measured("write", self._store.write(key, value, expires=expires))
-
-    async def delete(self, *keys: str) -> None:
-        """See ``Store.delete``."""
-        await self._measured("delete", self._store.delete(*keys))
-
-    async def list(self, prefix: str) -> Mapping[str, Value]:
-        """See ``Store.list``."""
-        return await self._measured("list", self._store.list(prefix))
-
-    async def floor(self, name: str) -> int:
-        """See ``Store.floor``."""
-        return await self._measured("floor", self._store.floor(name))
-
-    async def raise_floor(self, name: str, number: int) -> int:
-        """See ``Store.raise_floor``."""
-        return await self._measured("raise_floor", self._store.raise_floor(name, number))
+        await self.store.close()
 
     def watch(self, prefix: str) -> AsyncIterator[None]:
         """See ``Store.watch``."""
-        return self._store.watch(prefix)
+        return self.store.watch(prefix)
 
-    async def _measured(self, kind: str, operation: Awaitable[T]) -> T:
+    async def measure(self, kind: str, operation: Awaitable[T]) -> T:
+        """What ``operation`` comes to, counted as one of its kind."""
         self._kinds[kind] += 1
         self._begun += 1
         number = self._begun
@@ -95,7 +84,7 @@ class StoreGauge(Store):
                 self._away_since = time.time()
             raise
         finally:
-            self.operations = self._store.operations
+            self.operations = self.store.operations
         if number > self._newest_failure:
             self._away_since = None
         return result

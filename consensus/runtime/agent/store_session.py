@@ -21,12 +21,10 @@ from ...storage.locate import store_at
 from ...storage.store import redacted
 from ...storage.store_executor import StoreExecutor
 from ...storage.view_log import PREFIX
-from ...store_requests import Answer, Away, Beat, Errand, ReadLeases, Withdraw
+from ...store_requests import Away, Beat, ReadLeases, StoreOp, StoreReply, Withdraw
 from ...wire.keys import KeyRing
 from .driver import Driver
 from .store_gauge import StoreGauge
-
-__all__ = ["Storekeeper", "storekeeper_for"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 
@@ -38,14 +36,14 @@ _GOODBYE = 1.0
 """Seconds for the removal of the own lease at the end, and for letting go of the store."""
 
 
-def storekeeper_for(
+def session_for(
     config: Config, member: Member, ring: KeyRing | None, driver: Driver, spawn: Callable[[Coroutine[Any, Any, None]], None]
-) -> Storekeeper | None:
+) -> StoreSession | None:
     """One for an agent whose policy needs a store."""
-    return Storekeeper(config, member, ring, driver, spawn) if config.policy is Policy.STORAGE else None
+    return StoreSession(config, member, ring, driver, spawn) if config.policy is Policy.STORAGE else None
 
 
-class Storekeeper:
+class StoreSession:
     """One agent's. OPENING -> OPEN (``attend``) -> CLOSED (``close``). Lives on the agent's loop."""
 
     def __init__(
@@ -74,7 +72,7 @@ class Storekeeper:
         """What is not begun once more before it is answered; see ``_repeated``."""
         self._leased = False
 
-    def ask(self, errand: Errand) -> None:
+    def ask(self, errand: StoreOp) -> None:
         """Have it carried out; the core is told what came of it."""
         name, repeated = type(errand).__name__, _repeated(errand)
         self._errands[name] += 1
@@ -140,8 +138,8 @@ class Storekeeper:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE)
 
-    async def _carry_out(self, errand: Errand) -> None:
-        answer: Answer = Away(f"this {type(errand).__name__} failed")
+    async def _carry_out(self, errand: StoreOp) -> None:
+        answer: StoreReply = Away(f"this {type(errand).__name__} failed")
         try:
             await self._tried.wait()
             answer = Away(self._away) if self._executor is None else await self._executor.carry_out(errand)
@@ -152,7 +150,7 @@ class Storekeeper:
             self._under_way.discard(_repeated(errand))
         self._answer(errand, answer)
 
-    def _answer(self, errand: Errand, answer: Answer) -> None:
+    def _answer(self, errand: StoreOp, answer: StoreReply) -> None:
         if isinstance(answer, Away):
             self._unanswered[type(errand).__name__] += 1
         self._driver.handle(Answered(errand, answer))
@@ -164,7 +162,7 @@ class Storekeeper:
         self._driver.handle(Stirred())
 
 
-def _repeated(errand: Errand) -> object:
+def _repeated(errand: StoreOp) -> object:
     """What it has in common with others that are asked every so often, whatever came of the one before; None: nothing."""
     match errand:
         case Beat():

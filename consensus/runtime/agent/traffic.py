@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Direction", "Traffic"]
-
 
 class Direction(Enum):
     """What happened to a message. DROPPED: arrived and refused, or could not be sent; counted by reason."""

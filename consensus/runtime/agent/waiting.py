@@ -10,8 +10,6 @@ from collections import OrderedDict, deque
 from ...member import Address
 from ...messages import Message
 
-__all__ = ["Waiting"]
-
 _KEPT = 16
 """Messages an address; the oldest go first."""
 _PATIENCE = 1.0

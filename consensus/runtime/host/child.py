@@ -32,13 +32,11 @@ from ..agent.agent import Agent, Outside
 from ..net.sockets import SocketPair
 from ..net.sources import Request
 from ..net.web import load
-from .exchange import Answer, Asked, Facts, FactsAsked, Failed, Question, Serve, Setup, Started, Status, Stop
+from .exchange import Asked, FactsAsked, FactsReply, Failed, Question, ReadStatus, Reply, Serve, Setup, Started, Stop
 from .life_lock import watch_life
-from .parent_watcher import Lifeline
+from .parent_watcher import ParentWatcher
 from .pipe import LoopPipe
 from .progress_cell import ProgressCell
-
-__all__ = ["Child", "main", "make_agent"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _FACTS_TIMEOUT = 0.3
@@ -59,19 +57,19 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     name = sys.argv[1]
-    parent, pipe, doors, cell, life = map(int, sys.argv[2:])
+    pid, pipe, doors, cell, life = map(int, sys.argv[2:])
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     short_slices()
     sys.setswitchinterval(_SWITCH)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     try:
-        lifeline = Lifeline(parent)
+        parent = ParentWatcher(pid)
     except ProcessLookupError:
         return
-    if os.getppid() != parent:  # it had ended, and the number may be another's by now
+    if os.getppid() != pid:  # it had ended, and the number may be another's by now
         return
-    child = Child(socket.socket(fileno=doors), ProgressCell.open(cell).read, lifeline, life)
+    child = Child(socket.socket(fileno=doors), ProgressCell.open(cell).read, parent, life)
     asyncio.run(child.run(socket.socket(fileno=pipe)))
     os._exit(0)  # nothing is left to be said, and threads of libraries may hang
 
@@ -92,18 +90,18 @@ def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:
 
 
 class Child:
-    """Everything is on one loop. Without a ``lifeline`` that is one of the training process itself."""
+    """Everything is on one loop. Without a ``parent`` that is one of the training process itself."""
 
     def __init__(
-        self, doors: socket.socket, progress: Callable[[], Progress], lifeline: Lifeline | None = None, life: int = -1
+        self, doors: socket.socket, progress: Callable[[], Progress], parent: ParentWatcher | None = None, life: int = -1
     ) -> None:
         """``doors``: where connections go that the training process is to answer. ``progress``: where its data plane is.
 
-        ``lifeline``: watches the training process, where that is another one. ``life``: see ``life_lock``.
+        ``parent``: watches the training process, where that is another one. ``life``: see ``life_lock``.
         """
         self._doors = doors
         self._progress = progress
-        self._lifeline = lifeline
+        self._parent = parent
         self._life = life
         self._pipe = LoopPipe(self._received, self._orphaned)
         self._over = asyncio.Event()
@@ -119,8 +117,8 @@ class Child:
         """Until the training process says stop, or is gone."""
         await self._pipe.open(sock)
         try:
-            if self._lifeline is not None:
-                self._lifeline.watch(self._orphaned)
+            if self._parent is not None:
+                self._parent.watch(self._orphaned)
             await self._over.wait()
         finally:
             await self._pipe.close()
@@ -138,11 +136,11 @@ class Child:
 
     def _orphaned(self) -> None:
         """The training process has ended: say so, and follow it at once."""
-        if self._lifeline is None:  # its threads end with it; or this agent was given up
+        if self._parent is None:  # its threads end with it; or this agent was given up
             self._over.set()
             return
         self._die("its training process ended")
-        self._lifeline.step_back()
+        self._parent.step_back()
         os._exit(0)
 
     def _die(self, text: str) -> None:
@@ -158,7 +156,7 @@ class Child:
                     self._set_up(value)
                 case Asked(number, question):
                     self._spawn(self._answer(number, question))
-                case Facts(number, facts):
+                case FactsReply(number, facts):
                     self._latest_facts = facts
                     waiting = self._facts.pop(number, None)
                     if waiting is not None and not waiting.done():
@@ -189,7 +187,7 @@ class Child:
         self._pipe.send([Failed(error)])
 
     def _set_up(self, setup: Setup) -> None:
-        if self._lifeline is not None:
+        if self._parent is not None:
             root = logging.getLogger()
             root.addHandler(_Forwarding(self._pipe))
             root.setLevel(setup.level)
@@ -204,13 +202,13 @@ class Child:
             facts=self._ask_facts,
             served=lambda: self._served,
             hand_over=self._hand_over,
-            held=(lambda: False) if self._lifeline is None else self._lifeline.held,
+            held=(lambda: False) if self._parent is None else self._parent.held,
             load_http=load,
         )
         self.agent = make_agent(setup, self._sockets, outside)
-        if self._lifeline is not None and self._life >= 0:
+        if self._parent is not None and self._life >= 0:
             loop = asyncio.get_running_loop()
-            watch_life(self._life, self._lifeline, lambda: loop.call_soon_threadsafe(self._orphaned))
+            watch_life(self._life, self._parent, lambda: loop.call_soon_threadsafe(self._orphaned))
         self._spawn(self._start(self.agent))
 
     async def _start(self, agent: Agent) -> None:
@@ -224,11 +222,12 @@ class Child:
     async def _answer(self, number: int, question: Question) -> None:
         assert self.agent is not None
         try:
-            value = self.agent.status() if isinstance(question, Status) else await self.agent.scout.find(question.addresses)
+            agent = self.agent
+            value = agent.status() if isinstance(question, ReadStatus) else await agent.discovery.find(question.addresses)
         except ConsensusError as error:
-            self._pipe.send([Answer(number, error=error)])
+            self._pipe.send([Reply(number, error=error)])
         else:
-            self._pipe.send([Answer(number, value)])
+            self._pipe.send([Reply(number, value)])
 
     async def _stop(self) -> None:
         if self.agent is not None:

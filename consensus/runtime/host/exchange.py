@@ -11,21 +11,6 @@ from ...errors import ConsensusError
 from ...member import Address, Member
 from ..net.names import Introducers
 
-__all__ = [
-    "Answer",
-    "Asked",
-    "Facts",
-    "FactsAsked",
-    "Failed",
-    "Find",
-    "Question",
-    "Serve",
-    "Setup",
-    "Started",
-    "Status",
-    "Stop",
-]
-
 # To the agent
 
 
@@ -52,7 +37,7 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ReadStatus:
     """What this member believes."""
 
 
@@ -63,19 +48,19 @@ class Find:
     addresses: tuple[Address, ...]
 
 
-Question = Status | Find
+Question = ReadStatus | Find
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Answer ``question`` with an ``Answer`` of this number."""
+    """Answer ``question`` with an ``Reply`` of this number."""
 
     number: int
     question: Question
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FactsReply:
     """The answer to ``FactsAsked`` of this number."""
 
     number: int
@@ -103,7 +88,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """Of a question: its ``value``, or the ``error`` to raise."""
 
     number: int

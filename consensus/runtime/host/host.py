@@ -30,11 +30,9 @@ from ..net.fork import release_in_children
 from ..net.names import Introducers
 from ..net.sockets import SocketPair
 from ..net.sources import Sources
-from .exchange import Answer, Asked, Facts, FactsAsked, Failed, Question, Serve, Setup, Started, Stop
+from .exchange import Asked, FactsAsked, FactsReply, Failed, Question, Reply, Serve, Setup, Started, Stop
 from .pipe import Pipe
 from .progress_cell import ProgressCell
-
-__all__ = ["Ears", "Host"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _REQUEST_LIMIT = 256 * 1024
@@ -222,12 +220,12 @@ class Host(ABC):
             case Failed(error):
                 if not self._started.done():
                     self._started.set_exception(error)
-            case Answer(number):
+            case Reply(number):
                 answer = self._asked.pop(number, None)
                 if answer is not None:
                     _settle(answer, value)
             case FactsAsked(number):
-                self._send(Facts(number, dict(ears.plane.facts())))
+                self._send(FactsReply(number, dict(ears.plane.facts())))
             case logging.LogRecord():
                 logger = logging.getLogger(value.name)
                 if logger.isEnabledFor(value.levelno):
@@ -288,7 +286,7 @@ class Host(ABC):
             self._doors.close()
 
 
-def _settle(future: Future[Any], answer: Answer) -> None:
+def _settle(future: Future[Any], answer: Reply) -> None:
     with contextlib.suppress(Exception):  # given up meanwhile
         if answer.error is None:
             future.set_result(answer.value)

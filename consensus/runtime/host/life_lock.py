@@ -8,7 +8,7 @@ its agent's process waits for it.
 Why a thread that does nothing else: it ends with the process and never before, whichever threads train, and whatever they
 are stuck in. (A thread that waits for a disk or a driver cannot be ended before that answers.)
 
-The mutex only says that a thread has ended. Whether its process has, the kernel is asked (see ``Lifeline.ending``).
+The mutex only says that a thread has ended. Whether its process has, the kernel is asked (see ``ParentWatcher.ending``).
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ import time
 from collections.abc import Callable
 
 from ...wire.slices import short_slices
-from .parent_watcher import Lifeline
+from .parent_watcher import ParentWatcher
 from .robust_mutex import RobustMutex, Waited
-
-__all__ = ["LifeLock", "watch_life"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _START_TIMEOUT = 1.0
@@ -85,7 +83,7 @@ class LifeLock:
         mutex.unlock()
 
 
-def watch_life(fd: int, lifeline: Lifeline, ended: Callable[[], object]) -> None:
+def watch_life(fd: int, parent: ParentWatcher, ended: Callable[[], object]) -> None:
     """Wait, on a thread of its own, for the process that holds the lock of ``fd`` to end, and call ``ended`` there, once.
 
     Takes ``fd``. The thread ends with this process, or when the lock was released, or says nothing.
@@ -96,27 +94,27 @@ def watch_life(fd: int, lifeline: Lifeline, ended: Callable[[], object]) -> None
         return
     finally:
         os.close(fd)
-    threading.Thread(target=_watch, args=(mutex, lifeline, ended), name="ftlib-life", daemon=True).start()
+    threading.Thread(target=_watch, args=(mutex, parent, ended), name="ftlib-life", daemon=True).start()
 
 
-def _watch(mutex: RobustMutex, lifeline: Lifeline, ended: Callable[[], object]) -> None:
+def _watch(mutex: RobustMutex, parent: ParentWatcher, ended: Callable[[], object]) -> None:
     short_slices()
     try:
         while (waited := mutex.wait(_SLICE)) is Waited.TIMEOUT:
-            if lifeline.dumps_core():
+            if parent.dumps_core():
                 ended()
                 return
     except OSError as error:
         _LOG.debug("the training process's life lock cannot be waited for (%s): its sockets will tell of its end", error)
         return
-    if waited is Waited.OWNER_ENDED and _confirmed(lifeline):
+    if waited is Waited.OWNER_ENDED and _confirmed(parent):
         ended()
 
 
-def _confirmed(lifeline: Lifeline) -> bool:
+def _confirmed(parent: ParentWatcher) -> bool:
     """Whether not just the thread that held the lock is ending. A signal that a thread has taken shows a moment later."""
     deadline = time.monotonic() + _CONFIRM
-    while not lifeline.ending():
+    while not parent.ending():
         if time.monotonic() > deadline:
             return False
         time.sleep(_LOOK)

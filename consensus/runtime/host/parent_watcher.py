@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Lifeline"]
-
 _FRESH = 0.002
 """Seconds for which one look at the state serves: far below any timeout, and a look costs some 10 us."""
 _FLAGS, _NICE, _PENDING = 6, 16, 28
@@ -33,7 +31,7 @@ class _Thread:
     nice: int = 0
 
 
-class Lifeline:
+class ParentWatcher:
     """Watches one process, usually the parent. Where the kernel tells nothing it is never held, and its end is told by
     the pipe alone.
     """

@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LoopPipe", "Pipe"]
-
 _HEAD = struct.Struct("<I")
 SEND_TIMEOUT = 10.0
 """Seconds for the other process to take a value; it may be stopped. A local socket holds thousands of orders before that."""

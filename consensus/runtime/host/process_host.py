@@ -19,8 +19,6 @@ from .host import Host
 from .life_lock import LifeLock
 from .progress_cell import ProgressCell
 
-__all__ = ["ProcessHost"]
-
 _ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = "import gc; gc.disable(); from consensus.runtime.host.child import main; main()"
 """What is imported stays: looking through it for garbage, again and again, would take a tenth of that time."""

@@ -12,8 +12,6 @@ from dataclasses import replace
 
 from ...progress import NOWHERE, Progress
 
-__all__ = ["ProgressCell"]
-
 _CELL = struct.Struct("<QQQd?")
 _LEAVING = _CELL.size
 """Where the last byte is. It has no part in the sequence, as a reader must not miss it while another value is written."""

@@ -14,8 +14,6 @@ import os
 import time
 from enum import Enum
 
-__all__ = ["RobustMutex", "Waited"]
-
 _SHARED = 1
 _ROBUST = 1
 """``PTHREAD_PROCESS_SHARED`` and ``PTHREAD_MUTEX_ROBUST``, the same in glibc and musl."""

@@ -15,8 +15,6 @@ from .child import Child
 from .host import Host
 from .progress_cell import ProgressCell
 
-__all__ = ["ThreadHost"]
-
 _LOG = logging.getLogger("ftlib.consensus")
 _QUIT_TIMEOUT = 5.0
 

@@ -21,9 +21,7 @@ from ...errors import SealError
 from ...member import Member, format_address
 from ...wire.keys import KeyRing
 from ...wire.proofs import IDENTITY, NONCE, PROOF_HEADER, SCHEME, Exchange, encode, exchange_of
-from .door import Door, Stage, Stranger, places
-
-__all__ = ["Gate", "QuietServer", "RefusedError", "prove", "reading"]
+from .door import Door, StrangerStage, UnprovenPeer, places
 
 _LOG = logging.getLogger("ftlib.consensus")
 _REFUSAL = f"HTTP/1.1 401 {SCHEME}\r\n\r\n".encode()
@@ -47,7 +45,7 @@ class RefusedError(ConnectionError):
     """Close the connection and say nothing more."""
 
 
-class Gate:
+class Authenticator:
     """Decides for each GET who asks. Without a ring everybody may."""
 
     def __init__(self, ring: KeyRing | None, member: Member, job: str) -> None:
@@ -112,10 +110,10 @@ class _Connection(RequestHandler):
         self.challenge: bytes | None = None
         """What the next request on this connection must sign."""
         self._door: Door | None = None
-        self._stranger: Stranger | None = None
+        self._stranger: UnprovenPeer | None = None
         """None once it has proved who it is."""
 
-    def came(self, door: Door, stranger: Stranger) -> None:
+    def came(self, door: Door, stranger: UnprovenPeer) -> None:
         """It came through ``door``, and has said something there."""
         self._door, self._stranger = door, stranger
 
@@ -147,7 +145,7 @@ class _Connection(RequestHandler):
     def reads(self, *, message: bool) -> None:
         """Whether a message is coming in that is worth reading: then its length counts, not how long the stranger is here."""
         if self._stranger is not None:
-            self._stranger.stage = Stage.READING if message else Stage.ASKING
+            self._stranger.stage = StrangerStage.READING if message else StrangerStage.ASKING
 
     def handle_error(
         self,
@@ -181,7 +179,7 @@ class QuietServer(web.Server):
         super().__init__(*args, **options)
         self._most = places(_CONNECTIONS, 2)
 
-    def entered(self, door: Door, stranger: Stranger) -> RequestHandler:
+    def entered(self, door: Door, stranger: UnprovenPeer) -> RequestHandler:
         """The handler of a connection that comes through ``door``."""
         handler = self()
         assert isinstance(handler, _Connection)

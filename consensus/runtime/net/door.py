@@ -4,7 +4,7 @@ Whoever has the secret shows it within milliseconds. Everybody else is a *strang
 an address with an attacker. A stranger has ``PATIENCE`` seconds from the moment it was accepted, however much or little it
 says; there are few places for them, and where all are taken the newcomer gets that of the one who has kept silent longest. So
 ten thousand connections that say nothing, or a byte a second, take no place from a member: those have places of their own
-(see ``gate``), and whoever comes next is looked at next.
+(see ``authenticator``), and whoever comes next is looked at next.
 
 What a stranger says is collected here, in plain sockets, until it is a whole head of a request. Only then does HTTP see it:
 a connection there costs twenty times as much.
@@ -21,8 +21,6 @@ from enum import Enum
 from socket import socket
 
 from .fork import release_in_children
-
-__all__ = ["PATIENCE", "Door", "Stranger", "places"]
 
 PATIENCE = 1.0
 """Seconds from being accepted to having proved who one is."""
@@ -44,7 +42,7 @@ def places(most: int, share: int) -> int:
     return max(8, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // share))
 
 
-class Stage(Enum):
+class StrangerStage(Enum):
     """What a stranger has said so far."""
 
     SILENT = "no whole request"
@@ -52,7 +50,7 @@ class Stage(Enum):
     READING = "the beginning of a message that is worth reading: HTTP limits how many, and how long"
 
 
-class Stranger:
+class UnprovenPeer:
     """One connection that has not proved who it is."""
 
     __slots__ = ("end", "said", "sock", "stage", "until")
@@ -62,13 +60,13 @@ class Stranger:
         self.sock: socket | None = sock
         """Until HTTP has it."""
         self.said = bytearray()
-        self.stage = Stage.SILENT
+        self.stage = StrangerStage.SILENT
         self.until = until
         self.end: Callable[[], None] = sock.close
         """Hangs up."""
 
 
-Enter = Callable[[socket, Stranger], None]
+Enter = Callable[[socket, UnprovenPeer], None]
 """Gives a stranger's connection and what it has said to HTTP, which sets its ``end``."""
 
 
@@ -80,7 +78,7 @@ class Door:
         self._sock = sock
         self._enter = enter
         self._most = places(_STRANGERS, 8)
-        self._strangers = strangers = OrderedDict[Stranger, None]()
+        self._strangers = strangers = OrderedDict[UnprovenPeer, None]()
         """By their time, the oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._open = False
@@ -91,7 +89,7 @@ class Door:
     def __len__(self) -> int:
         return len(self._strangers)
 
-    def __contains__(self, stranger: Stranger) -> bool:
+    def __contains__(self, stranger: UnprovenPeer) -> bool:
         return stranger in self._strangers
 
     def open(self, accepted: Iterable[socket] = ()) -> None:
@@ -114,7 +112,7 @@ class Door:
         for stranger in list(self._strangers):
             self._hang_up(stranger)
 
-    def proved(self, stranger: Stranger) -> None:
+    def proved(self, stranger: UnprovenPeer) -> None:
         """It is none any more: whoever serves it decides how long it stays."""
         self._strangers.pop(stranger, None)
 
@@ -142,7 +140,7 @@ class Door:
     def _admit(self, sock: socket) -> None:
         loop = asyncio.get_running_loop()
         sock.setblocking(False)
-        stranger = Stranger(sock, loop.time() + PATIENCE)
+        stranger = UnprovenPeer(sock, loop.time() + PATIENCE)
         if len(self._strangers) >= self._most:
             self._make_room()
         self._strangers[stranger] = None
@@ -153,13 +151,13 @@ class Door:
 
     def _make_room(self) -> bool:
         """Hang up on the oldest silent one, else on the oldest; whether there was one."""
-        found = next((each for each in self._strangers if each.stage is Stage.SILENT), None)
-        found = found or next((each for each in self._strangers if each.stage is Stage.ASKING), None)
+        found = next((each for each in self._strangers if each.stage is StrangerStage.SILENT), None)
+        found = found or next((each for each in self._strangers if each.stage is StrangerStage.ASKING), None)
         if found is not None:
             self._hang_up(found)
         return found is not None
 
-    def _hear(self, stranger: Stranger) -> None:
+    def _hear(self, stranger: UnprovenPeer) -> None:
         sock = stranger.sock
         assert sock is not None
         try:
@@ -173,7 +171,7 @@ class Door:
             self._hang_up(stranger)
         elif b"\r\n\r\n" in stranger.said or len(stranger.said) >= _HEAD:
             asyncio.get_running_loop().remove_reader(sock.fileno())
-            stranger.sock, stranger.stage, stranger.end = None, Stage.ASKING, _later
+            stranger.sock, stranger.stage, stranger.end = None, StrangerStage.ASKING, _later
             self._enter(sock, stranger)
 
     def _expire(self, planned: float) -> None:
@@ -184,15 +182,15 @@ class Door:
         self._timer = None
         for stranger in list(self._strangers):
             stranger.until += slept
-            if stranger.until <= now and stranger.stage is not Stage.READING:
+            if stranger.until <= now and stranger.stage is not StrangerStage.READING:
                 self._hang_up(stranger)
-        due = min((each.until for each in self._strangers if each.stage is not Stage.READING), default=None)
+        due = min((each.until for each in self._strangers if each.stage is not StrangerStage.READING), default=None)
         if due is None and self._strangers:
             due = now + PATIENCE
         if due is not None:
             self._timer = loop.call_at(due, self._expire, due)
 
-    def _hang_up(self, stranger: Stranger) -> None:
+    def _hang_up(self, stranger: UnprovenPeer) -> None:
         self._strangers.pop(stranger, None)
         self.closed += 1
         if stranger.sock is not None:

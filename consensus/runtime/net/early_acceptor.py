@@ -8,15 +8,13 @@ from socket import MSG_PEEK, socket
 
 from .fork import release_in_children
 
-__all__ = ["Porter"]
-
 _PATIENT = (b"GET /tether ", b"GET /identity ")
 """How a request begins that asks only who is here; who sends it waits for ``liveness_connection.CHECK_TIMEOUT``."""
 _MOST = 64
 """Connections that are kept; the kernel keeps some more."""
 
 
-class Porter:
+class EarlyAcceptor:
     """Accepts connections, looks at what they want, and keeps them. Everything here runs on the loop's thread."""
 
     def __init__(self, sock: socket, came: Callable[[bool], None]) -> None:

@@ -13,8 +13,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 
-__all__ = ["release_in_children"]
-
 _owners: weakref.WeakKeyDictionary[object, Callable[[], Iterable[int]]] = weakref.WeakKeyDictionary()
 _registered = False
 

@@ -1,7 +1,7 @@
 """The HTTP side of an agent, on the same port number as UDP: big messages, tethers, status, and what the layer above
 serves.
 
-``POST /message`` takes a packet (204); everything else passes the ``gate`` first. ``GET /tether`` answers with this
+``POST /message`` takes a packet (204); everything else passes the ``authenticator`` first. ``GET /tether`` answers with this
 lifetime's id and is then held open: it closes when the process dies, which is what the other side waits for.
 ``GET /identity`` says who listens here, to members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the
 same for Prometheus. Further GET paths come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``).
@@ -27,12 +27,10 @@ from ...wire.envelope import Sealer
 from ...wire.keys import Key
 from ...wire.pieces import LARGEST
 from ...wire.proofs import Exchange
-from .authenticator import Gate, QuietServer, RefusedError, prove, reading
-from .door import Door, Stranger
+from .authenticator import Authenticator, QuietServer, RefusedError, prove, reading
+from .door import Door, UnprovenPeer
 from .metrics import CONTENT_TYPE, render
 from .sources import HandOver, Request
-
-__all__ = ["HttpClient", "HttpServer"]
 
 _HELD_POLL = 0.02
 _READ_TIMEOUT = 5.0
@@ -54,7 +52,7 @@ class HttpServer:
 
     def __init__(
         self,
-        gate: Gate,
+        authenticator: Authenticator,
         received: Callable[[bytes, str], bool],
         sealer: Sealer,
         status: Callable[[], Awaitable[Mapping[str, Any]]],
@@ -68,7 +66,7 @@ class HttpServer:
 
         While ``held`` nothing is answered, as by a process that is stopped.
         """
-        self._gate = gate
+        self._authenticator = authenticator
         self._received = received
         self._sealer = sealer
         self._status = status
@@ -106,7 +104,7 @@ class HttpServer:
         self._door = Door(sock, self._enter)
         self._door.open(waiting)
 
-    def _enter(self, sock: socket.socket, stranger: Stranger) -> None:
+    def _enter(self, sock: socket.socket, stranger: UnprovenPeer) -> None:
         assert self._door is not None and self._web is not None
         handler = self._web.entered(self._door, stranger)
         task = asyncio.create_task(self._connect(handler, sock))
@@ -139,7 +137,7 @@ class HttpServer:
         try:
             if request.method == "POST" and request.path == "/message":
                 return await self._message(request)
-            exchange = self._gate.admit(request)
+            exchange = self._authenticator.admit(request)
             if isinstance(exchange, web.Response):
                 return exchange
             prove(request)
@@ -193,7 +191,7 @@ class HttpServer:
         if request.path == "/tether":
             return await self._tether(request, exchange)
         if request.path == "/identity":
-            return web.Response(status=204, headers=self._gate.headers(exchange))
+            return web.Response(status=204, headers=self._authenticator.headers(exchange))
         if request.path in self._served():
             return self._pass_on(request, exchange)
         if request.path == "/status":
@@ -206,10 +204,10 @@ class HttpServer:
     def _body(self, exchange: Exchange | None, status: int, body: bytes, kind: str) -> web.Response:
         if exchange is not None:
             body, kind = exchange.frames(status).whole(body), "application/octet-stream"
-        return web.Response(status=status, body=body, headers={**self._gate.headers(exchange), "Content-Type": kind})
+        return web.Response(status=status, body=body, headers={**self._authenticator.headers(exchange), "Content-Type": kind})
 
     async def _tether(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
-        response = web.StreamResponse(headers=self._gate.headers(exchange))
+        response = web.StreamResponse(headers=self._authenticator.headers(exchange))
         await response.prepare(request)
         await self._closing.wait()  # cancelled when the client goes
         return response
@@ -222,7 +220,7 @@ class HttpServer:
             connection = socket.socket(fileno=os.dup(inner.fileno()))
             transport.abort()  # closes our descriptor only: the connection lives on in the duplicate
             key = b"" if exchange is None else exchange.body_key()
-            self._hand_over(connection, Request(request.path, dict(request.query), self._gate.headers(exchange), key))
+            self._hand_over(connection, Request(request.path, dict(request.query), self._authenticator.headers(exchange), key))
         return web.Response(status=204)  # goes nowhere
 
 

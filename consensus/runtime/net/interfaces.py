@@ -12,8 +12,6 @@ try:
 except ImportError:  # not Unix
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["interface_of"]
-
 _SIOCGIFADDR, _SIOCGIFMTU = 0x8915, 0x8921
 
 

@@ -29,8 +29,6 @@ from ...wire.keys import KeyRing
 from ...wire.proofs import IDENTITY, SCHEME, Exchange, decode, fresh_nonce, greeting
 from .names import Endpoint, resolve
 
-__all__ = ["Answer", "Doubt", "Tethers", "Verdict", "ask"]
-
 CHECK_TIMEOUT = 0.5
 """Seconds for one answer, torn connections included: longer than a held GIL usually lasts."""
 
@@ -41,7 +39,7 @@ _VERSION_DIGITS = 9
 _RETRY_FIRST = 0.1
 _RETRY_LAST = 2.0
 
-Report = Callable[[str, bool | None, str, bool], None]
+ReportCheck = Callable[[str, bool | None, str, bool], None]
 """(member id, alive or undecided, detail, whether somebody listens): what ``Checked`` holds."""
 
 
@@ -55,7 +53,7 @@ class Doubt(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Identity:
     """Who answered at an address: a member id, its job and its protocol version (empty and 0 where it did not say)."""
 
     member_id: str = ""
@@ -68,7 +66,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """What a check found: alive, gone (False), or undecided (None), with a line for the log.
 
     ``listens``: whether a connection was accepted there. A stopped process does that, too; a host that vanished does not.
@@ -85,7 +83,7 @@ class _TornError(OSError):
 
 async def ask(
     address: Address, path: str = "/identity", ring: KeyRing | None = None, connected: Callable[[], None] = lambda: None
-) -> tuple[Answer | None, socket.socket]:
+) -> tuple[Identity | None, socket.socket]:
     """Connect to ``address`` and ask who is there; the answer (None: no agent of ours) and the open connection.
 
     With a ``ring`` only a proven answer is free of doubt. ``connected`` is called when the connection stands.
@@ -113,7 +111,7 @@ async def _connect(sock: socket.socket, endpoint: Endpoint) -> None:
         raise ConnectionRefusedError("connected to itself")
 
 
-async def _prove(sock: socket.socket, address: Address, path: str, ring: KeyRing) -> Answer | None:
+async def _prove(sock: socket.socket, address: Address, path: str, ring: KeyRing) -> Identity | None:
     """Challenge and proof (see ``proofs``)."""
     nonce = fresh_nonce()
     head = await _request(sock, address, path, greeting(nonce))
@@ -124,11 +122,11 @@ async def _prove(sock: socket.socket, address: Address, path: str, ring: KeyRing
     try:
         exchange = Exchange(ring.first, nonce, decode(challenge), path)
     except SealError:
-        return Answer(doubt=Doubt.FORGED)
+        return Identity(doubt=Doubt.FORGED)
     head = await _request(sock, address, path, exchange.credentials())
     if head.get("", "").startswith("401"):
-        return Answer(doubt=Doubt.DIFFERS)
-    return _answer(head) if exchange.proves(head) else Answer(doubt=Doubt.FORGED)
+        return Identity(doubt=Doubt.DIFFERS)
+    return _answer(head) if exchange.proves(head) else Identity(doubt=Doubt.FORGED)
 
 
 async def _request(sock: socket.socket, address: Address, path: str, credentials: str = "") -> dict[str, str]:
@@ -150,21 +148,21 @@ async def _request(sock: socket.socket, address: Address, path: str, credentials
     return {**values, "": lines[0].partition(" ")[2]}
 
 
-def _answer(head: dict[str, str]) -> Answer | None:
+def _answer(head: dict[str, str]) -> Identity | None:
     """The identity in a response head."""
     if head.get("") == f"401 {SCHEME}":
-        return Answer(doubt=Doubt.ASKS)
+        return Identity(doubt=Doubt.ASKS)
     member_id, job, version, address = (unquote(head.get(name, "")) for name in IDENTITY)
     if not member_id:
         return None
     known = version.isdecimal() and len(version) <= _VERSION_DIGITS  # int() of thousands of digits is an error
-    return Answer(member_id, job, int(version) if known else 0, address)
+    return Identity(member_id, job, int(version) if known else 0, address)
 
 
-class Tethers:
+class LivenessConnections:
     """Holds tethers and runs checks. Lives on the loop's thread; every verdict goes to ``report``."""
 
-    def __init__(self, report: Report, ring: KeyRing | None = None, *, trust_refused: bool = True) -> None:
+    def __init__(self, report: ReportCheck, ring: KeyRing | None = None, *, trust_refused: bool = True) -> None:
         """``ring``: believe only who knows the secret. ``trust_refused``: whether "connection refused" proves death, or only
         leaves it undecided.
         """
@@ -239,7 +237,7 @@ class Tethers:
                 self.check(member)  # the question itself is never delayed
                 await asyncio.sleep(pause)
 
-    async def _decide(self, member: Member, path: str) -> tuple[Verdict, socket.socket | None]:
+    async def _decide(self, member: Member, path: str) -> tuple[CheckResult, socket.socket | None]:
         """Ask until an answer means something, at most ``CHECK_TIMEOUT``; with the connection where it is alive."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CHECK_TIMEOUT
@@ -272,31 +270,31 @@ class Tethers:
                 sock.close()
                 return verdict, None
 
-    def _judge_error(self, member: Member, error: OSError, *, listens: bool) -> Verdict:
+    def _judge_error(self, member: Member, error: OSError, *, listens: bool) -> CheckResult:
         where = format_address(member.address)
         match error:
             case ConnectionRefusedError():
-                return Verdict(False if self._trust_refused else None, f"connection refused at {where}")
+                return CheckResult(False if self._trust_refused else None, f"connection refused at {where}")
             case TimeoutError():
-                return Verdict(None, f"no answer from {where} within {CHECK_TIMEOUT:g} s", listens)
+                return CheckResult(None, f"no answer from {where} within {CHECK_TIMEOUT:g} s", listens)
             case ConnectionError() | _TornError():
-                return Verdict(None, f"{where} accepts connections and closes them", listens)
+                return CheckResult(None, f"{where} accepts connections and closes them", listens)
             case _:
-                return Verdict(None, f"{where} unreachable: {error.strerror or error}")
+                return CheckResult(None, f"{where} unreachable: {error.strerror or error}")
 
 
-def _judge_answer(member: Member, answer: Answer | None, *, proven: bool) -> Verdict:
+def _judge_answer(member: Member, answer: Identity | None, *, proven: bool) -> CheckResult:
     where = format_address(member.address)
     if answer is None:
-        return Verdict(None, f"something else answers at {where}")
+        return CheckResult(None, f"something else answers at {where}")
     if answer.doubt is not None:
-        return Verdict(None, f"what answers at {where} {answer.doubt.value}")
+        return CheckResult(None, f"what answers at {where} {answer.doubt.value}")
     if answer.member_id != member.id and proven and answer.address != where:
         # somebody between us may have passed the question on to another member, whose answer is then true and proves nothing
-        return Verdict(None, f"a member that advertises {answer.address} answers at {where}")
+        return CheckResult(None, f"a member that advertises {answer.address} answers at {where}")
     if answer.member_id != member.id:
-        return Verdict(False, f"another lifetime ({answer.member_id[:6]}) answers at {where}")
-    return Verdict(True, f"answered at {where}")
+        return CheckResult(False, f"another lifetime ({answer.member_id[:6]}) answers at {where}")
+    return CheckResult(True, f"answered at {where}")
 
 
 async def _until_closed(sock: socket.socket) -> None:

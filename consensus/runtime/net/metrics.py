@@ -23,7 +23,7 @@ _Status = Mapping[str, Any]
 _Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """What Prometheus calls it."""
 
     GAUGE = "gauge"
@@ -36,7 +36,7 @@ class Kind(Enum):
 class Metric:
     """One row of the table."""
 
-    kind: Kind
+    kind: MetricKind
     name: str
     """Without the ``_total`` that the text adds to counters."""
     help: str
@@ -52,7 +52,7 @@ class Metric:
     @property
     def shown(self) -> str:
         """As the text calls it."""
-        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
     def value(self, status: _Status) -> Any:
         """None for what is not there."""
@@ -142,7 +142,7 @@ def _info(status: _Status) -> _Rows:
     return [(tuple(str(status.get(key, "")) for key in _INFO.values()), 1)]
 
 
-_gauge, _counter, _histogram, _summary = (partial(Metric, kind) for kind in Kind)
+_gauge, _counter, _histogram, _summary = (partial(Metric, kind) for kind in MetricKind)
 
 METRICS: tuple[Metric, ...] = (
     _gauge("ftlib_info", "Who this is; always 1", get=_info, labels=tuple(_INFO)),
@@ -282,17 +282,17 @@ class _Page:
                 continue
             labels = [*common, *metric.labels]
             match metric.kind:
-                case Kind.HISTOGRAM:
+                case MetricKind.HISTOGRAM:
                     histogram = metrics_core.HistogramMetricFamily(metric.name, metric.help, labels=labels)
                     buckets = [(str(float(bound)), float(count)) for bound, count in value["buckets"]]
                     histogram.add_metric(whose, [*buckets, ("+Inf", float(value["count"]))], float(value["sum"]))
                     yield histogram
-                case Kind.SUMMARY:
+                case MetricKind.SUMMARY:
                     summary = metrics_core.SummaryMetricFamily(metric.name, metric.help, labels=labels)
                     summary.add_metric(whose, int(value["count"]), float(value["sum"]))
                     yield summary
                 case kind:
-                    counts = kind is Kind.COUNTER
+                    counts = kind is MetricKind.COUNTER
                     family_of = metrics_core.CounterMetricFamily if counts else metrics_core.GaugeMetricFamily
                     family = family_of(metric.name, metric.help, labels=labels)
                     for found, number in value if metric.labels else [((), value)]:

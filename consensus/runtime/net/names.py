@@ -18,20 +18,6 @@ from typing import Any
 from ...errors import ConfigError
 from ...member import Address, format_address, parse_address
 
-__all__ = [
-    "Endpoint",
-    "Introducers",
-    "endpoints",
-    "link_local",
-    "lookup",
-    "numeric",
-    "parsed",
-    "refuse_link_local",
-    "resolve",
-    "resolve_all",
-    "sockaddr_address",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

@@ -18,8 +18,6 @@ from ...wire.envelope import Open, Sealed, Sealer
 from ...wire.keys import KeyRing
 from .names import Endpoint, sockaddr_address
 
-__all__ = ["TRIES", "WAIT", "Pings"]
-
 TRIES = 4
 WAIT = 0.25
 _IP_RECVERR, _IPV6_RECVERR = 11, 25

@@ -18,19 +18,7 @@ from dataclasses import dataclass
 from ...config import Config
 from ...errors import ConfigError
 from ...member import Address, format_address, parse_address
-from .names import Endpoint, endpoints, numeric, parsed, refuse_link_local, resolve, resolve_all, sockaddr_address
-
-__all__ = [
-    "Endpoint",
-    "SocketPair",
-    "numeric",
-    "open_pair",
-    "parsed",
-    "require_secret",
-    "resolve",
-    "resolve_all",
-    "sockaddr_address",
-]
+from .names import endpoints, numeric, refuse_link_local, sockaddr_address
 
 _ATTEMPTS = 64
 _BACKLOG = 4096

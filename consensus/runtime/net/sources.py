@@ -15,10 +15,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ...errors import RefusalError
 from ...interface import Source
 from ...wire.proofs import PIECE, Frames
-
-__all__ = ["HandOver", "Request", "Sources"]
 
 _LOG = logging.getLogger("ftlib.consensus")
 _AT_A_TIME = 32
@@ -118,7 +117,8 @@ class _Response:
             _LOG.debug("serving %s ended: %s", request.path, error)
             self._cut()
         except LookupError as error:
-            self._give_up(http.HTTPStatus.CONFLICT, f"{error.args[0] if error.args else error}\n")
+            status = error.status if isinstance(error, RefusalError) else http.HTTPStatus.CONFLICT
+            self._give_up(http.HTTPStatus(status), f"{error.args[0] if error.args else error}\n")
         except Exception as error:  # noqa: BLE001 - it becomes a status
             _LOG.exception("serving %s failed", request.path)
             self._give_up(http.HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}\n")

@@ -12,8 +12,6 @@ from typing import Any
 
 from .names import Endpoint
 
-__all__ = ["LOOPBACK_LIMIT", "NETWORK_LIMIT", "Udp", "fits"]
-
 NETWORK_LIMIT = 1400
 """Bytes in a datagram that crosses a network: below the usual MTU of 1500, with room for tunnels."""
 

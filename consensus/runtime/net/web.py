@@ -1,7 +1,7 @@
 """The HTTP side of an agent, which comes up when it is needed, beside everything else.
 
 ``aiohttp`` takes longer to import than all the rest, and datagrams are enough to meet a job and to be let in. So the agent is
-at work before: until the server is there a ``Porter`` keeps connections waiting, and what is to be posted waits here.
+at work before: until the server is there a ``EarlyAcceptor`` keeps connections waiting, and what is to be posted waits here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...member import Address
 from ...wire.keys import Key
-from .early_acceptor import Porter
+from .early_acceptor import EarlyAcceptor
 
 if TYPE_CHECKING:
     from .http import HttpClient, HttpServer
-
-__all__ = ["Web", "load"]
 
 _MODULE = "consensus.runtime.net.http"
 _SPARED = 1.0
@@ -62,8 +60,8 @@ class Web:
 
         Raises what an import does.
         """
-        porter = Porter(sock, lambda patient: self.hurry(self._patience if patient else 0.0))
-        porter.open()
+        acceptor = EarlyAcceptor(sock, lambda patient: self.hurry(self._patience if patient else 0.0))
+        acceptor.open()
         try:
             await self._due.wait()
             await asyncio.to_thread(self._prepare)
@@ -72,10 +70,10 @@ class Web:
             from .http import HttpClient  # noqa: PLC0415 - imported by now
 
             self.server, self._client = self._make_server(), HttpClient()
-            await self.server.open(sock, porter.close())
+            await self.server.open(sock, acceptor.close())
             self._ready.set()
         finally:
-            for connection in porter.close():
+            for connection in acceptor.close():
                 connection.close()
 
     def spare(self) -> None:

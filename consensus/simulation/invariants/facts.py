@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...errors import CodecError, StoppedError
 from ...messages import Accept, Accepted, Ack, Ballot, Message, Ping, ViewRecord
-from ...store_requests import CreateView, Errand
+from ...store_requests import CreateView, StoreOp
 from ...view import Proposal, View
 from ..world.host import Host
 from ..world.in_memory_store import Change, ChangeKind
@@ -204,7 +204,7 @@ class Record(Observer):
         """See ``Observer``."""
         self.meet(view)
 
-    def asked(self, host: Host, errand: Errand) -> None:
+    def asked(self, host: Host, errand: StoreOp) -> None:
         """See ``Observer``."""
         if isinstance(errand, CreateView) and errand.record.proposal is not None:
             self._first(host, errand.record.proposal)

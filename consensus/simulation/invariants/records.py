@@ -7,7 +7,7 @@ or the first member, that breaks it is a violation at once.
 from __future__ import annotations
 
 from ...config import Liveness, Policy
-from ...store_requests import Answer, Errand, Wiped
+from ...store_requests import StoreOp, StoreReply, Wiped
 from ...view import NO_VIEW_ID, View
 from ..world.host import Host
 from ..world.in_memory_store import Change, ChangeKind
@@ -131,7 +131,7 @@ class Records(Invariant):
             why = "whose record is below the floor" if stands else "which no record has decided"
             self.fail(f"{log.name(host.id)} follows {log.show(view)}, {why}")
 
-    def answered(self, host: Host, errand: Errand, answer: Answer) -> None:  # noqa: ARG002
+    def answered(self, host: Host, errand: StoreOp, answer: StoreReply) -> None:  # noqa: ARG002
         """See ``Observer``."""
         if isinstance(answer, Wiped) and not self.store_log.wipes:
             self.fail(f"{self.log.name(host.id)} takes the store for wiped, which it was not: {answer.detail}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...border import Activated, Freeze, Installed, Stopped
 from ...messages import (
     MESSAGES,
     Ack,
@@ -25,7 +26,7 @@ from ...messages import (
     Stranger,
     ViewRecord,
 )
-from ...protocol.state.effects import Activated, Fence, Freeze, Installed, Quit, Stopped, Tether
+from ...protocol.state.effects import Fence, Quit, Tether
 from ...view import View
 from ..world.host import Host
 from ..world.observer import Hears

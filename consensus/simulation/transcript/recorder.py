@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ...border import Activated, Freeze, Stopped
 from ...errors import ExcludedError, JoinError, LeftError, QuorumLostError
 from ...messages import Envelope, Message, Status
-from ...protocol.state.effects import Activated, Effect, Freeze, Note, Stopped
+from ...protocol.state.effects import Effect, Note
 from ...view import Cause, View
 from ...wire.codec import Codec
 from ..world.host import Host

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from ...border import Activated, Freeze, Installed, Stopped, Wish
 from ...messages import JoinReply, JoinRequest, Message
-from ...protocol.state.effects import Activated, Effect, Freeze, Installed, Note, Send, Stopped, Wish
+from ...protocol.state.effects import Effect, Note, Send
 from ...protocol.state.evidence import Proof
 from ..invariants import inside
 from ..world.observer import Observer

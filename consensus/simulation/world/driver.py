@@ -7,26 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...border import Activated, Freeze, Installed, Order, PeerProgress, Stalled, Stopped, Wish
 from ...member import Address
 from ...messages import Message, Piece
-from ...protocol.state.effects import (
-    Activated,
-    Ask,
-    Check,
-    Effect,
-    Fence,
-    Freeze,
-    Installed,
-    Note,
-    Order,
-    PeerProgress,
-    Quit,
-    Send,
-    Stalled,
-    Stopped,
-    Tether,
-    Wish,
-)
+from ...protocol.state.effects import Ask, Check, Effect, Fence, Note, Quit, Send, Tether
 from .connections import Connections
 from .faults import triggered
 from .host import Host

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from ...border import Activated, Freeze, Installed, Stopped
 from ...config import Config
 from ...errors import StoppedError
 from ...messages import Message
-from ...protocol.state.effects import Activated, Effect, Freeze, Installed, Note, Stopped, Tether
-from ...store_requests import Answer, Errand
+from ...protocol.state.effects import Effect, Note, Tether
+from ...store_requests import StoreOp, StoreReply
 from ...view import View
 from .faults import Faults
 from .host import Host
@@ -113,10 +114,10 @@ class Observer:
 
     # The shared store
 
-    def asked(self, host: Host, errand: Errand) -> None:
+    def asked(self, host: Host, errand: StoreOp) -> None:
         """``host`` wants something of the store."""
 
-    def answered(self, host: Host, errand: Errand, answer: Answer) -> None:
+    def answered(self, host: Host, errand: StoreOp, answer: StoreReply) -> None:
         """``host`` is told what came of that, and handles it next."""
 
     def stored(self, host: Host | None, change: Change) -> None:

@@ -17,7 +17,7 @@ from ...protocol.state.inputs import Answered, Stirred
 from ...storage.store_executor import StoreExecutor
 from ...storage.view_log import PREFIX as VIEWS
 from ...storage.view_log import key_of
-from ...store_requests import Answer, Errand
+from ...store_requests import StoreOp, StoreReply
 from .host import Host
 from .in_memory_store import Change, ChangeKind, InMemoryStore
 from .state import State
@@ -36,7 +36,7 @@ _ASKED, _DONE, _ANSWERED, _STIRRED = 2, 3, 4, 5
 class Executor(Protocol):
     """Carries out what one process asks of the store."""
 
-    async def carry_out(self, errand: Errand) -> Answer:
+    async def carry_out(self, errand: StoreOp) -> StoreReply:
         """Do it, whatever happens. Awaits methods of the store alone."""
 
 
@@ -103,13 +103,13 @@ class StoreRequests:
         self._executors[host.id] = self._make(host, store)
         self._go_on(host, self._listen(host, store))
 
-    def ask(self, host: Host, errand: Errand) -> None:
+    def ask(self, host: Host, errand: StoreOp) -> None:
         """A machine's ``Ask``."""
         self._record(_ASKED, host, type(errand).__name__)
         self._world.show("asked", host, errand)
         self._go_on(host, self._carry_out(host, errand))
 
-    async def _carry_out(self, host: Host, errand: Errand) -> None:
+    async def _carry_out(self, host: Host, errand: StoreOp) -> None:
         answer = await self._executors[host.id].carry_out(errand)
         if host.stopped is None:
             self._record(_ANSWERED, host, type(answer).__name__)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from ..store import Created, Unreadable, Value
 from . import floors, record
-from .os_errors import OSErrorMapper, Standing
+from .os_errors import DirectoryState, OSErrorMapper
 from .probe import advice, probe, sync_directory
 
 _LOG = logging.getLogger("ftlib.consensus")
@@ -277,7 +277,7 @@ class Folder:
             try:
                 return floors.floor(self._floor(name))
             except FileNotFoundError:
-                if self._standing() is Standing.WIPED:
+                if self._standing() is DirectoryState.WIPED:
                     return 0
                 raise
 
@@ -335,14 +335,14 @@ class Folder:
 
     def _check_mounted(self) -> None:
         """Nothing was found. Raises where that says nothing, because the directory is not there to be looked into."""
-        if self._standing() is Standing.AWAY:
+        if self._standing() is DirectoryState.AWAY:
             raise FileNotFoundError(0, "it is not there", str(self._root))
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> DirectoryState:
         if self._root.is_dir():
-            return Standing.HERE
+            return DirectoryState.HERE
         above = next(path for path in self._root.parents if path.is_dir())
-        return Standing.WIPED if above.stat().st_dev == self._device else Standing.AWAY
+        return DirectoryState.WIPED if above.stat().st_dev == self._device else DirectoryState.AWAY
 
 
 def _links(path: Path) -> int:

@@ -15,7 +15,7 @@ from .probe import UnfitError
 from .record import TornError
 
 
-class Standing(Enum):
+class DirectoryState(Enum):
     """Whether a job's directory is still the one that was opened."""
 
     HERE = "here"
@@ -56,7 +56,7 @@ _LOST = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE, 0})
 class OSErrorMapper:
     """A context in which ``OSError`` becomes ``StoreError``."""
 
-    def __init__(self, store: str, what: str, standing: Callable[[], Standing], *, opening: bool) -> None:
+    def __init__(self, store: str, what: str, standing: Callable[[], DirectoryState], *, opening: bool) -> None:
         """``store``, ``what``: how the text begins. ``opening``: nothing is waited for then."""
         self._about = f"{store}: {what}"
         self._standing = standing
@@ -107,9 +107,9 @@ class OSErrorMapper:
         try:
             standing = self._standing()
         except OSError:
-            standing = Standing.AWAY
-        if standing is Standing.WIPED:
+            standing = DirectoryState.AWAY
+        if standing is DirectoryState.WIPED:
             return StoreRefusedError(f"{self._about}: its directory {_WIPED}")
-        if standing is Standing.AWAY:
+        if standing is DirectoryState.AWAY:
             return (AmbiguousWriteError if self.begun else StoreAwayError)(f"{self._about}: its directory {_GONE}")
         return None

@@ -19,8 +19,6 @@ from ...frameworks.base import Group, Work
 from ..tensors.staging import Slot, Staging, finite
 from .call import Call, Results
 
-__all__ = ["Adoption", "donate"]
-
 _HEADER = struct.Struct("<4sIQdI8s16s16s")
 _MAGIC = b"ftl3"
 _SHARES_LIMIT = 1 << 20

@@ -16,16 +16,13 @@ from typing import Protocol
 import torch
 
 from ...errors import GroupError
-from ...frameworks.base import Kind, Operation, Work
+from ...frameworks.base import Operation, OperationKind, Work
 from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging, finite
-from ..tensors.trailer import Flag, Region, Trailer
-from ..tensors.trailer import Slot as Saying
+from ..tensors.trailer import Flag, RankRecord, Region, Trailer
 from .call import Call, Results
 from .salvage import blame
 from .session import Session
-
-__all__ = ["BARE", "SETTLE", "WAIT_SLICE", "Attempt", "Disagreement", "Waits"]
 
 SETTLE = 0.1
 """Seconds that operations of an aborted group get to end before their buffers are given up.
@@ -56,7 +53,7 @@ class Waits(Protocol):
         """One operation of ``call`` has taken so long. Raises what ends the wait."""
 
 
-class Entered(Protocol):
+class EnteredObserver(Protocol):
     """Whoever is told that all members are in the call."""
 
     def entered(self) -> None:
@@ -66,7 +63,9 @@ class Entered(Protocol):
 class Attempt:
     """A call's operations in one session."""
 
-    def __init__(self, call: Call, session: Session, staging: Staging, waits: Waits, plane: Entered | None = None) -> None:
+    def __init__(
+        self, call: Call, session: Session, staging: Staging, waits: Waits, plane: EnteredObserver | None = None
+    ) -> None:
         """``waits``: told every ``WAIT_SLICE`` of an operation. ``plane``: told once that everybody is in the call."""
         self._call = call
         self._session = session
@@ -77,7 +76,7 @@ class Attempt:
         self._trailer: Trailer | None = None
         self._finite = True
 
-    def run(self, saying: Saying, in_flight: int) -> tuple[Trailer, Results]:
+    def run(self, saying: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         group = session.group
@@ -95,7 +94,7 @@ class Attempt:
                 session.codec.write(slot.trailer, saying, bucket.op)
                 if said is not None:
                     self._hear(said)
-            window.append((group.submit(Operation(Kind.ALLREDUCE, slot.flat, bucket.op)), slot))
+            window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
             slots.append(slot)
         while window:
             self._reap()
@@ -120,17 +119,17 @@ class Attempt:
             if not work.done() and slot is not None:
                 self._staging.abandon(slot)
 
-    def _prelude(self, head: Bucket, saying: Saying) -> None:
+    def _prelude(self, head: Bucket, saying: RankRecord) -> None:
         self._hear(self._say(head, saying))
 
-    def _say(self, head: Bucket, saying: Saying) -> Region:
+    def _say(self, head: Bucket, saying: RankRecord) -> Region:
         """Begin a prelude as large as ``head``; what everybody says in it, once it has ended."""
         session = self._session
         assert session.group is not None
         buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype, device="cpu")
         said = buffer[head.count :].numpy()
         session.codec.write(said, saying, head.op)
-        self._window.append((session.group.submit(Operation(Kind.ALLREDUCE, buffer, head.op)), None))
+        self._window.append((session.group.submit(Operation(OperationKind.ALLREDUCE, buffer, head.op)), None))
         return said
 
     def _hear(self, said: Region) -> None:

@@ -18,9 +18,6 @@ from ..tensors.layout import Layout
 from ..tensors.staging import Slot, finite
 from .session import Session
 
-__all__ = ["Call", "Kind", "Results"]
-
-
 _NOTHING, _INFERENCE = -1, -2
 """Instead of a version: there is no tensor yet; it keeps no count."""
 

@@ -11,18 +11,14 @@ from collections.abc import Callable
 import torch
 
 from ...errors import GroupError
-from ...frameworks.base import Kind as Op
-from ...frameworks.base import Operation
+from ...frameworks.base import Operation, OperationKind
 from ..tensors.layout import Layout
 from ..tensors.staging import Slot, Staging, StagingPool, finite
-from ..tensors.trailer import Flag, Trailer
-from ..tensors.trailer import Slot as Saying
-from .attempt import BARE, Attempt, Entered, Waits
+from ..tensors.trailer import Flag, RankRecord, Trailer
+from .attempt import BARE, Attempt, EnteredObserver, Waits
 from .call import Call, Kind, Results
 from .follower import NoFollowing
 from .session import Session
-
-__all__ = ["Followed", "FollowedAttempt", "NobodyThere", "neutral"]
 
 UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
 
@@ -74,7 +70,7 @@ class FollowedAttempt(Attempt):
         pool: StagingPool,
         waits: Waits,
         layout_of: Callable[[Session, bytes], Layout],
-        plane: Entered | None = None,
+        plane: EnteredObserver | None = None,
     ) -> None:
         """``layout_of``: the layout whose signature starts so; GroupError where nobody tells. Else see ``Attempt``."""
         agreed = UNKNOWN if session.agreed is None else session.agreed
@@ -84,7 +80,7 @@ class FollowedAttempt(Attempt):
         self._layout_of = layout_of
         self._agreed = agreed
 
-    def run(self, saying: Saying, in_flight: int) -> tuple[Trailer, Results]:
+    def run(self, saying: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """See ``Attempt.run``."""
         first = self._first(saying)
         assert self._trailer is not None
@@ -109,7 +105,7 @@ class FollowedAttempt(Attempt):
         self._session.agree(layout)
         return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite)
 
-    def _first(self, saying: Saying) -> Slot:
+    def _first(self, saying: RankRecord) -> Slot:
         """What tells what the others are about to do; again, where nobody is there yet."""
         while True:
             slot = self._begin(saying, 0)
@@ -122,14 +118,14 @@ class FollowedAttempt(Attempt):
             else:
                 return slot
 
-    def _begin(self, saying: Saying, number: int) -> Slot:
+    def _begin(self, saying: RankRecord, number: int) -> Slot:
         group, codec = self._session.group, self._session.codec
         assert group is not None
         slot = self._staging.slot(number, codec.elements)
         self._call.fill(slot)
         if number == 0:
             codec.write(slot.trailer, saying, slot.bucket.op)
-        self._window.append((group.submit(Operation(Op.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
+        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
         return slot
 
     def _said(self, trailer: Trailer) -> bytes:

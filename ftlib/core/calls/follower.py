@@ -13,8 +13,6 @@ from ..tensors.staging import Slot
 from .call import Call, Results
 from .session import Session
 
-__all__ = ["NoFollowing", "Recovery", "kept"]
-
 _KEPT = 3
 """What usually is enough."""
 

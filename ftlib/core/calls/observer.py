@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from ..tensors.staging import Slot
 from .call import Call, Results
 
-__all__ = ["Observer", "Observers"]
-
 
 class Observer:
     """Told of every call of this member, on the thread that carries it out. By itself it does nothing."""

@@ -19,8 +19,6 @@ import msgpack
 
 from consensus import View
 
-__all__ = ["REPORT_LIMIT", "Fault", "FaultKind", "Plan", "Report", "blame", "plan"]
-
 REPORT_LIMIT = 512
 """Bytes; a longer report is refused."""
 
@@ -98,7 +96,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SalvagePlan:
     """What every member of a view does first. Equal at all of them."""
 
     call: int
@@ -132,15 +130,15 @@ class Plan:
         return tuple(adopter for adopter, donor in self.adoptions if donor == member_id)
 
 
-def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
+def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
     """The plan for ``view``; ``reports``: those of the continuing members. ValueError if one is not readable."""
     if not view.parent_id:
-        return Plan(0, 0, authority=view.ids[0], holders=(view.ids[0],))
+        return SalvagePlan(0, 0, authority=view.ids[0], holders=(view.ids[0],))
     known = {member_id: Report.decode(reports[member_id]) for member_id in view.ids if member_id in reports}
     acted = {member_id: report for member_id, report in known.items() if not report.blank} or _substitutes(known)
     if not acted:
         text = "every member that held the state ended before it was passed on: start anew, from a checkpoint if there is one"
-        return Plan(0, 0, blank=view.ids, newcomers=view.ids, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
+        return SalvagePlan(0, 0, blank=view.ids, newcomers=view.ids, fault=Fault(FaultKind.STATE_LOST, view.ids, text))
     call = max(report.finished for report in acted.values())
     healed = tuple(member_id for member_id, report in acted.items() if report.finished < call - 1 and report.has_state)
     for member_id in healed:
@@ -155,7 +153,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> Plan:
         fresh = {m: report for m, report in known.items() if report.blank and report.origin and report.finished == call}
         authority, holders = _authority(fresh)
     leader = next((member_id for member_id in holders if known[member_id].finished == call), donors[0])
-    return Plan(
+    return SalvagePlan(
         call=call,
         step=known[leader].step,
         signature=acted[donors[0]].last_signature,

@@ -9,15 +9,13 @@ from consensus import View
 from ...frameworks.base import Group
 from ..tensors.layout import Layout
 from ..tensors.trailer import TrailerCodec
-from .salvage import Plan
-
-__all__ = ["Session"]
+from .salvage import SalvagePlan
 
 
 class Session:
     """What a member needs to act in a view. ``group`` is None where the member is alone."""
 
-    def __init__(self, view: View, plan: Plan, member_id: str, ranks: Mapping[str, int], group: Group | None) -> None:
+    def __init__(self, view: View, plan: SalvagePlan, member_id: str, ranks: Mapping[str, int], group: Group | None) -> None:
         self.view = view
         self.plan = plan
         self.member_id = member_id

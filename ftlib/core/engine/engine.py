@@ -38,7 +38,7 @@ from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
 from ..tensors.staging import Slot, StagingPool
 from ..tensors.trailer import Flag, Trailer
-from ..tensors.trailer import Slot as Saying
+from ..tensors.trailer import RankRecord as Saying
 from .arrival import Arrival
 from .call_lock import Turns
 from .inquiry import Entered, Inquiry

@@ -15,6 +15,7 @@ from enum import Enum
 
 from consensus import KeyRing, Member, SecretError, get
 
+from ...common.refusals import Refusal
 from ...errors import ConfigError
 from ...state.registry import UNKNOWN, Registered
 from ..calls.call import Call, Kind
@@ -23,7 +24,7 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.layout_book import LayoutBook
 
-__all__ = ["ABSENT", "LATER", "PATH", "Entered", "Inquiry"]
+__all__ = ["PATH", "Entered", "Inquiry"]
 
 logger = logging.getLogger("ftlib")
 
@@ -34,8 +35,6 @@ SILENCE = 15.0
 """Seconds without a byte after which another member is asked."""
 RETRY = 0.05
 """Seconds to wait where nobody could tell."""
-LATER, ABSENT = "ask again", "absent"
-"""What a member says that is not in that call: it may soon be; its program is late, and a deputy is there in its place."""
 _LONGEST = 64
 """Bytes of an answer."""
 _YES, _NO = b"y", b"n"
@@ -82,7 +81,7 @@ class Inquiry:
             absent = 0
             for member in asked:
                 answer = self._ask_one(member, own)
-                if answer == ABSENT:
+                if answer == Refusal.ABSENT:
                     absent += 1
                 elif isinstance(answer, bytes):
                     return self._compared(own, answer, session.name(member.id))
@@ -101,16 +100,15 @@ class Inquiry:
             return plan.holders
         return found
 
-    def _ask_one(self, member: Member, own: Call) -> bytes | str:
-        """What ``source`` says there; or its words, empty where it did not answer."""
+    def _ask_one(self, member: Member, own: Call) -> bytes | int | None:
+        """What ``source`` says there; or the status with which it says nothing; None where it did not answer."""
         query = f"{PATH}?number={own.number}&like={own.layout.signature.hex()}"
         try:
             with get(member.address, query, self._ring, timeout=SILENCE) as answer:
-                data = answer.read(_LONGEST)
-                return bytes(data) if answer.status == http.client.OK else data.decode(errors="replace").partition(":")[0]
+                return bytes(answer.read(_LONGEST)) if answer.status == http.client.OK else answer.status
         except (OSError, http.client.HTTPException, ValueError, SecretError) as error:
             logger.debug("%s did not say what it is in: %s", member, error, extra=self._plane.about("no_answer"))
-            return ""
+            return None
 
     def _compared(self, own: Call, answer: bytes, name: str) -> Entered:
         signature, shape, known, kind = answer[:16], answer[16:32], answer[32:33], answer[33:].decode(errors="replace")
@@ -140,9 +138,9 @@ class Inquiry:
             call = plane.current
             if call is None or call.number != number or call.foreign:
                 away = call is not None and call.number == number and call.stand_in
-                raise LookupError(f"{ABSENT if away else LATER}: not inside call {number}")
+                raise (Refusal.ABSENT if away else Refusal.LATER).error(f"not inside call {number}")
             if plane.newcomer and plane.origin != plane.authority:
-                raise LookupError(f"{LATER}: this worker is a newcomer itself")
+                raise Refusal.LATER.error("this worker is a newcomer itself")
             known = _YES if self._layouts.may_know(bytes.fromhex(like)) else _NO
             return iter([call.layout.signature + self._shape() + known + call.layout.kind.encode()])
 

@@ -26,10 +26,8 @@ from ..plane.plane import Plane
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
 from .guarded_group import GuardedGroup
-from .inner import Buffers, Inner, Pending
-from .unit import Stage, Unit
-
-__all__ = ["DOUBT", "Execution", "Executor", "Means"]
+from .inner import Buffers, Inner, PendingCall
+from .unit import Unit, UnitStage
 
 logger = logging.getLogger("ftlib")
 
@@ -63,7 +61,7 @@ class Execution:
         """Why this attempt comes to nothing."""
         self.layouts: list[Layout] = []
         """Of the calls that were begun."""
-        self._pending: list[Pending] = []
+        self._pending: list[PendingCall] = []
         self._samples: float | None = None
         """What the last average counted."""
         self._begun: list[Inner] = []
@@ -79,7 +77,7 @@ class Execution:
             return session.agreed
         return session.script[place] if place < len(session.script) else None
 
-    def start(self, call: Call) -> Pending:
+    def start(self, call: Call) -> PendingCall:
         """Begin ``call``."""
         self._go_on()
         session = self.session
@@ -101,11 +99,11 @@ class Execution:
             except GroupError as error:
                 raise self.failed(error) from None
             self.layouts.append(call.layout)
-        pending = Pending(self.end, call, inner)
+        pending = PendingCall(self.end, call, inner)
         self._pending.append(pending)
         return pending
 
-    def end(self, pending: Pending) -> Status:
+    def end(self, pending: PendingCall) -> Status:
         """Wait for it, and deliver its result."""
         self._go_on()
         call, inner = pending.call, pending.inner
@@ -276,10 +274,10 @@ class Executor:
     def _undo(self, unit: Unit, why: str) -> None:
         """Return to the state on entry, if it was left."""
         stage = unit.left()
-        if stage is Stage.READY:
+        if stage is UnitStage.READY:
             return
         if unit.kept is None:
-            if stage is Stage.PERFORMED:  # alone: nothing was kept, and a function is not run twice on one state
+            if stage is UnitStage.PERFORMED:  # alone: nothing was kept, and a function is not run twice on one state
                 error = Excluded(f"{unit} could not be committed, and what it did alone cannot be undone: {_ANEW}")
                 self._failures.stop(error)
                 raise error

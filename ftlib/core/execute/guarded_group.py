@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager
 from ...errors import GroupError
 from ...frameworks.base import Group, Operation, Work
 
-__all__ = ["GuardedGroup"]
-
 
 class GuardedGroup(Group):
     """One attempt's."""

@@ -14,15 +14,13 @@ from collections.abc import Callable
 
 import torch
 
-from ...frameworks.base import Kind, Operation
+from ...frameworks.base import Operation, OperationKind
 from ...status import Status
 from ..calls.attempt import BARE, Attempt
 from ..calls.call import Call, Results
 from ..tensors.layout import Layout
 from ..tensors.staging import Slot, Staging
-from ..tensors.trailer import Slot as Saying
-
-__all__ = ["Buffers", "Inner", "Pending"]
+from ..tensors.trailer import RankRecord
 
 
 class Inner(Attempt):
@@ -33,7 +31,7 @@ class Inner(Attempt):
         call, session = self._call, self._session
         layout, codec, group = call.layout, session.codec, session.group
         assert group is not None
-        saying = Saying(call.weight, 0, 0, layout.check)
+        saying = RankRecord(call.weight, 0, 0, layout.check)
         if expected is None or expected.signature != layout.signature:
             self._prelude(BARE if expected is None else expected.head, saying)
         self._slots: list[Slot] = []
@@ -42,7 +40,7 @@ class Inner(Attempt):
             call.fill(slot)
             if number == 0:
                 codec.write(slot.trailer, saying, bucket.op)
-            self._window.append((group.submit(Operation(Kind.ALLREDUCE, slot.flat, bucket.op)), slot))
+            self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
             self._slots.append(slot)
 
     def end(self) -> Results:
@@ -78,10 +76,10 @@ class Buffers:
         self._idle[staging.layout.signature].append(staging)
 
 
-class Pending:
+class PendingCall:
     """A call within a unit that was begun with ``wait=False``."""
 
-    def __init__(self, end: Callable[[Pending], Status], call: Call, inner: Inner | None) -> None:
+    def __init__(self, end: Callable[[PendingCall], Status], call: Call, inner: Inner | None) -> None:
         """``end``: waits for it, and delivers its result. ``inner``: None where this worker is alone."""
         self.call = call
         self.inner = inner

@@ -21,15 +21,13 @@ from ...state.snapshot import Kept
 from ..calls.call import Call, Kind, Results
 from ..calls.session import Session
 from ..tensors.layout import Layout
-from .inner import Pending
-
-__all__ = ["WITHIN", "Stage", "Unit"]
+from .inner import PendingCall
 
 WITHIN = "execute "
 """How kinds of layouts begin of calls within a unit: they agree with none outside."""
 
 
-class Stage(Enum):
+class UnitStage(Enum):
     """Where a unit is at this member."""
 
     READY = "ready"
@@ -51,7 +49,7 @@ class Running(Protocol):
     def group(self) -> Group | None:
         """For the program's own collectives; None where this worker is alone."""
 
-    def start(self, call: Call) -> Pending:
+    def start(self, call: Call) -> PendingCall:
         """Begin a call of the function's."""
 
 
@@ -65,7 +63,7 @@ class Unit(Call):
         super().__init__(Kind.UNIT, layout, ())
         self._function = function
         self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self.stage = Stage.READY
+        self.stage = UnitStage.READY
         self.value: Any = None
         """What the function returned."""
         self.kept: Kept | None = None
@@ -78,7 +76,7 @@ class Unit(Call):
     @property
     def in_doubt(self) -> bool:
         """Whether others may have finished it although it is not finished here."""
-        return self.stage is Stage.PERFORMED
+        return self.stage is UnitStage.PERFORMED
 
     def steps(self, results: Results) -> int:  # noqa: ARG002 - what its calls came to was seen at each of them
         """See ``Call``."""
@@ -90,7 +88,7 @@ class Unit(Call):
 
     def reloaded(self) -> None:
         """The registered state was loaded on entry, and nothing is to be undone any more. The function computes on it."""
-        self.kept, self.stage = None, Stage.READY
+        self.kept, self.stage = None, UnitStage.READY
 
     def anew(self) -> None:
         """See ``Call``: the next lifetime loads the state."""
@@ -103,7 +101,7 @@ class Unit(Call):
 
     def run(self) -> None:
         """Run the function."""
-        self.stage, self.value, self.granted, self.nbytes = Stage.RUNNING, None, False, 0
+        self.stage, self.value, self.granted, self.nbytes = UnitStage.RUNNING, None, False, 0
         self.batches = 0
         try:
             with torch.inference_mode(self._inference), torch.set_grad_enabled(self._grad):
@@ -114,11 +112,11 @@ class Unit(Call):
     def performed(self, layouts: Sequence[Layout]) -> None:
         """All that the function began has ended; ``layouts``: of the calls that it made."""
         # They have done the same, and the next unit begins each of its operations as this one did.
-        self.stage, self.script = Stage.PERFORMED, (*layouts, self.layout)
+        self.stage, self.script = UnitStage.PERFORMED, (*layouts, self.layout)
 
-    def left(self) -> Stage:
+    def left(self) -> UnitStage:
         """This attempt comes to nothing; the stage that it had reached."""
-        stage, self.stage = self.stage, Stage.READY
+        stage, self.stage = self.stage, UnitStage.READY
         return stage
 
     def keep(self, kept: Kept) -> None:

@@ -23,8 +23,6 @@ from ..calls.call import Call, Results
 from ..plane.plane import Plane
 from ..tensors.layout import Layout
 
-__all__ = ["Missed"]
-
 
 @dataclass(slots=True)
 class _Entry:
@@ -37,7 +35,7 @@ class _Entry:
     """Of which it was the first call: the program is told of them before it is applied."""
 
 
-class Missed:
+class Backlog:
     """Of one program, in one lifetime. Used in its turn only."""
 
     def __init__(

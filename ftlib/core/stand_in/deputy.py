@@ -39,12 +39,10 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..tensors.staging import Slot
 from ..tensors.trailer import Flag
-from .backlog import Missed
-from .pattern import Rhythm
+from .backlog import Backlog
+from .pattern import CallPattern
 from .pattern import why_not as why_no_step
 from .stand_in import StandIn
-
-__all__ = ["Deputy", "Terms", "replayable"]
 
 logger = logging.getLogger("ftlib")
 
@@ -99,8 +97,8 @@ class Deputy:
         self._since: float | None = None
         """When the program left its last call; None while it is in one, and before the first."""
         # Used in turn:
-        self._rhythm = Rhythm()
-        self._missed = Missed(plane, registered, terms.pending, tell)
+        self._pattern = CallPattern()
+        self._backlog = Backlog(plane, registered, terms.pending, tell)
         self._retired = ""
         """Why it does not act before the program's next call."""
         self._told: set[str] = set()
@@ -133,20 +131,20 @@ class Deputy:
             return self._engine.run(call) if status is None else status
         finally:
             if 0 < call.number <= self._plane.finished:
-                self._rhythm.note(call.layout)
+                self._pattern.note(call.layout)
             self._retired = ""
             with self._changed:
                 self._since = self._threads.now()
 
     def _taken_over(self, call: Call) -> Status | None:
         """What ``call`` comes to, where the others have finished it by now. Raises like a call."""
-        missed, plane = self._missed, self._plane
-        if not missed:
+        backlog, plane = self._backlog, self._plane
+        if not backlog:
             return None
         with plane.changed:
             useless = plane.phase is Phase.STOPPED or not plane.lag.calls  # excluded, or healed: the state comes from others
         if useless:
-            missed.clear()
+            backlog.clear()
             return None
         began = self._threads.now()
         call.restart(began)
@@ -154,11 +152,11 @@ class Deputy:
             if self._engine.said_goodbye:
                 status = Status.FAIL  # this worker has left, as it was told to
             else:
-                count = len(missed)
-                status = missed.take_over(call)
-                taken, seconds = count - len(missed), self._threads.now() - began
+                count = len(backlog)
+                status = backlog.take_over(call)
+                taken, seconds = count - len(backlog), self._threads.now() - began
                 extra = plane.about("late_arrival", call=call.number, missed=count, seconds=seconds)
-                logger.debug(_BACK, taken, len(missed), extra=extra)
+                logger.debug(_BACK, taken, len(backlog), extra=extra)
             plane.data.passed(call)
         except BaseException as error:
             self._engine.undelivered(call, error)
@@ -211,14 +209,14 @@ class Deputy:
 
     def _keep(self, call: Call, results: Results) -> Sequence[Slot]:
         """A call is finished: keep it for the program. No buffers to use instead of those of ``results``: new ones."""
-        missed, first = self._missed, not self._missed
-        missed.keep(results, call.steps(results))
+        backlog, first = self._backlog, not self._backlog
+        backlog.keep(results, call.steps(results))
         self._plane.counters.stood_in += 1
         if first:
             text = "this worker is late: the others go on without it from call %d on (straggler_deadline=%g)"
             extra = self._plane.about("late", call=call.number)
             logger.log(self._level("late"), text, call.number, self._terms.deadline, extra=extra)
-        if not missed.open:
+        if not backlog.open:
             self._retire(f"the others do something else than this worker's last steps ({results.layout.text})")
         return ()
 
@@ -233,7 +231,7 @@ class Deputy:
 
     def _ready(self) -> bool:
         """Whether it may take part in the next call, as far as this worker knows for itself."""
-        plane, missed, since = self._plane, self._missed, self._since
+        plane, backlog, since = self._plane, self._backlog, self._since
         over = self._turns.departed or self._engine.said_goodbye or plane.phase is Phase.STOPPED
         if over or since is None or self._retired:
             return False
@@ -241,27 +239,27 @@ class Deputy:
             self._hangs(waited)
             return False
         if plane.data.closing:
-            if missed:
+            if backlog:
                 self._retire("the data epoch is complete, and all leave their loops together")
             return False
-        if not missed:
+        if not backlog:
             return self._may_begin()
-        if missed.open and missed.full:
+        if backlog.open and backlog.full:
             self._retire("it cannot hold more results (recovery_pending_mb)")
             return False
-        return missed.open and plane.lag.calls > 0  # none where it was healed: it has to get the state
+        return backlog.open and plane.lag.calls > 0  # none where it was healed: it has to get the state
 
     def _may_begin(self) -> bool:
         plane = self._plane
         with plane.changed:
             lacking = plane.blank or not plane.authority or plane.origin != plane.authority
-        step = self._rhythm.step()
+        step = self._pattern.step()
         reason = replayable(self._registered()) or why_no_step(step)
         if reason:
             self._tell_once(reason)
         if reason or lacking:
             return False
-        self._missed.begin(step)
+        self._backlog.begin(step)
         return True
 
     def _sessions(self, asked: Iterator[int]) -> Session | None:

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from ..calls.call import Kind
 from ..tensors.layout import Layout
 
-__all__ = ["LONGEST", "WINDOW", "Rhythm", "why_not"]
-
 LONGEST = 8
 """Calls that a step may have."""
 WINDOW = 3 * LONGEST
 """Calls that must show it."""
 
 
-class Rhythm:
+class CallPattern:
     """Of one program's calls. Used in its turn only."""
 
     def __init__(self) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from ..calls.follow import Followed
 from ..engine.waiting import WARN_AFTER, Patience
 
-__all__ = ["StandIn"]
-
 
 class StandIn(Followed):
     """One call, entered before anybody knows that the others are in it, or what it is.

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["load", "reason_against", "store", "wire_dtype"]
-
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.int16: torch.int32, torch.bool: torch.uint8}
 _AS_THEY_ARE = frozenset({torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64})
 _ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}

@@ -17,8 +17,6 @@ import torch
 from .dtypes import wire_dtype
 from .trailer import CARRIERS
 
-__all__ = ["HEAD_BYTES", "Bucket", "Layout", "Piece", "TensorSpec", "lay_out"]
-
 HEAD_BYTES = 64 * 1024
 """A head carries data only up to so many bytes."""
 

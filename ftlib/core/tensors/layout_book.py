@@ -7,8 +7,6 @@ from collections import OrderedDict
 
 from .layout import Layout
 
-__all__ = ["LayoutBook"]
-
 _KEPT = 64
 
 

@@ -18,8 +18,6 @@ import torch
 from ...common.memory import room
 from .layout import Bucket, Layout
 
-__all__ = ["Slot", "Staging", "StagingPool", "finite"]
-
 _LAYOUTS_KEPT = 16
 _FEW = 1 << 14
 """Elements."""

@@ -17,8 +17,6 @@ from ...frameworks.base import Framework
 from .dtypes import reason_against, wire_dtype
 from .layout import Layout, lay_out
 
-__all__ = ["Layouts", "Targets", "check_writable", "targets_of"]
-
 _LAYOUTS_KEPT = 64
 
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["CARRIERS", "NEUTRAL", "SLOT_BYTES", "Flag", "Slot", "Trailer", "TrailerCodec"]
-
 Region = np.ndarray[Any, Any]
 """Of a buffer, as numpy sees it: torch takes longer to look at a few bytes than to reduce them."""
 
@@ -24,7 +22,7 @@ _SLOT = struct.Struct("<dIBB HHBH 4s")
 SLOT_BYTES = _SLOT.size
 """Elements a rank takes in the buffer."""
 _BUSY = struct.calcsize("<dIB")
-"""Where ``Slot.busy`` is in a slot."""
+"""Where ``RankRecord.busy`` is in a slot."""
 
 CARRIERS = frozenset(
     {
@@ -56,7 +54,7 @@ class Flag(IntFlag):
     """It follows since its program is late: it has the state, but for the calls that it follows (see ``deputy``)."""
 
 
-class Slot(NamedTuple):
+class RankRecord(NamedTuple):
     """What one rank says. ``check``: four bytes of the call's signature."""
 
     weight: float
@@ -82,7 +80,7 @@ class Slot(NamedTuple):
         return _SLOT.pack(self.weight, self.samples, self.flags, self.busy, *sampling, self.check)
 
     @classmethod
-    def unpack(cls, data: bytes) -> tuple[Slot, ...]:
+    def unpack(cls, data: bytes) -> tuple[RankRecord, ...]:
         """As many as ``data`` holds."""
         return tuple(
             cls(weight, samples, Flag(flags), check, ahead, dropped, data_epoch, deal, busy)
@@ -94,7 +92,7 @@ class Slot(NamedTuple):
 class Trailer:
     """All slots in rank order, and what follows from them alike at every rank."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[RankRecord, ...]
     weight: float
     """Sum of the weights, added in rank order."""
     freeze: bool
@@ -106,7 +104,7 @@ class Trailer:
     """Whether any rank draws samples."""
 
     @classmethod
-    def of(cls, slots: tuple[Slot, ...]) -> Trailer:
+    def of(cls, slots: tuple[RankRecord, ...]) -> Trailer:
         """Derive the sums from the slots."""
         total = 0.0
         for slot in slots:  # not sum(): from Python 3.12 on it rounds differently, and workers may run different versions
@@ -119,7 +117,7 @@ class Trailer:
     @classmethod
     def unpack(cls, data: bytes) -> Trailer:
         """From ``SLOT_BYTES`` bytes a rank."""
-        return cls.of(Slot.unpack(data))
+        return cls.of(RankRecord.unpack(data))
 
 
 class TrailerCodec:
@@ -130,7 +128,7 @@ class TrailerCodec:
         self.size = size
         self.elements = SLOT_BYTES * size
         self.busy = bytes(size)
-        """What the slots that were read last say as ``Slot.busy``, by rank."""
+        """What the slots that were read last say as ``RankRecord.busy``, by rank."""
         self._start = rank * SLOT_BYTES
         self._said: tuple[object, ...] = ()
         """What ``_row`` says, but for the pace, and in which dtype and operation."""
@@ -139,7 +137,7 @@ class TrailerCodec:
         self._trailer = Trailer((), 0.0, False, ())
         self._silence = bytes(size)
 
-    def write(self, region: Region, slot: Slot, op: str) -> None:
+    def write(self, region: Region, slot: RankRecord, op: str) -> None:
         """Fill ``region`` (``elements`` elements of a dtype in ``CARRIERS``) with the own slot and neutral elements."""
         said = (slot[:-1], region.dtype, op)
         if said != self._said:
@@ -155,5 +153,5 @@ class TrailerCodec:
         data[_BUSY::SLOT_BYTES] = self._silence
         if data != self._bytes:
             self._bytes = bytes(data)
-            self._trailer = Trailer.of(Slot.unpack(self._bytes))
+            self._trailer = Trailer.of(RankRecord.unpack(self._bytes))
         return self._trailer

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import msgpack
 import torch
 
+from ...common.refusals import Refusal
 from ...common.threads import stand_back
 from ...core.calls.call import Call, Results
 from ...core.calls.observer import Observer, Observers
@@ -27,7 +28,7 @@ from ...state.registry import Registered
 from ..layout import call_layouts
 from ..layout.flat_state import FlatState
 from ..layout.manifest import Manifest, split
-from ..layout.requests import LATER, OVER, PATH, PIECE, POLL, Body, pieces
+from ..layout.requests import PATH, PIECE, POLL, Body, pieces
 from ..layout.shards import LARGE, SMALLEST, ChunkRequest, Shard, blocks, chunks, cut, digest_of
 from .group_sender import GroupSender
 from .read_hold import ReadHold
@@ -263,11 +264,11 @@ class Donor(Observer):
                 registered, call, known = self._held(origin), plane.current, self._parts
             found = known[1] if known is not None and known[0] is call else _split(registered, plane.step)
             with plane.changed:
-                if plane.finished >= version:  # other words than for a request that came too late: this one did not
+                if plane.finished >= version:  # not OVER: the request did not come too late
                     raise LookupError(f"the state was not read before the end of call {version}: too much of it is inline")
                 self._still(version)
                 if call is None or plane.current is not call:  # one that was given up, and whose number another has now
-                    raise LookupError(f"{LATER}: call {version} was entered anew here")
+                    raise Refusal.LATER.error(f"call {version} was entered anew here")
                 self._parts = call, found
         return found
 
@@ -296,9 +297,9 @@ class Donor(Observer):
         if plane.phase is Phase.STOPPED:
             raise LookupError("this member has left the job")
         if plane.finished >= version:
-            raise LookupError(f"call {version} {OVER}")
+            raise Refusal.OVER.error(f"call {version} is over here")
         if not plane.in_call(version):
-            raise LookupError(f"{LATER}: not inside call {version} yet")
+            raise Refusal.LATER.error(f"not inside call {version} yet")
         if plane.current is not None and plane.current.changes_state:
             raise LookupError(f"call {version} is a whole step (execute), whose averages nobody else can apply")
 
@@ -307,8 +308,8 @@ class Donor(Observer):
         if registered is None:
             raise LookupError("no state is registered here")
         if self._plane.origin != origin:
-            later = "" if self._plane.origin else f"{LATER}: "
-            raise LookupError(f"{later}this member does not hold that state")
+            why = "this member does not hold that state"
+            raise LookupError(why) if self._plane.origin else Refusal.LATER.error(why)
         return registered
 
     def _arm(self, joiner: str, version: int, shards: list[Shard], flat: FlatState, keep: int, offer: object) -> None:
@@ -322,7 +323,7 @@ class Donor(Observer):
             if self._offers.get(joiner) is not offer:
                 raise LookupError(f"{joiner} has asked for something else since, or for nothing any more")
             if plane.session is None or joiner not in plane.session.view:
-                raise LookupError(f"{LATER}: {joiner} is no member of this view yet")
+                raise Refusal.LATER.error(f"{joiner} is no member of this view yet")
             try:
                 self._snapshots.arm(joiner, shards, flat, version, keep)
             except ValueError as error:
@@ -334,7 +335,7 @@ class Donor(Observer):
         self.sender.seen(joiner)
         data = self._snapshots.data(joiner, index, version, POLL)
         if data is None:
-            raise LookupError(f"{LATER}: stripe {index} of version {version} is not copied yet")
+            raise Refusal.LATER.error(f"stripe {index} of version {version} is not copied yet")
         return data
 
 

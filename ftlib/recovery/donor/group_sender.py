@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ...common.refusals import Refusal
 from ...core.plane.plane import Plane
 from ...frameworks.base import Work
 from ..layout.requests import FIRST_TAG, RUN
@@ -38,7 +39,7 @@ class GroupSender:
             raise LookupError(f"the stripe ends before {count} blocks from {offset} on")
         session = self._plane.session
         if session is None or session.view.view_id != view_id or not self._plane.acting_in(session):
-            raise LookupError(f"ask again: this member does not act in view {view_id}")
+            raise Refusal.LATER.error(f"this member does not act in view {view_id}")
         group = session.group
         if group is None or not 0 <= rank < session.size or rank == session.rank:
             raise LookupError(f"rank={rank} is no other member of {session.view}")

@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from consensus import RefusalError
+
+from ...common.refusals import Refusal
 from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
-from ..layout.requests import LATER
 
 PATIENCE = 1.0
 """Seconds that a call is kept from ending, at most."""
@@ -45,8 +47,8 @@ class ReadHold:
                 expected.pop(0)
         try:
             yield
-        except LookupError as error:
-            later = LATER in str(error)
+        except RefusalError as error:
+            later = error.status == Refusal.LATER
             raise
         finally:
             with plane.changed:

@@ -17,7 +17,7 @@ UNIT = 4 << 20
 """Bytes that a thread reads in one go: about a millisecond, for which an optimizer may have to wait."""
 
 
-class Stage(Enum):
+class ReadingStage(Enum):
     """READING -> DONE; FAILED from any, for good."""
 
     READING = "reading"
@@ -31,7 +31,7 @@ class Reading(ABC):
     def __init__(self, flat: FlatState, start: int, stop: int, version: int) -> None:
         """From now on its tensors must not change. ValueError where there are no such bytes."""
         self.version = version
-        self.stage = Stage.READING if start < stop else Stage.DONE
+        self.stage = ReadingStage.READING if start < stop else ReadingStage.DONE
         self.why = ""
         """Why it failed."""
         self.running = 0
@@ -48,7 +48,7 @@ class Reading(ABC):
     @property
     def left(self) -> bool:
         """Whether there are units that nobody has taken."""
-        return self.stage is Stage.READING and self._next < self._stop
+        return self.stage is ReadingStage.READING and self._next < self._stop
 
     def take(self) -> tuple[int, int] | None:
         """A unit for the calling thread to read; None where there is none (now)."""
@@ -71,13 +71,13 @@ class Reading(ABC):
         self.running -= 1
         if why:
             self.fail(why)
-        elif self.stage is Stage.READING and not self.left and not self.running:
-            self.stage = Stage.DONE
+        elif self.stage is ReadingStage.READING and not self.left and not self.running:
+            self.stage = ReadingStage.DONE
 
     def fail(self, why: str) -> None:
         """Give it up."""
-        if self.stage is not Stage.FAILED:
-            self.stage, self.why = Stage.FAILED, why
+        if self.stage is not ReadingStage.FAILED:
+            self.stage, self.why = ReadingStage.FAILED, why
 
     def changed(self, indices: list[int] | None = None) -> str:
         """A text that names a tensor (of these, or any) that has changed since the beginning; or nothing."""

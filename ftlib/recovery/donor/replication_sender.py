@@ -15,6 +15,7 @@ import msgpack
 
 from consensus import View
 
+from ...common.refusals import Refusal
 from ...core.calls.call import Call, Kind, Results
 from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
@@ -23,7 +24,7 @@ from ...errors import ConfigError
 from ...state.registry import Registered
 from ..layout.manifest import split
 from ..layout.replication_log import KEEPALIVE, Hello, ReplicationRecord, encode
-from ..layout.requests import LATER, POLL, Body
+from ..layout.requests import POLL, Body
 from ..layout.shards import single_donor_shards
 from .replication_stream import ReplicationStream, Subscriber
 from .snapshots import Snapshots
@@ -147,10 +148,10 @@ class ReplicationSender:
             plane.changed.wait_for(lambda: request.answer.done() or plane.phase is Phase.STOPPED, POLL)
             if request in self._requests:
                 self._requests.remove(request)
-                raise LookupError(f"{LATER}: call {request.version} was not entered here meanwhile")
+                raise Refusal.LATER.error(f"call {request.version} was not entered here meanwhile")
             plane.changed.wait_for(request.answer.done, POLL)
         if not request.answer.done():
-            raise LookupError(f"{LATER}: it takes longer")
+            raise Refusal.LATER.error("it takes longer")
         return request.answer.result()
 
     def averages(self, signature: bytes) -> Body:
@@ -160,7 +161,7 @@ class ReplicationSender:
             self._held(plane.authority)
             session = plane.session
             if session is None:
-                raise LookupError(f"{LATER}: this member is in no view")
+                raise Refusal.LATER.error("this member is in no view")
             ids = dict.fromkeys((*session.plan.holders, plane.member_id))
             subscriber = self._stream.subscribe(signature)
             holders = tuple(session.view.member(each) for each in ids if each in session.view)
@@ -176,7 +177,7 @@ class ReplicationSender:
         if registered is None:
             raise LookupError("no state is registered here")
         if not origin or plane.origin != origin or plane.lag.calls:
-            raise LookupError(f"{LATER}: this member does not hold that state")
+            raise Refusal.LATER.error("this member does not hold that state")
         return registered
 
     def _grant(self, requests: Sequence[SnapshotRequest], number: int) -> None:

@@ -21,7 +21,7 @@ from ...common.threads import SYSTEM, Thread, Threads
 from ..layout.flat_state import FlatState
 from ..layout.shards import Shard
 from .buffer_pool import BufferPool
-from .reading import Copying, Hashing, Reading, Stage
+from .reading import Copying, Hashing, Reading, ReadingStage
 
 PATIENCE = 10.0
 """Seconds that an optimizer waits for the other thread's unit; what is not read by then has failed."""
@@ -82,7 +82,7 @@ class Snapshots:
                 found = self._take()
                 if found is None:
                     left = deadline - self._threads.now()
-                    running = [reading for reading in self._begun if reading.running and reading.stage is Stage.READING]
+                    running = [reading for reading in self._begun if reading.running and reading.stage is ReadingStage.READING]
                     if running and left > 0:
                         self._changed.wait(left)
                         continue
@@ -108,7 +108,7 @@ class Snapshots:
             mine = {} if keep is None else {key: copy for key, copy in former.items() if key[1] >= keep}
             found = [self._copies.get((layout, shard.start, shard.stop, inside)) for shard in shards]
             copies = [
-                self._copying(flat, shard) if copy is None or copy.stage is Stage.FAILED else copy
+                self._copying(flat, shard) if copy is None or copy.stage is ReadingStage.FAILED else copy
                 for shard, copy in zip(shards, found, strict=True)
             ]
             self.state_bytes = flat.nbytes
@@ -142,9 +142,9 @@ class Snapshots:
                 copy = self._of.get(joiner, {}).get((index, version))
                 if copy is None:
                     raise LookupError(f"stripe {index} of version {version} is not pinned for {joiner}")
-                if copy.stage is Stage.FAILED:
+                if copy.stage is ReadingStage.FAILED:
                     raise LookupError(copy.why)
-                if copy.stage is Stage.DONE:
+                if copy.stage is ReadingStage.DONE:
                     return copy.data
                 left = deadline - self._threads.now()
                 if left <= 0:
@@ -232,7 +232,7 @@ class Snapshots:
     def _seal(self) -> None:
         """Fail what has changed while it was read. A change in progress would show only after it, so this comes last."""
         for reading in self._begun:
-            if reading.stage is Stage.DONE and (why := reading.changed()):
+            if reading.stage is ReadingStage.DONE and (why := reading.changed()):
                 reading.fail(why)
         self._begun = []
         self._changed.notify_all()
@@ -242,8 +242,8 @@ class Snapshots:
             copy.joiners.discard(joiner)
             if not copy.joiners:
                 copy.fail(_RELEASED)
-        self._copies = {key: copy for key, copy in self._copies.items() if copy.stage is not Stage.FAILED}
-        self._begun = [reading for reading in self._begun if reading.stage is not Stage.FAILED]
+        self._copies = {key: copy for key, copy in self._copies.items() if copy.stage is not ReadingStage.FAILED}
+        self._begun = [reading for reading in self._begun if reading.stage is not ReadingStage.FAILED]
 
     # --- threads that read ---------------------------------------------------------------------------------------------
 
@@ -279,9 +279,9 @@ class Digest:
         with self._changed:
             while True:
                 for hashing in self._hashings:
-                    if hashing.stage is Stage.FAILED:
+                    if hashing.stage is ReadingStage.FAILED:
                         raise LookupError(hashing.why)
-                if all(hashing.stage is Stage.DONE for hashing in self._hashings):
+                if all(hashing.stage is ReadingStage.DONE for hashing in self._hashings):
                     return [hashing.digest for hashing in self._hashings]
                 left = deadline - self._threads.now()
                 if left <= 0:

@@ -22,12 +22,13 @@ import torch
 
 from consensus import Answer, KeyRing, Member, SecretError, get
 
+from ...common.refusals import Refusal
 from ...common.threads import SYSTEM, Threads
 from ...core.tensors.layout import Layout
 from ...errors import FTLibError
 from ..layout import call_layouts
 from ..layout.flat_state import FlatState
-from ..layout.requests import LATER, NOTHING, OVER, PATH
+from ..layout.requests import PATH
 from ..layout.shards import BLOCK, DIGEST, ChunkRequest, Shard, blocks, digest_of
 from .limits import RateLimit
 
@@ -61,8 +62,16 @@ class Nothing(Refused):
     """The donor has registered no state."""
 
 
+class Unfit(Refused):
+    """The donor's state holds something that cannot be transferred."""
+
+
 class Later(FTLibError):
     """The donor is not that far: ask again. It has kept the request waiting for a while, unless it is too busy."""
+
+
+class StillReading(Later):
+    """The donor is reading a checkpoint, which may take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +122,24 @@ def request(
         with get(member.address, target, ring, timeout=timeout, go_on=go_on) as answer:
             if answer.status != http.client.OK:
                 text = answer.read(1000).decode(errors="replace").strip()
-                raise refusal(member, text or f"status {answer.status}")
+                raise refusal(member, answer.status, text or f"status {answer.status}")
             yield answer
     except (OSError, EOFError, http.client.HTTPException, ValueError, SecretError) as error:
         raise FetchError(f"{member}: {type(error).__name__}: {error}") from error
 
 
-def refusal(member: Member, text: str) -> FTLibError:
-    """What ``member`` means by ``text``, with which it gives nothing."""
-    kinds = {LATER: Later, OVER: Over, f"{NOTHING}:": Nothing}
-    kind = next((kind for words, kind in kinds.items() if words in text), Refused)
-    return kind(f"{member}: {text}")
+def refusal(member: Member, status: int, text: str) -> FTLibError:
+    """What ``member`` means by ``status``, with which it gives nothing; ``text`` says why."""
+    return _REFUSALS.get(status, Refused)(f"{member}: {text}")
+
+
+_REFUSALS: Mapping[int, type[FTLibError]] = {
+    Refusal.LATER: Later,
+    Refusal.READING: StillReading,
+    Refusal.NOTHING: Nothing,
+    Refusal.UNFIT: Unfit,
+    Refusal.OVER: Over,
+}
 
 
 class HTTPTransport:

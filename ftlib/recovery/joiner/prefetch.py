@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 import torch
 
 from ...core.calls.session import Session
+from .http_transport import GoOn
 
 T = TypeVar("T")
 B = TypeVar("B")
-GoOn = Callable[[], bool]
 
 
 class Prefetch(Generic[T, B]):

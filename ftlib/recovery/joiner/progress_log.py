@@ -83,7 +83,7 @@ class ProgressLog:
         logger.info(text, size(done.total), done.seconds, size(rate), done.replayed, plural, number + 1, extra=extra)
 
 
-class Arrival:
+class ArrivingState:
     """Bytes of a state that comes while this member does nothing else. Used by one thread, as a context manager."""
 
     def __init__(self, plane: Plane, *, waited_for: bool) -> None:

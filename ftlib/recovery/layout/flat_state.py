@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 
-class Piece(NamedTuple):
+class TensorRange(NamedTuple):
     """Bytes ``start`` to ``stop`` of tensor number ``tensor``."""
 
     tensor: int
@@ -40,7 +40,7 @@ class FlatState:
         """Where each tensor ends."""
         self.nbytes = self.ends[-1] if self.ends else 0
 
-    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+    def pieces(self, start: int, stop: int) -> Iterator[TensorRange]:
         """Where the bytes ``start`` to ``stop`` lie, in order. ValueError where there are no such bytes."""
         if not 0 <= start <= stop <= self.nbytes:
             raise ValueError(f"bytes {start} to {stop} of {self.nbytes}")
@@ -49,7 +49,7 @@ class FlatState:
             first = self.ends[index - 1] if index else 0
             end = min(stop, self.ends[index])
             if start < end:  # not an empty tensor
-                yield Piece(index, start - first, end - first)
+                yield TensorRange(index, start - first, end - first)
             start, index = end, index + 1
 
     def copy_out(self, start: int, stop: int, into: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a donor and those who ask it have in common: where requests go, what refusals say, how many blocks go at a time.
+"""What a donor and those who ask it have in common: where requests go, how many blocks go at a time.
 
 On the wire and in log lines a shard is a "stripe", a chunk a "portion" and the flat state the "ground": older releases of
 ftlib, and people who read logs, know these words.
@@ -9,14 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 PATH = "/recovery"
-LATER = "ask again"
-"""In a donor's refusal that is none."""
-NOTHING = "nothing"
-"""A refusal's first word where no state is registered."""
-UNFIT = "unfit"
-"""The same where what is registered holds something by now that cannot be transferred."""
-OVER = "is over here"
-"""In a donor's refusal of a request that came after the call that it is about."""
 POLL = 5.0
 """Seconds that a donor keeps a request waiting before it says "ask again"."""
 FIRST_TAG = 1 << 30

@@ -14,11 +14,11 @@ from consensus.store_requests import (
     Clean,
     CreateView,
     Done,
-    Errand,
-    Leases,
+    LeaseList,
     ReadLeases,
     ReadViews,
     Recorded,
+    StoreOp,
     Unread,
     Withdraw,
 )
@@ -29,7 +29,7 @@ from .records import config, executor, founding, lease, member
 from .scripted_store import ScriptedStore, run
 
 SECRET = "a secret that is long enough"
-ERRANDS: tuple[tuple[Errand, str], ...] = (
+ERRANDS: tuple[tuple[StoreOp, str], ...] = (
     (CreateView(founding()), "create"),
     (ReadViews(), "list"),
     (Beat(lease(0)), "write"),
@@ -48,13 +48,13 @@ async def test_leases_in_a_directory(tmp_path: Path, secrets: tuple[str, ...]) -
         for index, asked in enumerate((first, second)):
             assert await asked.carry_out(Beat(lease(index))) == Done()
         assert await first.carry_out(Beat(lease(0, 2))) == Done()
-        assert await second.carry_out(ReadLeases()) == Leases((lease(0, 2), lease(1)))
+        assert await second.carry_out(ReadLeases()) == LeaseList((lease(0, 2), lease(1)))
         wanted = (member(1).id, member(7).id, member(0).id)
-        assert await second.carry_out(ReadLeases(wanted)) == Leases((lease(1), lease(0, 2)))
-        assert await second.carry_out(ReadLeases(())) == Leases(())
+        assert await second.carry_out(ReadLeases(wanted)) == LeaseList((lease(1), lease(0, 2)))
+        assert await second.carry_out(ReadLeases(())) == LeaseList(())
         assert await second.carry_out(Withdraw((member(0).id, member(7).id))) == Done()
         assert await second.carry_out(Withdraw(())) == Done()
-        assert await first.carry_out(ReadLeases()) == Leases((lease(1),))
+        assert await first.carry_out(ReadLeases()) == LeaseList((lease(1),))
 
 
 async def test_two_jobs_do_not_see_each_other(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_two_jobs_do_not_see_each_other(tmp_path: Path) -> None:
         assert await first.carry_out(CreateView(founding())) == Recorded(founding())
         assert await first.carry_out(Beat(lease(0))) == Done()
         assert await second.carry_out(ReadViews()) == Recorded(None)
-        assert await second.carry_out(ReadLeases()) == Leases(())
+        assert await second.carry_out(ReadLeases()) == LeaseList(())
         assert await second.carry_out(CreateView(founding(first=1))) == Recorded(founding(first=1))
 
 
@@ -88,7 +88,7 @@ STRANGE_LEASES = {
 }
 
 
-def sealed(errand: Errand, *secrets: str) -> bytes:
+def sealed(errand: StoreOp, *secrets: str) -> bytes:
     """What it leaves in a store."""
     store = ScriptedStore()
     run(executor(store, 1, "job", *secrets).carry_out(errand))
@@ -107,12 +107,12 @@ def test_what_is_no_lease_hides_no_other_and_is_named_once(kind: str) -> None:
     unread = []
     for wanted in (None, (member(0).id, member(1).id, member(3).id)):
         answer = run(reader.carry_out(ReadLeases(wanted)))
-        assert isinstance(answer, Leases) and answer.leases == (lease(0), lease(3))
+        assert isinstance(answer, LeaseList) and answer.leases == (lease(0), lease(3))
         unread += answer.unread
     assert [each.member_id for each in unread] == [member(1).id] * 2 and len(set(unread)) == 1
     store.values[strange] += b"!"
     answer = run(reader.carry_out(ReadLeases()))
-    assert isinstance(answer, Leases) and answer.unread[0].fingerprint != unread[0].fingerprint, "that it changes is seen"
+    assert isinstance(answer, LeaseList) and answer.unread[0].fingerprint != unread[0].fingerprint, "that it changes is seen"
     assert len(said) == 1 and strange in said[0] and "remove" in said[0], said
 
 
@@ -126,7 +126,7 @@ def test_a_stranger_does_not_fill_the_log() -> None:
 
 @pytest.mark.parametrize(("errand", "operation"), ERRANDS, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("error", [StoreAwayError, StoreRefusedError, AmbiguousWriteError])
-def test_every_error_is_an_answer(errand: Errand, operation: str, error: type[StoreError]) -> None:
+def test_every_error_is_an_answer(errand: StoreOp, operation: str, error: type[StoreError]) -> None:
     def fail() -> None:
         raise error("the store://: no")
 

@@ -10,7 +10,7 @@ from consensus.messages import ViewRecord
 from consensus.storage.store import Unreadable
 from consensus.storage.store_executor import StoreExecutor
 from consensus.storage.value_cipher import ValueCipher
-from consensus.store_requests import Beat, Clean, CreateView, Done, Errand, ReadViews, Recorded, Unread, Wiped
+from consensus.store_requests import Beat, Clean, CreateView, Done, ReadViews, Recorded, StoreOp, Unread, Wiped
 from consensus.wire.keys import KeyRing
 
 from .chains import FIRST, FOURTH, RIVAL, SECOND, THIRD, ask, chain
@@ -169,7 +169,7 @@ def test_two_members_with_different_secrets_never_decide_the_same_epoch() -> Non
     both, old = member_of(store, KeyRing((NEW, OLD)), said), member_of(store, KeyRing((OLD,)), said)
     assert run(old.carry_out(CreateView(FIRST))) == Recorded(FIRST)
     assert run(both.carry_out(CreateView(SECOND))) == Recorded(SECOND)
-    errands: tuple[Errand, ...] = (CreateView(RIVAL), CreateView(founding(epoch=2)), CreateView(THIRD))
+    errands: tuple[StoreOp, ...] = (CreateView(RIVAL), CreateView(founding(epoch=2)), CreateView(THIRD))
     for errand in errands:
         assert isinstance(run(old.carry_out(errand)), Unread)
     assert run(both.carry_out(ReadViews())) == Recorded(SECOND)

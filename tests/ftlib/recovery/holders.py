@@ -20,7 +20,7 @@ from torch import nn
 from consensus import Config, Gossip, Home, Member, View
 from ftlib.core.calls.call import Call, Kind
 from ftlib.core.calls.observer import Observers
-from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import Layout, lay_out
@@ -111,7 +111,7 @@ class Holder:
 
 def meeting(members: Sequence[Member], own: str, group: Group | None, *, version: int = VERSION, epoch: int = 2) -> Session:
     """The session of the view in which all have the ranks of that order."""
-    plan = Plan(version - 1, version - 1, authority=ORIGIN, holders=(members[0].id,))
+    plan = SalvagePlan(version - 1, version - 1, authority=ORIGIN, holders=(members[0].id,))
     ranks = {member.id: rank for rank, member in enumerate(members)}
     return Session(View(epoch, "parent", tuple(members)), plan, own, ranks, group)
 

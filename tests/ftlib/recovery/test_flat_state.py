@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ftlib.common.memory import huge
-from ftlib.recovery.layout.flat_state import FlatState, Piece
+from ftlib.recovery.layout.flat_state import FlatState, TensorRange
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -64,8 +64,8 @@ def test_any_range_of_any_tensors_is_written() -> None:
 
 def test_pieces_leave_out_the_empty() -> None:
     row = flat([torch.zeros(0), torch.zeros(4), torch.zeros(0), torch.zeros(()), torch.zeros(2), torch.zeros(0)])
-    assert list(row.pieces(0, 28)) == [Piece(1, 0, 16), Piece(3, 0, 4), Piece(4, 0, 8)]
-    assert list(row.pieces(15, 21)) == [Piece(1, 15, 16), Piece(3, 0, 4), Piece(4, 0, 1)]
+    assert list(row.pieces(0, 28)) == [TensorRange(1, 0, 16), TensorRange(3, 0, 4), TensorRange(4, 0, 8)]
+    assert list(row.pieces(15, 21)) == [TensorRange(1, 15, 16), TensorRange(3, 0, 4), TensorRange(4, 0, 1)]
     assert list(row.pieces(16, 16)) == list(row.pieces(28, 28)) == list(flat([]).pieces(0, 0)) == []
     for start, stop in [(-1, 3), (4, 3), (0, 29)]:
         with pytest.raises(ValueError, match="of 28"):

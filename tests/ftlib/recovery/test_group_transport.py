@@ -12,7 +12,8 @@ import torch
 
 from consensus import Member
 from ftlib.core.calls import adoption as donation
-from ftlib.core.plane.plane import Order, Plane
+from ftlib.core.plane.orders import Order
+from ftlib.core.plane.plane import Plane
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import Group, GroupSpec, Work
 from ftlib.frameworks.gloo import GlooFramework

@@ -11,13 +11,13 @@ import pytest
 
 from consensus import Member, View
 from ftlib.common.threads import Threads
-from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.core.plane.facts import facts
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.progress import Progress, told
-from ftlib.core.tensors.trailer import Flag, Slot, Trailer
-from ftlib.recovery.joiner.progress_log import EVERY, Arrival, Meter, ProgressLog
+from ftlib.core.tensors.trailer import Flag, RankRecord, Trailer
+from ftlib.recovery.joiner.progress_log import EVERY, ArrivingState, Meter, ProgressLog
 
 HALF = Progress(total=1_200_000_000, got=600_000_000, rate=300e6, left=2.0, pending=0, braking=False)
 
@@ -116,7 +116,7 @@ def test_a_short_one_is_told_at_its_end_alone(clock: Clock, plane: Plane, caplog
 def test_one_that_the_others_wait_for(clock: Clock, plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ftlib")
     assert facts(plane)["recovery"] is None
-    with Arrival(plane, waited_for=True) as arrival:
+    with ArrivingState(plane, waited_for=True) as arrival:
         clock.at += 2
         arrival.got(100, 0)
         assert facts(plane)["recovery"]["total"] == 0, "not known before the list of tensors is here"
@@ -131,7 +131,7 @@ def test_one_that_the_others_wait_for(clock: Clock, plane: Plane, caplog: pytest
 
 def test_a_broken_one_is_over(plane: Plane) -> None:
     def fail() -> None:
-        with Arrival(plane, waited_for=False) as arrival:
+        with ArrivingState(plane, waited_for=False) as arrival:
             arrival.got(1, 2)
             raise EOFError
 
@@ -143,12 +143,12 @@ def test_a_broken_one_is_over(plane: Plane) -> None:
 def test_who_follows_is_told_by_the_others(plane: Plane) -> None:
     other = Member("b" * 16, "127.0.0.1", 1)
     members = (Member("a" * 16, "127.0.0.1", 2), other)
-    session = Session(View(2, "parent", members), Plan(5, 5), members[0].id, {members[0].id: 0, other.id: 1}, None)
+    session = Session(View(2, "parent", members), SalvagePlan(5, 5), members[0].id, {members[0].id: 0, other.id: 1}, None)
     assert plane.activate(session)
     untold = {"finished": None, "current": None, "seconds": None, "following": False, "late": False}
     assert facts(plane)["peers"] == {other.id: untold}, "it is one of them before its first ping"
     plane.peer_progress(other.id, 5, 6)
     assert facts(plane)["peers"] == {other.id: {**untold, "finished": 5, "current": 6, "seconds": 0.0}}
-    own, theirs = (Slot(1.0, 0, flags, b"abcd") for flags in (Flag(0), Flag.FOLLOWING))
+    own, theirs = (RankRecord(1.0, 0, flags, b"abcd") for flags in (Flag(0), Flag.FOLLOWING))
     plane.trailer = Trailer.of((own, theirs))
     assert facts(plane)["peers"][other.id]["following"] is True

@@ -16,7 +16,7 @@ import torch
 
 from consensus.simulation import Host
 from ftlib.errors import GroupError
-from ftlib.frameworks.base import Group, GroupSpec, Kind, Operation, Work
+from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work
 
 from .links import connected
 from .pace import Pace
@@ -249,7 +249,7 @@ class SimulatedGroup(Group):
         """See ``Group``; of the collectives sums only, as all of them are."""
         kind, tensor, op, peer, tag = operation
         room = self._room
-        if kind is Kind.ALLREDUCE:
+        if kind is OperationKind.ALLREDUCE:
             assert op == "SUM"
             work = self._begin(tensor)
             if not work.ended:
@@ -257,8 +257,8 @@ class SimulatedGroup(Group):
                 room.rooms.tell(self.host, "entered")
                 room.enter(number, self.rank, work)
             return work
-        assert kind is not Kind.BROADCAST, "broadcasts are sums"
-        sends = kind is Kind.SEND
+        assert kind is not OperationKind.BROADCAST, "broadcasts are sums"
+        sends = kind is OperationKind.SEND
         work = self._begin(tensor, writes=not sends)
         if not work.ended:
             room.rooms.tell(self.host, "giving" if sends else "adopting")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from consensus import View
 from consensus.simulation import Host, Observer
 from ftlib.core.calls.call import Call, Results
-from ftlib.core.calls.salvage import Plan
+from ftlib.core.calls.salvage import SalvagePlan
 from ftlib.core.calls.session import Session
 from ftlib.errors import ConfigError, RebuildTimeout, StateLost, StepMismatch
 
@@ -90,7 +90,7 @@ class Promises(Observer):
         """(member, call): it loaded state within that call, so that it has no part in it."""
         self._parameters: dict[int, list[tuple[bytes, list[str]]]] = {}
         self._parameters_stand: dict[int, bytes] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, SalvagePlan] = {}
         self.lagging: set[str] = set()
         """Members that a script has made lag."""
         self.violation = ""
@@ -348,7 +348,7 @@ class Promises(Observer):
         ]
         return f"call {outcome.call} = ({' '.join(parts)})/{outcome.weight:g}"
 
-    def _plan_text(self, plan: Plan) -> str:
+    def _plan_text(self, plan: SalvagePlan) -> str:
         adoptions = ", ".join(f"{self._names([adopter])} from {self._names([donor])}" for adopter, donor in plan.adoptions)
         fault = f", {plan.fault}" if plan.fault else ""
         return f"call {plan.call} is finished" + (f", {adoptions}" if adoptions else "") + fault

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from http import HTTPStatus
 from random import Random
 
 from consensus import Member
@@ -52,7 +53,7 @@ class SimulatedTransfer(Transfer):
         other.serve(query, stream)
         try:
             if (refused := stream.first(GIVE_UP)) is not None:
-                raise refusal(donor, refused)
+                raise refusal(donor, getattr(refused, "status", HTTPStatus.CONFLICT), str(refused.args[0]))
 
             def read(count: int) -> bytes:
                 if not go_on():
@@ -108,10 +109,10 @@ class _Stream:
             self._refusal = piece
         self.threads.wake(self._reader)
 
-    def first(self, timeout: float) -> str | None:
-        """Wait for the answer's beginning; the text of a refusal."""
+    def first(self, timeout: float) -> LookupError | None:
+        """Wait for the answer's beginning: a refusal, or None."""
         self._wait(lambda: bool(self._bytes) or self._refusal is not None, timeout)
-        return None if self._refusal is None else str(self._refusal.args[0])
+        return self._refusal
 
     def read(self, count: int, timeout: float) -> bytes:
         self._wait(lambda: len(self._bytes) >= count, timeout)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from consensus.border import Activated, Installed
 from consensus.config import Config
 from consensus.messages import Accept, Accepted, Ballot, Ready
-from consensus.protocol.state.effects import Activated, Installed
 from consensus.simulation import Host, World
 from consensus.simulation.invariants import Checkers, Invariant, checkers
 from consensus.view import Cause, Proposal, Removal, View

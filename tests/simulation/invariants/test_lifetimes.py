@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from consensus.border import Installed, Stopped
 from consensus.config import Config, Policy
 from consensus.errors import LeftError
 from consensus.member import Member
 from consensus.messages import Accept, Gossip, Status, Update
-from consensus.protocol.state.effects import Installed, Stopped
 from consensus.protocol.state.member_table import MemberTable
 from consensus.simulation.invariants import Lifetimes, Violation
 from consensus.view import Cause, Proposal, Removal, View

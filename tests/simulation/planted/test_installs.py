@@ -9,7 +9,7 @@ import pytest
 from consensus.member import Address
 from consensus.messages import Ballot, Chosen, Install, Message
 from consensus.protocol.agreement.contact import Contact
-from consensus.protocol.agreement.flush import Answer, FlushReports
+from consensus.protocol.agreement.flush import FlushReports, MakeReply
 from consensus.protocol.agreement.installation import Installation
 from consensus.protocol.agreement.view_change import ViewChange
 from consensus.protocol.state.core import Core
@@ -39,7 +39,7 @@ def new_report_each_time(patch: Patch) -> None:
 
     @around(patch, FlushReports, "request")
     def request(
-        honest: Any, self: FlushReports, epoch: int, after_call: int | None, sender: str, address: Address, answer: Answer
+        honest: Any, self: FlushReports, epoch: int, after_call: int | None, sender: str, address: Address, answer: MakeReply
     ) -> Message | None:
         self._reports.pop(epoch, None)
         self._asked.pop(epoch, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from consensus.border import Freeze
 from consensus.errors import UnreadableError
 from consensus.messages import EvidenceKind, Lease, ViewRecord
 from consensus.protocol.admission.admission import Admission
@@ -17,14 +18,13 @@ from consensus.protocol.agreement.register import Register
 from consensus.protocol.agreement.view_change import ViewChange
 from consensus.protocol.detection.detection import Detection
 from consensus.protocol.detection.leases import Leases
-from consensus.protocol.state.effects import Freeze
 from consensus.simulation import SimulatedStore
 from consensus.simulation.invariants import Exclusion, Liveness, Records
 from consensus.simulation.world.in_memory_store import InMemoryStore
 from consensus.storage import view_log
 from consensus.storage.store import Created
 from consensus.storage.view_log import ViewLog
-from consensus.store_requests import Answer, Away, CreateView, Errand, Recorded, Wiped
+from consensus.store_requests import Away, CreateView, Recorded, StoreOp, StoreReply, Wiped
 from consensus.view import Proposal, View
 from tests.harness.basics import around
 
@@ -64,7 +64,7 @@ def doubt_is_success(patch: Patch) -> None:
     """A record whose creation was not answered is taken for created."""
 
     @around(patch, Register, "answered")
-    def answered(honest: Any, self: Register, errand: Errand, answer: Answer, now: float) -> None:
+    def answered(honest: Any, self: Register, errand: StoreOp, answer: StoreReply, now: float) -> None:
         if isinstance(errand, CreateView) and isinstance(answer, Away) and answer.ambiguous:
             answer = Recorded(errand.record)
         honest(self, errand, answer, now)
@@ -74,7 +74,7 @@ def doubt_is_failure(patch: Patch) -> None:
     """What was not answered never happened: a record of its own that stands is taken for that of its next proposal."""
 
     @around(patch, Register, "answered")
-    def answered(honest: Any, self: Register, errand: Errand, answer: Answer, now: float) -> None:
+    def answered(honest: Any, self: Register, errand: StoreOp, answer: StoreReply, now: float) -> None:
         if isinstance(errand, CreateView) and isinstance(answer, Recorded) and (found := answer.record) is not None:
             again = (found.driver, found.view.epoch) == (errand.record.driver, errand.record.view.epoch)
             answer = Recorded(errand.record) if again else answer
@@ -158,7 +158,7 @@ def leases_by_wall_clock(patch: Patch) -> None:
     """A lease has its writer's time in it, and lasts as long as the reader's clock has not passed that."""
     beat = Leases._ask
 
-    def ask(self: Leases, errand: Errand, now: float) -> None:
+    def ask(self: Leases, errand: StoreOp, now: float) -> None:
         lease = getattr(errand, "lease", None)
         if isinstance(lease, Lease):
             errand = replace(errand, lease=replace(lease, counter=int(1000 * now)))  # type: ignore[call-arg]

@@ -17,10 +17,21 @@ from consensus.errors import AmbiguousWriteError, JoinError, StoreAwayError, Sto
 from consensus.messages import Lease
 from consensus.protocol.state.effects import Ask
 from consensus.protocol.state.inputs import Answered, Died, Stirred
-from consensus.runtime.agent import store_session as storekeeper
+from consensus.runtime.agent import store_session
 from consensus.storage.files.file_store import FileStore
 from consensus.storage.store import Created
-from consensus.store_requests import Answer, Away, Beat, CreateView, Done, Errand, Leases, ReadLeases, ReadViews, Recorded
+from consensus.store_requests import (
+    Away,
+    Beat,
+    CreateView,
+    Done,
+    LeaseList,
+    ReadLeases,
+    ReadViews,
+    Recorded,
+    StoreOp,
+    StoreReply,
+)
 
 from .fake_core import Rig, rig, until
 from .storage.records import founding, lease, member
@@ -36,11 +47,11 @@ async def opened(rig_: Rig) -> None:
     await until(lambda: rig_.agent.status()["store"]["open"])
 
 
-def answers(rig_: Rig, kind: type[Errand]) -> list[Answer]:
+def answers(rig_: Rig, kind: type[StoreOp]) -> list[StoreReply]:
     return [each.answer for each in rig_.core.told(Answered) if isinstance(each.errand, kind)]
 
 
-async def answer(rig_: Rig, errand: Errand) -> Answer:
+async def answer(rig_: Rig, errand: StoreOp) -> StoreReply:
     before = len(answers(rig_, type(errand)))
     rig_.ask(Ask(errand))
     await until(lambda: len(answers(rig_, type(errand))) > before)
@@ -71,7 +82,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> list[Hanging]:
         made.append(Hanging(url, job, timeout=timeout))
         return made[-1]
 
-    monkeypatch.setattr(storekeeper, "store_at", make)
+    monkeypatch.setattr(store_session, "store_at", make)
     return made
 
 
@@ -82,7 +93,7 @@ async def test_errands_are_carried_out_and_answered(tmp_path: Path) -> None:
         assert await answer(a, ReadViews()) == Recorded(None)
         assert await answer(a, CreateView(founding())) == Recorded(founding())
         assert await answer(a, Beat(lease(3))) == Done()
-        assert await answer(a, ReadLeases()) == Leases((lease(3),))
+        assert await answer(a, ReadLeases()) == LeaseList((lease(3),))
         status = a.agent.status()["store"]
         assert status["url"] == f"file://{tmp_path}" and status["away_since"] is None and status["failures"] == 0
         assert status["requests"] == {"create": 1, "floor": 2, "list": 3, "open": 1, "write": 1}
@@ -100,7 +111,7 @@ async def test_before_the_store_is_open_it_is_away(tmp_path: Path, monkeypatch: 
                 raise StoreAwayError("the store is not up yet")
             await super().open()
 
-    monkeypatch.setattr(storekeeper, "store_at", Late)
+    monkeypatch.setattr(store_session, "store_at", Late)
 
     async with agent(tmp_path) as a:
         assert isinstance(await answer(a, ReadViews()), Away)
@@ -132,12 +143,12 @@ async def test_one_reading_of_leases_at_a_time(tmp_path: Path, hanging: list[Han
         for _ in range(3):
             a.ask(Ask(ReadLeases()))
         await until(lambda: len(answers(a, ReadLeases)) == 2)
-        assert await answer(a, ReadLeases((member(0).id,))) == Leases(()), "of others"
+        assert await answer(a, ReadLeases((member(0).id,))) == LeaseList(()), "of others"
         assert answers(a, ReadLeases)[0] == Away(f"the store file://{tmp_path} has not answered the ReadLeases before this yet")
         hanging[0].free.set()
         await until(lambda: len(answers(a, ReadLeases)) == 4)
-        assert answers(a, ReadLeases)[3] == Leases(())
-        assert await answer(a, ReadLeases()) == Leases(())
+        assert answers(a, ReadLeases)[3] == LeaseList(())
+        assert await answer(a, ReadLeases()) == LeaseList(())
 
 
 async def test_a_store_that_refuses_ends_this_lifetime_with_its_text(tmp_path: Path) -> None:
@@ -157,8 +168,8 @@ async def test_the_own_lease_is_removed_at_the_end_and_no_other(tmp_path: Path) 
             await opened(a)
             assert await answer(a, Beat(Lease(a.member, 1))) == Done()
             assert await answer(a, Beat(lease(2))) == Done()
-            assert await answer(other, ReadLeases()) == Leases((Lease(a.member, 1), lease(2)))
-        assert await answer(other, ReadLeases()) == Leases((lease(2),))
+            assert await answer(other, ReadLeases()) == LeaseList((Lease(a.member, 1), lease(2)))
+        assert await answer(other, ReadLeases()) == LeaseList((lease(2),))
 
 
 async def test_an_end_does_not_wait_for_a_store_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +181,7 @@ async def test_an_end_does_not_wait_for_a_store_that_hangs(tmp_path: Path, monke
             await super().close()
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(storekeeper, "store_at", Stuck)
+    monkeypatch.setattr(store_session, "store_at", Stuck)
 
     async with agent(tmp_path) as a:
         await opened(a)
@@ -192,7 +203,7 @@ async def test_what_fails_is_answered_and_counted(
                 raise error("no")
             await super().write(key, value, expires=expires)
 
-    monkeypatch.setattr(storekeeper, "store_at", Failing)
+    monkeypatch.setattr(store_session, "store_at", Failing)
 
     async with agent(tmp_path) as a:
         await opened(a)
