@@ -38,7 +38,7 @@ _WORLD = (
 
 LEFT = {
     "consensus": {*_MACHINE, *_WORLD, "begun", "auto_open"},  # of an attempt at an operation on a file; of http.client
-    "ftlib": {"width", "stuck", "sent_away", "_begun", "total"},  # a panel of rich's, the demo's story, the launcher's worker
+    "ftlib": set(),
 }
 """What is still set from outside, by the attribute's name: let it become less."""
 
