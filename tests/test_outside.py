@@ -24,20 +24,14 @@ FOREIGN = {
     *("reduceOp", "rootRank", "_devices", "_threads", "_timeout"),  # options of a process group of torch
 }
 
-_MACHINE = (
-    # The parts of one machine share a ``Core``, and what the round in progress has come to: records in all but name.
-    *("acked", "active", "crowded", "delta", "driver", "gone", "installed", "reasons", "shunned", "standing", "store_away"),
-    *("progress", "committed_to_leave", "cut_off", "frozen_since", "awake", "detection"),
-    *("next_send", "after_call", "trail", "leavers", "voting_since", "deferred"),
-)
 _WORLD = (
     # A simulated host is what its driver and its world make of it.
     *("tethers", "backlog", "armed", "spins", "woken", "frozen_for", "stopped", "wished", "alive", "paused", "stalls"),
-    *("events", "messages", "world", "witness"),
+    *("events", "messages"),
 )
 
 LEFT = {
-    "consensus": {*_MACHINE, *_WORLD, "begun", "auto_open"},  # of an attempt at an operation on a file; of http.client
+    "consensus": {*_WORLD},
     "ftlib": set(),
 }
 """What is still set from outside, by the attribute's name: let it become less."""

@@ -16,6 +16,7 @@ answer must be younger than the newcomer's proof: else whoever gave it may have 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...config import Config, Liveness
@@ -80,6 +81,17 @@ class EvidenceBook:
         limit = self._config.exclude_after * (1 - self._config.drift)
         self.proofs[member_id] = Proof(now, detail, contact != NEVER and now - contact < limit)
         return True
+
+    def freeze(self, now: float) -> bool:
+        """Some member needs a new epoch; False where that is already known."""
+        if self.frozen_since is not None:
+            return False
+        self.frozen_since = now
+        return True
+
+    def cut(self, out: Iterable[str], since: float) -> None:
+        """Those have to go because of broken links, and nobody else; ``since`` is when one is known."""
+        self.cut_off = dict.fromkeys(out, since)
 
     def retract_silence(self, member_id: str) -> None:
         """It answered after all."""
