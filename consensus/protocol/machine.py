@@ -75,10 +75,10 @@ class Machine:
         """Begin to look for the cluster. Call once, before anything else."""
         core = self._core
         self._detection = Detection(core, self._change.accusations.accuse, now)
-        self._change.detection = self._detection
         self._reconciliation = Reconciliation(core, self._detection.merge_told, now)
         change = self._change
-        self._contact = change.contact = Contact(core, self._detection, change.accusations, change.installer, change.register)
+        self._contact = Contact(core, self._detection, change.accusations, change.installer, change.register)
+        change.meet(self._detection, self._contact)
         search = Search(core.config, core.member, self._introducers, self._founder, now, self._barred)
         founding = Founding(core.member, now) if self._voted else None
         self._admission = Admission(core, self._detection, self._change, self._contact, search, now, founding)
@@ -165,8 +165,7 @@ class Machine:
 
         Its ``leaving`` has to be as new as whatever this member is told next (see ``proposer``).
         """
-        self._core.progress = progress
-        self._core.committed_to_leave |= progress.leaving
+        self._core.proceed(progress)
 
     def _die(self, detail: str, error: StoppedError) -> None:
         core = self._core
@@ -202,7 +201,7 @@ class Machine:
 
     def witness(self, seen: Callable[[Message], None]) -> None:
         """Show what this member sends to itself to ``seen``, just before it is handled: no network carries it."""
-        self._core.outbox.witness = seen
+        self._core.outbox.show(seen)
 
     @property
     def member(self) -> Member:

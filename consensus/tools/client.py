@@ -120,13 +120,9 @@ def get(
     SecretError: both sides do not have the same secret.
     """
     host, port = address
-    if go_on is None:
-        connection = http.client.HTTPConnection(host, port, timeout=timeout)
-    else:
-        connection = _Connection(host, port, timeout, go_on)
+    connection = _Connection(host, port, timeout=timeout) if go_on is None else _Patient(host, port, timeout, go_on)
     try:
         connection.connect()
-        connection.auto_open = 0  # a second connection would know nothing of the first one's challenge
         if ring is None:
             response, exchange = _plain(connection, target), None
         else:
@@ -138,6 +134,12 @@ def get(
 
 
 class _Connection(http.client.HTTPConnection):
+    """One that is opened once: a second one would know nothing of the first one's challenge."""
+
+    auto_open = 0
+
+
+class _Patient(_Connection):
     """One that is given up when somebody says so."""
 
     def __init__(self, host: str, port: int, timeout: float, go_on: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import operator
@@ -338,12 +339,12 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
 class _Loop(Iterator[list[int]]):
     """One loop. It may go on after it has ended: a loader with workers asks again while batches are outstanding."""
 
-    _begun = 0
+    _numbers = itertools.count(1)
+    """Of all loops of this process."""
 
     def __init__(self, draw: Callable[[_Loop], list[int] | None]) -> None:
         self._draw = draw
-        _Loop._begun += 1
-        self.number = _Loop._begun
+        self.number = next(self._numbers)
 
     def __next__(self) -> list[int]:
         batch = self._draw(self)

@@ -48,6 +48,7 @@ from ..state.registry import Registered
 from ..status import Status
 from .binding import bind
 from .gathering import gathering
+from .spare import Spare
 from .supervisor_client import announce
 
 __all__ = ["CLOSE_TIMEOUT", "Lifetime", "Means"]
@@ -130,6 +131,7 @@ class Lifetime:
             functools.partial(facts, plane),
             self._given_up,
         )
+        catchup = Catchup(plane, registered, self._transport, allowed, self._standby if spares else None)
         self.engine = Engine(
             plane,
             consensus,
@@ -138,7 +140,6 @@ class Lifetime:
             Limits(
                 settings.step_timeout,
                 settings.min_size,
-                may_be_spare=spares,
                 drain_patience=2 * config.exclude_after + SETTLED,
                 veto=settings.nonfinite == VETO,
                 held=allowed.pending if allowed.live else 0,
@@ -147,7 +148,8 @@ class Lifetime:
             load=self.transfer.load,
             registered=registered,
             inquiry=self._inquiry,
-            recovery=Catchup(plane, registered, self._transport, allowed, self._standby if spares else None),
+            recovery=catchup,
+            admission=Spare(plane, catchup).wait if spares else None,
             observers=observers,
             layouts=layouts,
         )

@@ -91,8 +91,8 @@ class Catchup:
         self._refused = False
         """This lifetime does not follow any more."""
 
-    def wait(self, own: Call) -> None:
-        """See ``Recovery``."""
+    def stand_by(self, own: Call) -> None:
+        """The program waits in its first call to be let in, and may have to for long: keep the state level with the others'."""
         registered = self._registered()
         if self._new_standby is None or self._standby is not None or self._refused or not self._allowed.live:
             return
@@ -102,7 +102,7 @@ class Catchup:
 
     @property
     def trouble(self) -> Exception | None:
-        """See ``Recovery``."""
+        """What is wrong with the state while it stands by: it does not fit the job's."""
         return None if self._standby is None else self._standby.error
 
     def wanted(self, own: Call, session: Session) -> bool:

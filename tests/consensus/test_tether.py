@@ -14,7 +14,7 @@ import pytest
 from consensus.config import PROTOCOL_VERSION
 from consensus.member import Member, format_address
 from consensus.runtime.net import liveness_connection as tether
-from consensus.runtime.net.liveness_connection import CHECK_TIMEOUT, Answer, LivenessConnections, ask
+from consensus.runtime.net.liveness_connection import CHECK_TIMEOUT, Identity, LivenessConnections, ask
 from tests.harness.basics import free_ports
 
 from .fake_core import rig, until
@@ -257,7 +257,7 @@ async def test_who_is_there() -> None:
     async with rig("b" * 16, job="a job: ü") as a:
         answer, sock = await ask(a.member.address)
         sock.close()
-        assert answer == Answer("b" * 16, "a job: ü", PROTOCOL_VERSION, format_address(a.member.address))
+        assert answer == Identity("b" * 16, "a job: ü", PROTOCOL_VERSION, format_address(a.member.address))
 
 
 async def test_a_version_of_thousands_of_digits_is_none() -> None:
@@ -269,7 +269,7 @@ async def test_a_version_of_thousands_of_digits_is_none() -> None:
     async with answering(endless) as member:
         answer, sock = await ask(member.address)
         sock.close()
-        assert answer == Answer("a", "", 0, "")
+        assert answer == Identity("a", "", 0, "")
 
 
 async def test_a_tether_that_never_lasts_is_no_busy_loop() -> None:

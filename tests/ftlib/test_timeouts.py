@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
 from ftlib.core.tensors.layout import Layout
 from ftlib.frameworks.gloo import GlooFramework
+from ftlib.lifecycle.spare import Spare
 from tests.ftlib.workers import TIMEOUT, Job, Worker, workers
 
 LIMIT = 0.3
@@ -143,11 +145,11 @@ def test_the_time_of_a_spare_begins_as_it_is_admitted() -> None:
     threads = Admission()
     plane, session = Plane("w9", threads=threads), cast("Session", SimpleNamespace(size=2))
     call = Call(Kind.BARRIER, Layout(b"", "barrier", "barrier()", ()), [])
-    limits = Limits(2.0, may_be_spare=True)
     call.began = threads.clock
-    waiting = Waiting(plane, limits, lambda: True)
+    waiting = Waiting(plane, Limits(2.0), lambda: True)
+    Spare(plane, Mock(trouble=None)).wait(call)
     assert waiting.session(call) is session
-    assert threads.clock > 101.0
+    assert threads.clock > 109.0
     assert waiting._for_session is not None
     assert waiting._for_session[1].deadline == call.began + 2.0 == threads.clock + 2.0
 

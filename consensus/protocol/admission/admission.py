@@ -131,7 +131,7 @@ class Admission:
     def _ask(self, now: float) -> None:
         """Ask to be let in, wherever somebody may know the cluster."""
         core, search = self._core, self.search
-        search.next_send = now + search.interval(core.rng.random())
+        search.ask_at(now + search.interval(core.rng.random()))
         for member in self._ending.doubtful:
             core.outbox.emit(Check(member))
         vote, met = None, []
@@ -181,7 +181,7 @@ class Admission:
     def _vote(self, founding: Founding, now: float) -> None:
         core, search = self._core, self.search
         if search.cluster is None and founding.consider(search.first, search.founder, core.applicants, now):
-            search.next_send = now
+            search.ask_at(now)
         silent = founding.to_check(core.applicants, now)
         if silent is not None:
             core.outbox.emit(Check(silent))
@@ -251,13 +251,13 @@ class Admission:
     def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
         """More places to ask."""
         self.search.add(addresses)
-        self.search.next_send = now
+        self.search.ask_at(now)
 
     def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
         """The introducers' names stand for other addresses than before."""
         self.search.heed(addresses, founder, barred)
         if self._core.view is None:
-            self.search.next_send = now
+            self.search.ask_at(now)
 
     def attend(self, address: Address, listening: bool) -> None:
         """Whether somebody listens at an introducer's address."""

@@ -272,7 +272,7 @@ class Survey:
             if cluster and self._heeded != (cluster, search.founder):
                 self._heeded = (cluster, search.founder)
                 search.add(cluster)
-                search.next_send = now
+                search.ask_at(now)
             return
         living = self._living()
         founder = not living or core.member.id < living[0].member.id
@@ -280,7 +280,7 @@ class Survey:
         if self._heeded != (addresses, founder):
             self._heeded = (addresses, founder)
             search.heed(addresses, founder, "")
-            search.next_send = now
+            search.ask_at(now)
 
     def _doubtful(self, now: float) -> list[Member]:
         """Who should have answered by now: to be checked, at most once a second each."""

@@ -70,6 +70,14 @@ class Acceptor:
             return False
         return removal.member_id not in proofs
 
+    def defer(self, pending: PendingAccept) -> None:
+        """The lease forbids it so far: it is kept, instead of any other."""
+        self.deferred = pending
+
+    def resume(self) -> None:
+        """What was deferred is taken up."""
+        self.deferred = None
+
     def accept(self, request: Accept) -> None:
         """Phase 2b: take the value (the caller has checked ballot and lease)."""
         self.promised = request.ballot

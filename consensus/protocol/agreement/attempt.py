@@ -97,6 +97,18 @@ class Attempt:
         self.proposal = proposal
         self.advance(Outcome.PROMISED)
 
+    def vote_from(self, moment: float) -> None:
+        """The acceptors are asked to accept, now that a quorum has promised."""
+        self.voting_since = moment
+
+    def send_at(self, moment: float) -> None:
+        """Who has not answered is asked again then."""
+        self.next_send = moment
+
+    def give_up_call(self) -> None:
+        """Members freeze at once: the call that they were to end first may not end."""
+        self.after_call = None
+
     def advance(self, outcome: Outcome) -> None:
         """Enter the next phase, or end."""
         self.phase = ATTEMPT.after(self.phase, outcome)

@@ -14,6 +14,11 @@ from ...messages.reports import Reports
 from ...transitions import Table
 from ...view import Cause, Delta, Reason, View
 
+PAUSE = 0.1
+"""Seconds after which INSTALL is sent again, doubled each time ..."""
+RESEND_AT_MOST = 0.5
+"""... up to this: whoever got it may still be building."""
+
 
 class InstallationStage(Enum):
     """What the driver of a view waits for. ACTIVE: nothing; it answers a READY whose ACTIVATE got lost, until a newer view."""
@@ -46,7 +51,24 @@ INSTALLATION: Table[InstallationStage, Gain] = Table(
 class Installation:
     """The coordinator's side of one chosen view. ``parent`` is None when the view is a founding one."""
 
-    def __init__(self, view: View, parent: View | None, ballot: Ballot, reports: dict[str, bytes], now: float) -> None:
+    def __init__(
+        self,
+        view: View,
+        parent: View | None,
+        ballot: Ballot,
+        reports: dict[str, bytes],
+        now: float,
+        *,
+        after_call: int | None = None,
+        leavers: tuple[Member, ...] = (),
+        removed: tuple[Reason, ...] = (),
+        trail: tuple[str, ...] = (),
+    ) -> None:
+        """``leavers``: whom to tell that they are out, once INSTALL is sent.
+
+        ``removed``: who of the parent is not in it, and why. ``trail``: the ids of the views before it, newest first, for who
+        joins.
+        """
         self.view = view
         self.parent = parent
         self.delta = Delta.between(parent, view)
@@ -59,14 +81,11 @@ class Installation:
         self.started = now
         self.next_send = now
         self.stage = INSTALLATION.start
-        self.pause = 0.1
-        self.after_call: int | None = None
-        self.leavers: tuple[Member, ...] = ()
-        """Whom to tell that they are out, once INSTALL is sent."""
-        self.removed: tuple[Reason, ...] = ()
-        """Who of the parent is not in it, and why."""
-        self.trail: tuple[str, ...] = ()
-        """The ids of the views before it, newest first, for who joins."""
+        self._pause = PAUSE
+        self.leavers = leavers
+        self._after_call = after_call
+        self._removed = removed
+        self._trail = trail
 
     def reported(self, member_id: str, report: bytes) -> None:
         """A report came; the first one counts."""
@@ -76,6 +95,19 @@ class Installation:
     def readied(self, member_id: str) -> None:
         """A member built its group."""
         self._unready.pop(member_id, None)
+
+    def send_at(self, moment: float) -> None:
+        """What is missing is asked for again then."""
+        self.next_send = moment
+
+    def sent_again(self, now: float) -> None:
+        """INSTALL has gone out once more: the next time after a longer pause."""
+        self._pause = min(2 * self._pause, RESEND_AT_MOST)
+        self.next_send = now + self._pause
+
+    def give_up_call(self) -> None:
+        """Members report at once: the call that they were to end first may not end."""
+        self._after_call = None
 
     def advance(self, gain: Gain) -> None:
         """Enter the next stage, or end."""
@@ -97,7 +129,7 @@ class Installation:
 
     def busy_leavers(self) -> tuple[str, ...]:
         """Who leaves after a call that has not ended there yet: without the old group it could not."""
-        leaving = [reason.member_id for reason in self.removed if reason.cause is Cause.LEFT]
+        leaving = [reason.member_id for reason in self._removed if reason.cause is Cause.LEFT]
         return tuple(member_id for member_id in leaving if member_id not in self.reports)
 
     def missing_ready(self) -> tuple[str, ...]:
@@ -117,12 +149,12 @@ class Installation:
     def flush_request(self) -> FlushRequest:
         """What to ask of members whose report is missing; there are none where there is no parent."""
         assert self.delta is not None
-        return FlushRequest(self.delta, self.after_call)
+        return FlushRequest(self.delta, self._after_call)
 
     def message(self, *, whole: bool) -> Install:
         """INSTALL, with exactly the reports of the continuing members. ``whole``: for who does not hold the parent."""
         reports = Reports.of([self.reports[member_id] for member_id in self.continuing])
         delta = None if whole else self.delta
         if delta is not None:
-            return Install(None, delta, self.ballot, reports, self.removed)
-        return Install(self.view, None, self.ballot, reports, self.removed, self.trail)
+            return Install(None, delta, self.ballot, reports, self._removed)
+        return Install(self.view, None, self.ballot, reports, self._removed, self._trail)

@@ -12,13 +12,10 @@ from ...view import View
 from ..state.change import Moment
 from ..state.core import Core
 from .attempt import Attempt
-from .installation import Gain, Installation
+from .installation import PAUSE, Gain, Installation
 
 LEAVERS_WAIT = 0.25
 """For so long after the choice a leaver may finish the call that it leaves after; then the old group is given up."""
-
-RESEND_AT_MOST = 0.5
-"""INSTALL is sent again at growing intervals up to this: whoever got it may still be building."""
 
 
 class Installer:
@@ -32,7 +29,7 @@ class Installer:
     def begin(self, installation: Installation, now: float) -> None:
         """Drive a view that was just chosen. Where ACCEPT has asked for reports the late get a moment to come by themselves."""
         self._installation = installation
-        installation.next_send = now + (self._core.config.settle_proof if installation.reports else 0.0)
+        installation.send_at(now + (self._core.config.settle_proof if installation.reports else 0.0))
         self._push(now)
 
     def adopt(self, view: View) -> None:
@@ -59,7 +56,7 @@ class Installer:
         if installation is None or installation.active:
             return
         if self._core.evidence.harm:  # who has not reported may wait for the last bytes of that call from who is gone
-            installation.after_call = None
+            installation.give_up_call()
         self._push(now)
         if self._in_vain(installation, now):
             self._core.out(installation.view)
@@ -86,21 +83,20 @@ class Installer:
         assert installation is not None
         if not installation.complete:
             if now >= installation.next_send:
-                installation.next_send = now + self._core.config.resend
+                installation.send_at(now + self._core.config.resend)
                 self._send(installation, installation.missing_reports(), installation.flush_request())
         elif not installation.sent and installation.busy_leavers() and now < installation.started + LEAVERS_WAIT:
-            installation.next_send = installation.started + LEAVERS_WAIT
+            installation.send_at(installation.started + LEAVERS_WAIT)
         elif not installation.sent:
             installation.advance(Gain.REPORTED)
             self._core.history.mark(Moment.SENT, installation.view.epoch, now)
-            installation.next_send = now + installation.pause
+            installation.send_at(now + PAUSE)
             self._install(installation, installation.view.ids)
             for member in installation.leavers:
                 if member.id != self._core.member.id:
                     self._core.outbox.send(member, self._core.told())
         elif now >= installation.next_send:
-            installation.pause = min(2 * installation.pause, RESEND_AT_MOST)
-            installation.next_send = now + installation.pause
+            installation.sent_again(now)
             self._install(installation, installation.missing_ready())
 
     def _install(self, installation: Installation, to: tuple[str, ...]) -> None:
@@ -160,7 +156,7 @@ class Installer:
             # Kept until the next view, to answer a Ready whose Activate got lost; a coordinator that leaves goes now.
             installation.advance(Gain.ALL_READY)
             self._core.history.mark(Moment.COMPLETE, installation.view.epoch, now)
-            installation.next_send = inf
+            installation.send_at(inf)
             activate = Activate(installation.view.epoch, installation.view.view_id)
             for member in installation.view.members:
                 self._core.outbox.send(member, activate)
@@ -169,11 +165,16 @@ class Installer:
 
     def after(self, attempt: Attempt, view: View, leavers: tuple[Member, ...], now: float) -> Installation:
         """The installation of what ``attempt`` had chosen."""
-        installation = Installation(view, attempt.parent, attempt.ballot, dict(attempt.reports), now)
-        installation.after_call = attempt.after_call
-        installation.trail = self._core.ancestors
-        installation.leavers = leavers
         removed = () if attempt.proposal is None else self._core.history.reasons(attempt.proposal.removed)
         ended = self._core.evidence.ended
-        installation.removed = tuple(replace(reason, ended=reason.member_id in ended) for reason in removed)
-        return installation
+        return Installation(
+            view,
+            attempt.parent,
+            attempt.ballot,
+            dict(attempt.reports),
+            now,
+            after_call=attempt.after_call,
+            leavers=leavers,
+            removed=tuple(replace(reason, ended=reason.member_id in ended) for reason in removed),
+            trail=self._core.ancestors,
+        )

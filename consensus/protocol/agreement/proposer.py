@@ -236,7 +236,7 @@ class Proposer:
         """Have the next view recorded. There are no ballots: the store takes one record an epoch."""
         core, own_id = self._core, self._core.member.id
         attempt = self.attempt = Attempt(parent, (0, own_id), self._after_call, now, core.config.policy)
-        attempt.next_send = inf
+        attempt.send_at(inf)
         core.history.proposed(attempt.ballot, now)
         proposal = self._proposal(parent, now)
         attempt.propose(proposal)
@@ -282,8 +282,8 @@ class Proposer:
 
     def _send(self, attempt: Attempt, now: float) -> None:
         if self._after_call is None:  # somebody will not end that call
-            attempt.after_call = None
-        attempt.next_send = now + self._core.config.resend
+            attempt.give_up_call()
+        attempt.send_at(now + self._core.config.resend)
         request = attempt.request()
         for member in attempt.parent.members:
             if member.id not in attempt.responders and member.id not in self._core.evidence.proofs:
@@ -328,7 +328,7 @@ class Proposer:
         if attempt.phase is Phase.PREPARE:
             self._core.history.mark(Moment.PREPARED, attempt.epoch, now)
             attempt.propose(self._proposal(attempt.parent, now))
-            attempt.voting_since = now
+            attempt.vote_from(now)
             self._send(attempt, now)
         elif attempt.phase is Phase.ACCEPT:
             attempt.advance(Outcome.ACCEPTED)

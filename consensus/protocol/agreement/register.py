@@ -205,7 +205,7 @@ class Register:
         core = self._core
         self._failures += 1
         unread = isinstance(answer, Unread)
-        core.store_away = answer.detail if unread else f"{answer.detail}; bring it back"
+        core.note_store(answer.detail if unread else f"{answer.detail}; bring it back")
         if self._away_since is None:
             self._away_since, self._next_note = now, now
         if now >= self._next_note:
@@ -226,7 +226,7 @@ class Register:
             core.stop(StoreWipedError(f"{answer.detail}: nobody can tell any more who acts in this job; start it anew"))
 
     def _back(self, now: float) -> None:
-        self._core.store_away = ""
+        self._core.note_store("")
         if self._away_since is not None:
             text = f"the store answers again, after {now - self._away_since:.1f} s"
             self._core.outbox.note(logging.INFO, "store", text)

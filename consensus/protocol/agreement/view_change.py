@@ -32,7 +32,7 @@ from ..state.change import FindingKind, Moment
 from ..state.core import Core
 from ..state.effects import Tether
 from ..state.life import Turn
-from ..state.standing import STANDING, StandingEvent
+from ..state.standing import StandingEvent
 from .abandonment import Abandonment
 from .attempt import Attempt
 from .blockage import Blockage
@@ -49,7 +49,7 @@ class ViewChange:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.detection: Detection  # set by the machine: they know each other
+        self.detection: Detection  # see ``meet``
         self.contact: Contact
         self.voter = Voter(core)
         self.register = Register(core, self._recorded, self._not_recorded, lambda: self._needs_view)
@@ -62,6 +62,10 @@ class ViewChange:
         self._ready_again = inf
         self._is_ready = False
         self._abandonment = Abandonment(core, self.proposer)
+
+    def meet(self, detection: Detection, contact: Contact) -> None:
+        """They know each other, and are made from parts of this one. Call once, before anything else."""
+        self.detection, self.contact = detection, contact
 
     @property
     def _stands_still(self) -> bool:
@@ -323,10 +327,7 @@ class ViewChange:
             if related and core.config.policy is not Policy.ANY and sender not in core.gone:
                 self.contact.introduce(address, now)  # only one of the two can ever be active: who acts in it says so
             return
-        core.advance(StandingEvent.INSTALL)
-        before = {} if core.installed is core.active else core.reasons  # nobody has acted on these yet
-        core.installed = core.view
-        core.reasons = before | {reason.member_id: reason for reason in message.removed}
+        core.install(message.removed)
         core.history.installed(view, sender, message.ballot, message.removed, now)
         self._ready_to = (sender, address)
         self._is_ready = False
@@ -362,8 +363,7 @@ class ViewChange:
         if core.installed is None or core.installed.view_id != message.view_id or not self._is_ready:
             return
         if core.active is not core.installed and core.installed is core.view:
-            core.advance(StandingEvent.ACTIVATE)
-            core.active = core.installed
+            core.activate()
             core.table.all_in(core.installed.epoch)
             core.history.activated(now)
             core.outbox.emit(Activated(core.installed))
@@ -376,22 +376,14 @@ class ViewChange:
         core = self._core
         parent = core.view
         self.contact.adopt(view, parent, now)
-        core.follow(view, trail)
-        core.delta = Delta.between(parent, view)
+        core.follow(view, trail, driver=driver)
         if parent is None:
             core.turn(Turn.FOUNDED if driver == core.member.id and not view.parent_id else Turn.ADMITTED)
-        else:
-            core.advance(StandingEvent.NEWER)
-        core.standing = STANDING.start
-        core.driver = driver
         core.history.adopt(view, driver, now)
         self._abandonment.adopt(now)
         core.table.adopt(view, core.applicants.contacts, now)
-        core.crowded = len(core.table) >= core.config.mesh_limit
-        core.gone = frozenset(key for key in core.evidence.proofs if key not in view)
+        core.judge_anew(view, now)
         core.evidence.adopt(view, parent)
-        stale = now - 2 * core.config.exclude_after
-        core.acked = {key: time for key, time in core.acked.items() if key in view or time > stale}
         core.applicants.admitted(view)
         self._frozen_at = None
         self._blockage.adopt()

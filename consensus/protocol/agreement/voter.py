@@ -47,14 +47,15 @@ class Voter:
     def adopt(self, view: View) -> None:
         """Vote on the successor of ``view`` from now on."""
         self._acceptor = Acceptor(self._core.config, self._core.member.id, view)
-        self._core.shunned = self._acceptor.shunned
+        self._core.shun(self._acceptor.shunned)
         self._flush.forget(view.epoch)
 
     def tick(self, now: float) -> None:
         """Take up what had to wait for a lease to run out."""
         acceptor = self._acceptor
         if acceptor is not None and acceptor.deferred is not None and now >= acceptor.deferred.until:
-            pending, acceptor.deferred = acceptor.deferred, None
+            pending = acceptor.deferred
+            acceptor.resume()
             self.on_accept(pending.sender, pending.address, pending.request, now)
 
     def deadline(self) -> float:
@@ -81,7 +82,7 @@ class Voter:
         if acceptor.accepted_ballot != message.ballot:
             until = acceptor.wait_for(message.proposal, core.evidence.proofs, core.acked, now)
             if until > now:
-                acceptor.deferred = PendingAccept(sender, address, message, until)
+                acceptor.defer(PendingAccept(sender, address, message, until))
                 return
             acceptor.accept(message)
             core.history.mark(Moment.ASKED, message.epoch, now)

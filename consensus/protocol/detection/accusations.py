@@ -97,9 +97,7 @@ class Accusations:
         book = core.evidence
         if kind is EvidenceKind.FROZEN:
             core.history.found(FindingKind.FROZEN, accused, detail, source, now)
-            fresh = book.frozen_since is None
-            book.frozen_since = now if book.frozen_since is None else book.frozen_since
-            return fresh
+            return book.freeze(now)
         if kind is EvidenceKind.SEVERED:
             return self._sever(accused, detail, source, now)
         peer = core.table.get(accused)
@@ -146,7 +144,7 @@ class Accusations:
             return
         dead = core.evidence.proofs.keys()
         out = cut_off(core.view, known, dead, core.evidence.discounted)
-        core.evidence.cut_off = dict.fromkeys(out, min(known.values(), default=now))
+        core.evidence.cut(out, min(known.values(), default=now))
         if not known:
             core.history.mended()
 

@@ -91,7 +91,7 @@ class Detection:
         core = self._core
         core.awareness.worse()
         core.links.overslept(late)
-        self.stall.awake = now
+        self.stall.overslept(now)
         self._prober.postpone(late)
         self._watch.postpone(late)
         if self.leases is not None:

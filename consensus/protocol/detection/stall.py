@@ -30,6 +30,10 @@ class Stall:
         else:
             self._waiting.pop(member_id, None)
 
+    def overslept(self, now: float) -> None:
+        """This member was held up until now."""
+        self.awake = now
+
     def forget(self) -> None:
         """A new view: who waits has to say so again."""
         self._waiting.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from ...config import Config, Liveness
 from ...errors import ExcludedError, LeftError, StoppedError
 from ...member import Address, Member
 from ...messages import Chosen, Message, Pull, Refused, Status
-from ...progress import NOWHERE
+from ...progress import NOWHERE, Progress
 from ...store_requests import Withdraw
 from ...view import NO_VIEW_ID, Delta, Reason, View
 from .dissemination import Dissemination
@@ -101,13 +102,51 @@ class Core:
         """Of the newest chosen view."""
         return NO_VIEW_ID if self.view is None else self.view.view_id
 
-    def follow(self, view: View, trail: tuple[str, ...] = ()) -> None:
-        """``view`` is the newest chosen one; ``trail``: the views before it, as whoever told of it knows them."""
+    def follow(self, view: View, trail: tuple[str, ...] = (), *, driver: str = "") -> None:
+        """``view`` is the newest chosen one; ``trail``: the views before it, as whoever told of it knows them.
+
+        ``driver``: who installs it, as far as we know.
+        """
         if self.view is None:
             self._since = view.epoch
-        self.view = view
+        else:
+            self.advance(StandingEvent.NEWER)
+        self.delta = Delta.between(self.view, view)
+        self.view, self.driver, self.standing = view, driver, STANDING.start
         told = zip(range(view.epoch - 1, 0, -1), trail, strict=False)
         self.trail = dict(sorted({**dict(told), **self.trail, view.epoch: view.view_id}.items())[-TRAIL:])
+
+    def judge_anew(self, view: View, now: float) -> None:
+        """What follows from who is in ``view``, the newest one, and in the table by now."""
+        self.crowded = len(self.table) >= self.config.mesh_limit
+        self.gone = frozenset(key for key in self.evidence.proofs if key not in view)
+        stale = now - 2 * self.config.exclude_after
+        self.acked = {key: time for key, time in self.acked.items() if key in view or time > stale}
+
+    def install(self, removed: Iterable[Reason]) -> None:
+        """The newest view has all reports; ``removed``: who is not in it any more, and why."""
+        self.advance(StandingEvent.INSTALL)
+        before = {} if self.installed is self.active else self.reasons  # nobody has acted on these yet
+        self.installed = self.view
+        self.reasons = before | {reason.member_id: reason for reason in removed}
+
+    def activate(self) -> None:
+        """Every member of the installed view is ready."""
+        self.advance(StandingEvent.ACTIVATE)
+        self.active = self.installed
+
+    def shun(self, shunned: set[str]) -> None:
+        """Ack none of ``shunned`` in this epoch, whoever else may be added to it."""
+        self.shunned = shunned
+
+    def note_store(self, away: str) -> None:
+        """Why the shared store does not answer; empty where it does."""
+        self.store_away = away
+
+    def proceed(self, progress: Progress) -> None:
+        """The data plane is there now."""
+        self.progress = progress
+        self.committed_to_leave |= progress.leaving
 
     def followed(self, epoch: int, view_id: str) -> bool:
         """Whether this member is or was in that view: whoever holds it may still vote on what becomes of this member."""

@@ -88,6 +88,10 @@ class Outbox:
         self.witness: Callable[[Message], None] | None = None
         """Sees what this member sends to itself, just before it is handled (for simulations)."""
 
+    def show(self, witness: Callable[[Message], None] | None) -> None:
+        """From now on ``witness`` sees those messages; None: nobody does."""
+        self.witness = witness
+
     def close(self) -> None:
         """Take nothing more: the last word has been said."""
         self._closed = True

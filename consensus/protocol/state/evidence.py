@@ -18,6 +18,7 @@ answer must be younger than the newcomer's proof: else whoever gave it may have 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...config import Config, Liveness
@@ -91,6 +92,17 @@ class EvidenceBook:
         elif discounted and not known.discounted:
             self.proofs[member_id] = replace(known, discounted=True)
         return known is None
+
+    def freeze(self, now: float) -> bool:
+        """Some member needs a new epoch; False where that is already known."""
+        if self.frozen_since is not None:
+            return False
+        self.frozen_since = now
+        return True
+
+    def cut(self, out: Iterable[str], since: float) -> None:
+        """Those have to go because of broken links, and nobody else; ``since`` is when one is known."""
+        self.cut_off = dict.fromkeys(out, since)
 
     def retract_silence(self, member_id: str) -> None:
         """It answered after all."""

@@ -229,6 +229,10 @@ class Search:
         self.cluster = self.coordinator = self.beacon = None
         self.started = now
 
+    def ask_at(self, moment: float) -> None:
+        """Ask next then."""
+        self.next_send = moment
+
     def hurry(self, now: float) -> None:
         """Ask at once, and often for a while."""
         self.next_send = now

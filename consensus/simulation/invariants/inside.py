@@ -154,5 +154,5 @@ def twin(machine: Machine) -> Machine:
     for each in shared:
         memo[id(each)] = each
     other = copy.deepcopy(machine, memo)
-    other._core.outbox.witness = None
+    other._core.outbox.show(None)
     return other

@@ -35,7 +35,7 @@ class Connections:
 
     def tether(self, host: Host, members: tuple[Member, ...]) -> None:
         """Hold connections to exactly ``members``."""
-        host.tethers = members
+        host.tether(members)
         for member in members:  # connecting to one that is gone is refused at once
             if not self._world.hosts[member.id].alive:
                 self.check(host, member)

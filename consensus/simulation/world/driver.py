@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...border import Activated, Freeze, Installed, Order, PeerProgress, Stalled, Stopped, Wish
+from ...border import Activated, Installed, Order, PeerProgress, Stalled, Stopped
 from ...member import Address
 from ...messages import Message, Piece
 from ...protocol.state.effects import Ask, Check, Effect, Fence, Note, Quit, Send, Tether
@@ -35,8 +35,7 @@ class Driver:
         """What happened to it while it was not awake reaches it now."""
         if not host.awake:
             return
-        backlog, host.backlog = host.backlog, []
-        for action in backlog:
+        for action in host.caught_up():
             self.inside(host, action)
         if host.awake:
             host.machine.tick(host.now)
@@ -55,32 +54,31 @@ class Driver:
     def _wake(self, host: Host, at: float) -> None:
         if host.armed != at:
             return
-        host.armed = None
+        host.arm(None)
         if not host.awake or host.due is None:
             return
         if host.due > self._world.now:  # its deadline has moved meanwhile
             self._wake_at(host, host.due)
             return
-        host.spins = host.spins + 1 if self._world.now - host.woken < 10 * BACK else 0
-        host.woken = self._world.now
-        assert host.spins < 100, f"{host} spins: its deadline stays in the past"
-        self._world.events += 1
-        self._world.record(0, host)
+        spins = host.wake(self._world.now, soon=10 * BACK)
+        assert spins < 100, f"{host} spins: its deadline stays in the past"
+        self._world.happened(0, host)
         host.machine.tick(host.now)
         self.settle(host)
 
     def _arm(self, host: Host) -> None:
         deadline = host.machine.next_deadline()
         if deadline is None or not host.awake:
-            host.due = None
+            host.need(None)
             return
-        due = host.due = max(host.clock.when(deadline), self._world.now + BACK)
+        due = max(host.clock.when(deadline), self._world.now + BACK)
+        host.need(due)
         if host.armed is None or host.armed > due:
             self._wake_at(host, due)
 
     def _wake_at(self, host: Host, at: float) -> None:
         if at != float("inf"):
-            host.armed = at
+            host.arm(at)
             self._world.when(at, self._wake, host, at)
 
     def settle(self, host: Host) -> None:
@@ -120,20 +118,14 @@ class Driver:
 
     def _order(self, host: Host, order: Order) -> None:
         """Note what matters to scripts and observers, and hand it to the data plane."""
+        host.take(order)
         match order:
-            case Freeze(epoch, _):
-                host.frozen_for = epoch
-            case Installed(view, reports):
+            case Installed(view, _):
                 self._world.trace.append((self._world.now, host.id, f"install {view.view_id}"))
-                host.installed.append((view, reports))
             case Activated(view):
                 self._world.trace.append((self._world.now, host.id, f"activate {view.view_id}"))
-                host.activated.append(view)
             case Stopped(error):
-                host.stopped = error
                 self._world.trace.append((self._world.now, host.id, f"stop {type(error).__name__}"))
-            case Wish(wanted):
-                host.wished = wanted
         host.plane.handle(order)
 
     # Messages
@@ -148,7 +140,7 @@ class Driver:
             if target is not None:
                 self._world.show("lost", host, target, message)
             return
-        self._world.messages += 1
+        self._world.sent()
         self._world.observers.sent(host, target, message)
         self._network.carry(host, target, address, message)
         if failpoint is not None:
@@ -168,8 +160,7 @@ class Driver:
     def _receive(self, host: Host, sender: Host, packet: Packet) -> None:
         network = self._network
         envelope = packet.envelope(network.codec)
-        self._world.events += 1
-        self._world.record(1, host, len(packet.data))
+        self._world.happened(1, host, len(packet.data))
         if isinstance(envelope.message, Piece):
             whole = network.completed(host, sender, envelope.message)
             if whole is None:

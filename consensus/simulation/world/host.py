@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ...border import Built, Flushed, Freeze, Hint, Installed, Leave, Order
+from ...border import Activated, Built, Flushed, Freeze, Hint, Installed, Leave, Order, Stopped, Wish
 from ...config import Config
 from ...errors import StoppedError
 from ...member import Address, Member
@@ -116,6 +116,65 @@ class Host:
     def fail(self, suspects: tuple[str, ...]) -> None:
         """Its data plane fails and blames ``suspects`` (ids). Call it inside the process."""
         self.machine.handle(Hint(suspects), self.now)
+
+    # What its world does to it
+
+    def die(self) -> None:
+        """SIGKILL."""
+        self.alive = False
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.paused = False
+
+    def stall(self) -> None:
+        """Something holds its agent up."""
+        self.stalls += 1
+
+    def unstall(self) -> None:
+        """One of those does no more."""
+        self.stalls -= 1
+
+    def caught_up(self) -> list[Callable[[], None]]:
+        """What had to wait, which is no backlog any more."""
+        backlog, self.backlog = self.backlog, []
+        return backlog
+
+    def tether(self, members: tuple[Member, ...]) -> None:
+        """It holds connections to exactly ``members``."""
+        self.tethers = members
+
+    def need(self, due: float | None) -> None:
+        """When (true time) its machine wants to be ticked."""
+        self.due = due
+
+    def arm(self, at: float | None) -> None:
+        """When it is woken next."""
+        self.armed = at
+
+    def wake(self, now: float, *, soon: float) -> int:
+        """It is woken: how often that has happened by now, each time within ``soon`` seconds of the one before."""
+        self.spins = self.spins + 1 if now - self.woken < soon else 0
+        self.woken = now
+        return self.spins
+
+    def take(self, order: Order) -> None:
+        """Note what an order to its data plane says of it."""
+        match order:
+            case Freeze(epoch, _):
+                self.frozen_for = epoch
+            case Installed(view, reports):
+                self.installed.append((view, reports))
+            case Activated(view):
+                self.activated.append(view)
+            case Stopped(error):
+                self.stopped = error
+            case Wish(wanted):
+                self.wished = wanted
 
     def __repr__(self) -> str:
         state = "dead" if not self.alive else "paused" if self.paused else str(self.stopped or "up")

@@ -54,6 +54,15 @@ class State(Timeline, ABC):
         self.hashed.update(_EVENT.pack(self.now, host.index, kind, size))
         self.hashed.update(data)
 
+    def happened(self, kind: int, host: Host, size: int = 0) -> None:
+        """A message was delivered, or a timer fired."""
+        self.events += 1
+        self.record(kind, host, size)
+
+    def sent(self) -> None:
+        """One more message."""
+        self.messages += 1
+
     def observe(self, observer: Observer) -> Observer:
         """Show everything from now on to ``observer`` and its parts, too."""
         observer.attach(self)

@@ -139,7 +139,7 @@ class World(State):
 
     def kill(self, host: Host) -> None:
         """SIGKILL: its connections close, and whoever holds one finds out."""
-        host.alive = False
+        host.die()
         self.show("killed", host)
         if self.at_address.get(host.member.address) is host:
             del self.at_address[host.member.address]
@@ -147,23 +147,23 @@ class World(State):
 
     def pause(self, host: Host) -> None:
         """SIGSTOP."""
-        host.paused = True
+        host.pause()
         self.show("paused", host)
 
     def resume(self, host: Host) -> None:
         """SIGCONT: what happened to it meanwhile reaches it now."""
-        host.paused = False
+        host.resume()
         self.show("resumed", host)
         self.driver.catch_up(host)
 
     def stall(self, host: Host, seconds: float) -> None:
         """The agent's loop is held up: the process lives, but what reaches the agent waits for ``seconds``."""
-        host.stalls += 1
+        host.stall()
         self.show("paused", host)
         self.at(seconds, self._unstall, host)
 
     def _unstall(self, host: Host) -> None:
-        host.stalls -= 1
+        host.unstall()
         self.show("resumed", host)
         self.driver.catch_up(host)
 

@@ -139,11 +139,11 @@ class Folder:
                     return Created.EXISTS  # nobody listens
                 if not self._link(temp, path, change):
                     return Created.EXISTS
-                change.begun = True
+                change.begin()
                 sync_directory(path.parent)
                 if number is not None and number < floors.floor(self._floor(floor)):
                     self._take_back(temp, path)
-                    change.begun = False
+                    change.undo()
                     return Created.BELOW
             finally:
                 temp.unlink(missing_ok=True)
@@ -157,10 +157,10 @@ class Folder:
             except OSError as error:
                 # On NFS the request may have been done and its answer lost; asked again, the server says that the name is
                 # taken: by us. How many names our file has tells. (Opened for that: the client then asks the server.)
-                change.begun = True
+                change.begin()
                 if _links(temp) > 1:
                     return True
-                change.begun = False
+                change.undo()
                 if isinstance(error, FileExistsError):
                     return False
                 if not isinstance(error, FileNotFoundError):
@@ -217,7 +217,7 @@ class Folder:
                 else:
                     raise FileNotFoundError(0, "its directory comes and goes", str(path))
                 if durable:
-                    change.begun = True
+                    change.begin()
                     sync_directory(path.parent)
             finally:
                 temp.unlink(missing_ok=True)
@@ -287,7 +287,7 @@ class Folder:
             directory = self._floor(name)
             if number <= (before := floors.floor(directory)):
                 return before
-            change.begun = True
+            change.begin()
             return floors.lift(directory, number)
 
     def _floor(self, name: str) -> Path:

@@ -67,6 +67,14 @@ class OSErrorMapper:
     def __enter__(self) -> Self:
         return self
 
+    def begin(self) -> None:
+        """From now on the change may have been done, and others may see it."""
+        self.begun = True
+
+    def undo(self) -> None:
+        """It certainly is not done, or not any more."""
+        self.begun = False
+
     @contextlib.contextmanager
     def doubt(self) -> Iterator[None]:
         """Around the one call that makes the change: its error may leave open whether it was done."""

@@ -142,8 +142,9 @@ class Screen:
             self._events(timeline, max(2, min(_EVENTS, room))),
         )
         footer = Text("Ctrl-C ends it; nothing is left behind", style="dim")
-        panel = Panel(content, title=Text(self._title, style="bold"), subtitle=footer, border_style="dim", padding=(1, 1))
-        panel.width = self._console.width - 2  # the terminal's ^C must not break the line
+        width = self._console.width - 2  # the terminal's ^C must not break the line
+        title = Text(self._title, style="bold")
+        panel = Panel(content, title=title, subtitle=footer, border_style="dim", width=width, padding=(1, 1))
         self._live.update(panel, refresh=True)
 
     def progress(self, text: str, done: int, total: int) -> None:

@@ -89,7 +89,7 @@ class Attempt:
             if number and len(window) == in_flight:
                 self._reap()
             slot = self._staging.slot(number, session.codec.elements)
-            call.fill(slot)  # the head beside a prelude: it has a slot to spare
+            call.fill(slot)  # the head beside a prelude: it has a free slot
             if number == 0:
                 session.codec.write(slot.trailer, saying, bucket.op)
                 if said is not None:

@@ -32,13 +32,6 @@ def kept(layout: Layout, held: int) -> int:
 class Recovery(Protocol):
     """How the state gets here beside the training (see ``recovery.catchup``). Used on the training thread."""
 
-    def wait(self, own: Call) -> None:
-        """The program waits in its first call to be admitted, and may have to for long: keep the state level with theirs."""
-
-    @property
-    def trouble(self) -> Exception | None:
-        """Why that can never be: the program's state is another one than theirs."""
-
     def wanted(self, own: Call, session: Session) -> bool:
         """Whether this member lacks the state in ``session``, and can follow until it has it."""
 

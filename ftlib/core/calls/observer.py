@@ -57,8 +57,8 @@ class Observers:
 
     def finished(self, call: Call, results: Results) -> Sequence[Slot] | None:
         """See ``Observer``; at most one of them keeps the results."""
-        spare = None
+        instead = None
         for observer in self.present:
             given = observer.finished(call, results)
-            spare = given if spare is None else spare
-        return spare
+            instead = given if instead is None else instead
+        return instead

@@ -39,8 +39,8 @@ class TakesPart(Protocol):
     def follow(self, followed: Followed, enter: Callable[[Session, int], bool]) -> Results:
         """Finish one call of the others."""
 
-    def keep(self, results: Results, spare: Sequence[Slot]) -> None:
-        """Leave the slots of ``results`` to who keeps them, and use ``spare`` ones from now on."""
+    def keep(self, results: Results, instead: Sequence[Slot]) -> None:
+        """Leave the slots of ``results`` to who keeps them, and use those ``instead`` from now on."""
 
     def reloaded(self, own: Call) -> None:
         """The program's call has another state than it was made with."""
@@ -89,7 +89,7 @@ class Arrival:
 
     def follows(self, own: Call, session: Session) -> bool:
         """Whether this member can take part in the others' calls until it has the state."""
-        self._begin(own)
+        self.begin(own)
         return not self._refused and self._recovery is not None and self._recovery.wanted(own, session)
 
     def others(self, session: Session) -> Entered | None:
@@ -98,12 +98,6 @@ class Arrival:
         return asked[1] if asked is not None and asked[0] is session else None
 
     # --- what can be done ----------------------------------------------------------------------------------------------
-
-    def wait(self, own: Call) -> None:
-        """The program waits in its first call to be admitted, and may have to for long: see ``Recovery``."""
-        self._begin(own)
-        if self._recovery is not None:
-            self._recovery.wait(own)
 
     def ask(self, own: Call, session: Session) -> Results | None:
         """Find out what the others are in."""
@@ -127,8 +121,8 @@ class Arrival:
                 if engine.said_goodbye:
                     break
                 complete = recovery.finished(results)
-                if (spare := recovery.kept(results)) is not None:
-                    engine.keep(results, spare)
+                if (instead := recovery.kept(results)) is not None:
+                    engine.keep(results, instead)
                 if complete and results.layout.signature == own.layout.signature:
                     return results
         except NoFollowing as reason:
@@ -192,13 +186,14 @@ class Arrival:
         assert self._recovery is not None  # only a follower may not know it
         return self._layouts.find(start) or self._recovery.layout(session, start)
 
+    def begin(self, own: Call) -> None:
+        """The program comes in with this call, if it can. Idempotent."""
+        if self.call is not own:
+            self.call, self._refused, self._since, self._foreign = own, False, self._threads.now(), 0
+            self._others = None
+
     def end(self) -> None:
         """The call is left: nothing more is wanted."""
         self.call = None
         if self._recovery is not None:
             self._recovery.end()
-
-    def _begin(self, own: Call) -> None:
-        if self.call is not own:
-            self.call, self._refused, self._since, self._foreign = own, False, self._threads.now(), 0
-            self._others = None

@@ -117,13 +117,15 @@ class Engine:
         registered: Callable[[], Registered | None] = lambda: None,
         inquiry: Inquiry | None = None,
         recovery: Recovery | None = None,
+        admission: Callable[[Call], None] | None = None,
         observers: Observers | None = None,
         layouts: LayoutBook | None = None,
     ) -> None:
         """``load``: loads registered state where this member lacks it; whether it did. ``registered``: what that is.
 
         ``inquiry``: tells a newcomer what the others are in; None where calls are all alike. ``recovery``: gets the state
-        beside the others' calls. ``layouts``: of all calls.
+        beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None where that
+        never takes longer than any other wait of a call. ``layouts``: of all calls.
         """
         self._plane = plane
         self._consensus = consensus
@@ -132,6 +134,7 @@ class Engine:
         self._limits = limits
         self._in_flight = in_flight
         self._load = load
+        self._admission = admission
         self._observers = Observers() if observers is None else observers
         self._layouts = LayoutBook() if layouts is None else layouts
         self._newest: Layout | None = None
@@ -142,7 +145,7 @@ class Engine:
         """Whether the slots of the newest results were kept by an observer."""
         self._nonfinite = Veto(plane)
         self._failures = Failures(plane, consensus, rebuilder)
-        self._waiting = Waiting(plane, limits, consensus.confirm, recovery)
+        self._waiting = Waiting(plane, limits, consensus.confirm)
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered)
         self._units = Executor(means)
         self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts)
@@ -342,12 +345,12 @@ class Engine:
     def _finished(self, call: Call, results: Results) -> None:
         """Tell whoever looks on; they may keep the buffers, as they take longer to read them than the next call takes."""
         self._consensus.average_success(call.number)
-        spare: Sequence[Slot] | None = self._observers.finished(call, results) if self._observers.present else None
-        if spare is not None:
-            self._pool.staging(results.layout).exchange(results.slots, spare)
+        instead: Sequence[Slot] | None = self._observers.finished(call, results) if self._observers.present else None
+        if instead is not None:
+            self._pool.staging(results.layout).exchange(results.slots, instead)
         elif self._handed:
             self._pool.staging(results.layout).cool()
-        self._handed = spare is not None
+        self._handed = instead is not None
 
     def _delivered(self, call: Call, results: Results, session: Session) -> Status:
         if call.void(results):
@@ -362,8 +365,9 @@ class Engine:
         """This member is in no view yet, and with this call it is ready for one."""
         self._pool.staging(call.layout).warm(kept(call.layout, self._limits.held))
         self._consensus.seek_admission()
-        if self._limits.may_be_spare:
-            self._arrival.wait(call)
+        if self._admission is not None:
+            self._admission(call)
+            self._arrival.begin(call)  # as what was begun meanwhile ends with the call
 
     def _note(self, layout: Layout) -> None:
         self._newest = layout
@@ -421,9 +425,9 @@ class Engine:
                 self._failures.abandon()  # where nothing is under way nobody sees it
         return results is not None
 
-    def keep(self, results: Results, spare: Sequence[Slot]) -> None:
-        """Leave the slots of ``results`` to who keeps them, and use ``spare`` ones from now on."""
-        self._pool.staging(results.layout).exchange(results.slots, spare)
+    def keep(self, results: Results, instead: Sequence[Slot]) -> None:
+        """Leave the slots of ``results`` to who keeps them, and use those ``instead`` from now on."""
+        self._pool.staging(results.layout).exchange(results.slots, instead)
 
     def undelivered(self, call: Call, error: BaseException) -> None:
         """See ``Failures``."""

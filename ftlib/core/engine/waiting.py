@@ -13,12 +13,11 @@ from consensus import LeftError
 from ...errors import Excluded, GroupError, JoinError, RebuildTimeout
 from ..calls.attempt import SETTLE
 from ..calls.call import Call
-from ..calls.follower import Recovery
 from ..calls.session import Session
 from ..plane.phase import Phase
 from ..plane.plane import Plane
 
-__all__ = ["WARN_AFTER", "Limits", "Patience", "Waiting"]
+__all__ = ["WARN_AFTER", "Limits", "Patience", "Waiting", "ended"]
 
 logger = logging.getLogger("ftlib")
 
@@ -32,8 +31,6 @@ class Limits:
 
     step_timeout: float = 600.0
     min_size: int = 1
-    may_be_spare: bool = False
-    """Whether this member may have to wait for room in the view; as long as it takes, since the job answers meanwhile."""
     drain_patience: float = 5.0
     """For how long a worker that has to go waits for a view change to end."""
     veto: bool = True
@@ -53,10 +50,6 @@ class Patience:
 
     def __post_init__(self) -> None:
         self.began = self.now()
-
-    def extend(self, deadline: float) -> None:
-        """What was waited for until now does not count against the deadline."""
-        self.deadline = deadline
 
     def due(self) -> float | None:
         """Seconds waited if a warning is due now."""
@@ -78,12 +71,11 @@ class Unhurried(Protocol):
 class Waiting:
     """Of the calls of one lifetime. Used by the thread that carries them out; a call that need not wait never comes here."""
 
-    def __init__(self, plane: Plane, limits: Limits, confirmed: Callable[[], bool], recovery: Recovery | None = None) -> None:
-        """``confirmed``: whether the view is undisputed. ``recovery``: how a spare gets the state while it waits."""
+    def __init__(self, plane: Plane, limits: Limits, confirmed: Callable[[], bool]) -> None:
+        """``confirmed``: whether the view is undisputed."""
         self._plane = plane
         self._limits = limits
         self._confirmed = confirmed
-        self._recovery = recovery
         self.now = plane.threads.now
         self._for_session: tuple[object, Patience] | None = None
         """Of the newest wait for a session: which call's, and how long that has waited."""
@@ -97,7 +89,7 @@ class Waiting:
         worker has to go.
         """
         plane, limits, now = self._plane, self._limits, self.now
-        since, spare = now(), False
+        since = now()
         if self._for_session is None or self._for_session[0] != (call.number, call.began):  # else its warnings become rarer
             self._for_session = (call.number, call.began), self._patience(call)
         patience = self._for_session[1]
@@ -105,18 +97,11 @@ class Waiting:
             with plane.changed:
                 session = plane.session
                 if plane.phase is Phase.STOPPED:
-                    raise _ended(plane)
+                    raise ended(plane)
                 active = plane.phase is Phase.ACTIVE and session is not None
-                spare, was_spare = plane.phase is Phase.WAITING and limits.may_be_spare, spare
-                if spare or was_spare:  # for whoever was one, too: its time begins as it is admitted
-                    call.restart(now())
-                    patience.extend(call.began + limits.step_timeout)
-                    self._for_session = (call.number, call.began), patience
                 if active and session is not None and session.size >= limits.min_size:
                     return session
                 until = self._last_moment(since) if plane.leaving() else math.inf
-                if spare and self._recovery is not None and self._recovery.trouble is not None:
-                    raise self._recovery.trouble
                 left = patience.deadline - now()
                 if left > 0:
                     plane.tell()
@@ -168,7 +153,7 @@ class Waiting:
         if plane.phase is Phase.ACTIVE and session is not None:
             return f"only {session.size} of at least {limits.min_size} members are there"
         if plane.phase is Phase.WAITING:
-            return "not admitted to a view yet" + (" (a spare, above max_size)" if limits.may_be_spare else "")
+            return "not admitted to a view yet"
         return "no new view"
 
     def blocking(self) -> str:
@@ -190,7 +175,7 @@ class Waiting:
         return call.patience(timeout, self.now) if isinstance(call, Unhurried) else Patience(call.began + timeout, self.now)
 
 
-def _ended(plane: Plane) -> Exception:
+def ended(plane: Plane) -> Exception:
     """Why this lifetime is over."""
     assert plane.error is not None
     if isinstance(plane.error, JoinError):  # the job it had met is gone, or refuses it

@@ -1,7 +1,7 @@
 """The buffers that operations work on, never the user's tensors: an abandoned operation may still write into its buffer.
 
 A call's results stay readable until the next call's first operation has finished, since a survivor may need them (see
-``salvage``). What the next call stages before that goes into spare slots: the first ``in_flight`` buckets have two slots
+``salvage``). What the next call stages before that goes into free slots: the first ``in_flight`` buckets have two slots
 each and alternate, the others have one.
 """
 
@@ -62,7 +62,7 @@ class Staging:
         self.layout = layout
         self._turns = [2 if number < in_flight else 1 for number in range(len(layout.buckets))]
         self._slots: list[list[Slot | None]] = [[None] * turns for turns in self._turns]
-        self._spare: list[list[Slot]] = [[] for _ in self._turns]
+        self._free: list[list[Slot]] = [[] for _ in self._turns]
         self._turn = 0
 
     def turn(self) -> None:
@@ -74,8 +74,8 @@ class Staging:
         turn = self._turn % self._turns[number]
         slot = self._slots[number][turn]
         wanted = 0 if number else trailer_elements
-        if slot is None and self._spare[number]:
-            slot = self._slots[number][turn] = self._spare[number].pop()
+        if slot is None and self._free[number]:
+            slot = self._slots[number][turn] = self._free[number].pop()
         if slot is None or (slot.elements != wanted and not slot.fit(wanted)):
             slot = self._slots[number][turn] = Slot(self.layout.buckets[number], wanted)
         return slot
@@ -83,22 +83,22 @@ class Staging:
     def warm(self, more: int) -> None:
         """Touch all memory that attempts will use, and ``more`` sets of slots besides, before anybody waits for it."""
         for number, bucket in enumerate(self.layout.buckets):
-            while len(self._spare[number]) < self._turns[number] + more:
-                self._spare[number].append(Slot(bucket, 0))
-                self._spare[number][-1].buffer.zero_()
+            while len(self._free[number]) < self._turns[number] + more:
+                self._free[number].append(Slot(bucket, 0))
+                self._free[number][-1].buffer.zero_()
 
     def cool(self) -> None:
         """Give back the slots that are in no use."""
-        self._spare = [[] for _ in self._turns]
+        self._free = [[] for _ in self._turns]
 
-    def exchange(self, kept: Sequence[Slot], spare: Sequence[Slot]) -> None:
-        """Leave the slots ``kept`` to whoever keeps them, and use ``spare`` ones of this layout instead."""
+    def exchange(self, kept: Sequence[Slot], instead: Sequence[Slot]) -> None:
+        """Leave the slots ``kept`` to whoever keeps them, and use those ``instead`` of this layout."""
         for slot in kept:
             self.abandon(slot)
         numbers = {id(bucket): number for number, bucket in enumerate(self.layout.buckets)}
-        for slot in spare:
+        for slot in instead:
             if id(slot.bucket) in numbers:
-                self._spare[numbers[id(slot.bucket)]].append(slot)
+                self._free[numbers[id(slot.bucket)]].append(slot)
 
     def abandon(self, slot: Slot) -> None:
         """Never use ``slot`` again: an operation that cannot be ended may still write into it."""

@@ -27,6 +27,10 @@ class Meter:
         self._began = now()
         self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
 
+    def expect(self, total: int) -> None:
+        """So many bytes are all there is."""
+        self.total = total
+
     def got(self, count: int) -> None:
         """So many bytes more."""
         self.received += count
@@ -104,7 +108,7 @@ class ArrivingState:
 
     def got(self, count: int, total: int) -> None:
         """So many bytes more, of so many (0: not known yet)."""
-        self._meter.total = total
+        self._meter.expect(total)
         self._meter.got(count)
         self._latest = self._now()
         self._progress_log.update()

@@ -42,5 +42,5 @@ def test_whose_replay_leads_elsewhere_follows_no_more(monkeypatch: pytest.Monkey
     verification.holds.return_value = False
     with pytest.raises(NoFollowing, match="not what the others have"):
         recovery._verified(verification)
-    recovery.wait(own)
+    recovery.stand_by(own)
     assert not begun.called

@@ -168,7 +168,7 @@ def test_a_call_that_only_the_dead_had_finished(monkeypatch: pytest.MonkeyPatch,
             if session.view.epoch == 1 and call.number > 20:
                 held.append(call.number)
                 assert crashed.wait(TIMEOUT)
-                eventually(lambda: plane.phase is not Phase.ACTIVE, "the crash was noticed")
+                eventually(lambda: not plane.acting_in(session), "the crash was noticed")
             return finish(session, call, *more)
 
         monkeypatch.setattr(plane, "finish", finish_late)
@@ -235,8 +235,10 @@ def test_without_registered_state_spares_wait_as_ever() -> None:
         threads.append(in_thread(functools.partial(train, spare)))
         time.sleep(0.5)
         assert spare._plane.phase is Phase.WAITING and spare._plane.recovery is None
+        still_waiting = spare._plane.threads.now()
         crew.members[1].leave()
         eventually(lambda: spare.size == 2 and spare.step > 3, "it takes part")
+        eventually(lambda: spare._engine._arrival._since > still_waiting, "only now its time for a call like its own begins")
         over.set()
         at_once(*[ft.close for ft in crew.members])
         for thread in threads:
