@@ -46,11 +46,7 @@ class Class:
         self.trainees = at_once(*[functools.partial(Trainee, ft) for ft in crew.members])
         self.last: Trainee = self.trainees[-1]
         self._over = threading.Event()
-        self._threads = [in_thread(functools.partial(self._train, trainee)) for trainee in self.trainees[:-1]]
-
-    def _train(self, trainee: Trainee) -> None:
-        while not self._over.is_set() and trainee.step():
-            time.sleep(0.002)
+        self._threads = [in_thread(functools.partial(until, self._over, trainee)) for trainee in self.trainees[:-1]]
 
     def end(self) -> None:
         """All leave; the others are left by whoever sees it first."""

@@ -16,8 +16,8 @@ from typing import Any
 from consensus import KeyRing
 from ftlib.lifecycle.drain import TWIN
 from tests.harness.basics import eventually
+from tests.harness.program import ROOT, clean
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 150.0
 SECRET = "the secret of these tests"
 KEY = KeyRing([SECRET]).first
@@ -56,10 +56,7 @@ def script(body: str) -> str:
 
 
 def environment(**more: str) -> dict[str, str]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
-    env["PYTHONPATH"] = str(ROOT)
-    env["FTLIB_SECRET"] = SECRET
-    return env | more
+    return clean(FTLIB_SECRET=SECRET, **more)
 
 
 def command(*arguments: object) -> list[str]:

@@ -17,7 +17,7 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
-__all__ = ["Episode"]
+__all__ = ["Episode", "shrink_and_grow"]
 
 
 class Episode:
@@ -138,3 +138,15 @@ class Episode:
         self._start_missing()
         if self._chance.random() < 0.8 or len(self._veterans()) < 2:
             self.cluster.training()
+
+
+def shrink_and_grow(cluster: Cluster, size: int, chance: random.Random) -> None:
+    """From ``size`` workers to one and back; each change is seen in an average before the next."""
+    while len(workers := cluster.alive()) > 1:
+        time.sleep(chance.random() * 0.05)
+        chance.choice(workers).kill()
+        cluster.training(len(workers) - 1)
+    cluster.advanced()
+    while len(cluster.alive()) < size:
+        cluster.join()
+        cluster.training()

@@ -15,7 +15,7 @@ from typing import Any
 from tests.harness.cluster import LIMIT, Process, Watched, bind
 from tests.harness.nursery import Nursery
 
-__all__ = ["Player", "Stage"]
+__all__ = ["Player", "Stage", "healthy", "one_line"]
 
 
 class Player(Process):
@@ -149,3 +149,17 @@ class Stage(Watched[Player]):
             )
 
         self.until(f"{players} go on in a group of {wanted}", on, limit)
+
+
+def one_line(error: str) -> str:
+    assert error
+    assert "\n" not in error, error
+    assert len(error) < 400, error
+    return error
+
+
+def healthy(*players: Player) -> None:
+    """Nothing happened to these that they would tell their user about."""
+    for player in players:
+        assert player.code in (None, 0), (player, player.error)
+        assert "Traceback" not in player.output(), player.output()

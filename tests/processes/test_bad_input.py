@@ -11,8 +11,7 @@ import pytest
 
 from consensus.config import PROTOCOL_VERSION
 
-from .outcome import healthy, one_line
-from .stage import Player, Stage
+from .stage import Player, Stage, healthy, one_line
 
 pytestmark = [pytest.mark.process]
 

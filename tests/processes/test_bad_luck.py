@@ -14,8 +14,7 @@ from tests.harness.cluster import LIMIT
 from tests.harness.nursery import Nursery
 from tests.harness.program import Program, ftlib_run
 
-from .outcome import healthy, one_line
-from .stage import Stage
+from .stage import Stage, healthy, one_line
 
 pytestmark = [pytest.mark.process]
 

@@ -12,8 +12,7 @@ from tests.harness.cluster import Cluster, Worker
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
-from .episode import Episode
-from .shrinking import shrink_and_grow
+from .episode import Episode, shrink_and_grow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]  # on a busy machine; each wait has a deadline of its own
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from .outcome import healthy
-from .stage import Player, Stage
+from .stage import Player, Stage, healthy
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 

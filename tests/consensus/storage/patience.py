@@ -1,4 +1,4 @@
-"""As a member does it: what is away is asked again, what is ambiguous is resolved by reading."""
+"""Stores as a member uses them: what is away is asked again, what is ambiguous is resolved by reading, changes are heard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from consensus.errors import AmbiguousWriteError, StoreAwayError
 from consensus.storage.store import Created, Store
 
-__all__ = ["created", "first_told", "once_read", "until_away"]
+__all__ = ["Heard", "created", "first_told", "once_read", "until_away"]
 
 
 async def once_read(store: Store, key: str) -> bytes | None:
@@ -46,3 +46,31 @@ async def first_told(store: Store, prefix: str) -> bool:
     async for _ in store.watch(prefix):
         return True
     return False
+
+
+class Heard:
+    """Follows ``store.watch(prefix)`` until that ends."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self.count = 0
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(store, prefix))
+
+    async def _follow(self, store: Store, prefix: str) -> None:
+        async for _ in store.watch(prefix):
+            self.count += 1
+            self._news.set()
+
+    async def once(self) -> None:
+        async with asyncio.timeout(20):
+            await self._news.wait()
+        await asyncio.sleep(0.05)  # what comes together
+        self._news.clear()
+
+    async def nothing(self) -> None:
+        await asyncio.sleep(0.15)
+        assert not self._news.is_set()
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(20):
+            await self._task

@@ -18,7 +18,7 @@ from tests.harness.relay import Relay
 from tests.harness.servers import Server, running
 
 from .conformance import Conformance
-from .heard import Heard
+from .patience import Heard
 from .place import Place
 
 __all__ = ["Served", "ServerPlace", "opened", "servers"]

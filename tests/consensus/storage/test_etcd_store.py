@@ -16,9 +16,8 @@ import pytest
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from consensus.storage.etcd.etcd_store import EtcdStore
 from consensus.storage.store import MAX_VALUE, Created, Store, Unreadable
-from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
-from tests.consensus.storage.patience import created, first_told, once_read, until_away
+from tests.consensus.storage.patience import Heard, created, first_told, once_read, until_away
 from tests.consensus.storage.served import Served, ServerPlace, opened, servers
 from tests.harness.relay import Relay
 from tests.harness.servers import Certificates, EtcdServer, etcd_cluster, running

@@ -13,8 +13,8 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefusedError
 from consensus.storage.store import MAX_VALUE, Created, Unreadable
-from tests.consensus.storage.heard import Heard
 from tests.consensus.storage.passwords import QUOTED, SECRET
+from tests.consensus.storage.patience import Heard
 from tests.consensus.storage.served import Served, ServerPlace, opened, servers
 from tests.harness.relay import Relay
 from tests.harness.servers import Certificates, RedisServer, running
