@@ -29,6 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forks", type=int, default=0, metavar="N", help="run the tests in N processes (0: in this one)")
 
 
+def pytest_load_initial_conftests(args: list[str]) -> None:
+    """Before anything imports torch: a fork of a process in which OpenMP has threads hangs where it uses them."""
+    if any(argument.startswith("--forks") for argument in args):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("forks"):
