@@ -56,7 +56,7 @@ def script(body: str) -> str:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return clean(FTLIB_SECRET=SECRET, **more)
+    return clean(**{"FTLIB_SECRET": SECRET, **more})
 
 
 def command(*arguments: object) -> list[str]:

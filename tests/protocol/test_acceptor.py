@@ -89,7 +89,7 @@ def test_proof_and_own_wish_need_no_lease(cause: Cause) -> None:
 
 
 def test_an_own_proof_serves_as_well() -> None:
-    proofs = {"c": Proof(99.0, "refused", True)}
+    proofs = {"c": Proof(99.0, "refused", True, 98.9)}
     assert acceptor().wait_for(without("c", Cause.SILENCE), proofs, {"c": 100.0}, 100.0) == 100.0
 
 

@@ -27,11 +27,18 @@ def reports_of_a_quorum(patch: Patch) -> None:
 
     @around(patch, Installation, "__init__")
     def init(
-        honest: Any, self: Installation, view: View, parent: View | None, ballot: Ballot, reports: dict[str, bytes], now: float
+        honest: Any,
+        self: Installation,
+        view: View,
+        parent: View | None,
+        ballot: Ballot,
+        reports: dict[str, bytes],
+        *more: Any,
+        **rest: Any,
     ) -> None:
         for key in () if parent is None else parent.ids:
             reports.setdefault(key, b"")
-        honest(self, view, parent, ballot, reports, now)
+        honest(self, view, parent, ballot, reports, *more, **rest)
 
 
 def new_report_each_time(patch: Patch) -> None:
