@@ -46,6 +46,8 @@ class Installed:
 
     view: View
     reports: Mapping[str, bytes]
+    ended: bool = False
+    """Whether somebody whom it is without left since its program had come to its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,11 +165,6 @@ class Consensus(ABC):
         return None
 
     @property
-    def ended(self) -> bool:
-        """Whether somebody whom the newest installed view is without left since its program had come to its end."""
-        return False
-
-    @property
     def driver(self) -> str:
         """Id of the member that drove the change to the newest view, "" where that is not known."""
         return ""

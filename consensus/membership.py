@@ -188,11 +188,6 @@ class Membership(Consensus):
         return self._snapshot.reasons.get(member_id)
 
     @property
-    def ended(self) -> bool:
-        """Whether somebody whom the newest installed view is without left since its program had come to its end."""
-        return any(reason.ended for reason in self._snapshot.reasons.values())
-
-    @property
     def driver(self) -> str:
         """Id of the member that drove the change to the newest view."""
         return self._snapshot.driver

@@ -85,10 +85,6 @@ class FakeConsensus(Consensus):
     def leave(self, *, ended: bool = False) -> None:
         self.cluster.post("leave", self, ended)
 
-    @property
-    def ended(self) -> bool:
-        return bool(self.cluster.ended)
-
     def flushed(self, epoch: int, report: bytes) -> None:
         self.cluster.post("flushed", self, epoch, report)
 
@@ -262,7 +258,8 @@ class FakeCluster:
         self.idle = False
         for name in view.ids:
             self.members[name].installed = view
-            self._plane(name).handle(Installed(view, {m: r for m, r in self._reports.items() if m in view}))
+            reports = {m: r for m, r in self._reports.items() if m in view}
+            self._plane(name).handle(Installed(view, reports, bool(self.ended)))
 
     def _on_ready(self, member: FakeConsensus, view_id: str) -> None:
         view = self.view

@@ -331,7 +331,8 @@ class ViewChange:
         core.history.installed(view, sender, message.ballot, message.removed, now)
         self._ready_to = (sender, address)
         self._is_ready = False
-        core.outbox.emit(Installed(view, reports))
+        ended = any(reason.ended for reason in core.reasons.values())
+        core.outbox.emit(Installed(view, reports, ended))
 
     def _voted_out(self, view: View) -> bool:
         """Whether this member has voted for a list without itself, and ``view`` is another of that epoch.

@@ -100,6 +100,8 @@ class Rebuilder:
         self._built: Session | None = None
         self._group: Group | None = None
         self._donations: list[Work] = []
+        self._ended_unacted = False
+        """Whether a member's part was found to have ended as its program had, and no view without it was activated here."""
         self._ended_after = -1
         """The newest call when a member's part was last found to have ended as its program had; -1: there was none."""
 
@@ -162,7 +164,8 @@ class Rebuilder:
 
     def _carry_out(self, order: Installed | Expected | Activated | Stopped) -> None:
         match order:
-            case Installed(view, reports):
+            case Installed(view, reports, ended):
+                self._ended_unacted = self._ended_unacted or ended
                 self._install(view, reports)
             case Expected(view):
                 self._expect(view)
@@ -239,7 +242,7 @@ class Rebuilder:
         fault = session.plan.fault
         if fault is not None and self._plane.member_id in fault.blamed:
             lost, call = fault.kind is FaultKind.STATE_LOST, self._plane.current
-            if lost and (self._consensus.ended or self._ended_after == self._plane.finished):
+            if lost and (self._ended_unacted or self._ended_after == self._plane.finished):
                 self._stop(errors.JobEnded("the members that held the state have left, as their programs have ended"))
                 self._consensus.leave()
                 return
@@ -250,8 +253,8 @@ class Rebuilder:
         behind = session.plan.call - self._plane.finished  # frozen: it stays so
         if not self._plane.activate(session):
             return
-        if self._consensus.ended:  # what it had at its end is all that there is, until another call finishes
-            self._ended_after = session.plan.call
+        if self._ended_unacted:  # what it had at its end is all that there is, until another call finishes
+            self._ended_after, self._ended_unacted = session.plan.call, False
         self._log(old, session)
         if self._plane.member_id in session.plan.healed:
             text = "this worker was %d calls behind the others: it gets their state, and counts again from the call after that"
