@@ -242,7 +242,7 @@ class Rebuilder:
         fault = session.plan.fault
         if fault is not None and self._plane.member_id in fault.blamed:
             lost, call = fault.kind is FaultKind.STATE_LOST, self._plane.current
-            if lost and (self._ended_unacted or self._ended_after == self._plane.finished):
+            if lost and (self._ended_unacted or self._ended_after >= self._plane.finished):  # it may lack that call itself
                 self._stop(errors.JobEnded("the members that held the state have left, as their programs have ended"))
                 self._consensus.leave()
                 return
