@@ -39,7 +39,7 @@ def test_the_first_introducer_restarted_with_another_secret_does_not_found(their
     with members(1, secret=theirs or ()) as [member]:
         own = f"127.0.0.1:{free_ports(1)[0]}"
         again = begin(
-            job="test", bind=own, introducers=(own, address(member)), secret=ours or (), initial_size=1, join_timeout=1.0
+            job="test", bind=own, introducers=(own, address(member)), secret=ours or (), initial_size=1, join_timeout=4.0
         )
         try:
             eventually(lambda: again.stopped or again.view, "it gives up")
