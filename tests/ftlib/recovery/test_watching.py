@@ -103,13 +103,14 @@ def test_a_joiner_is_watched(
         nbytes = sum(parameter.numel() for parameter in joiner.model.parameters()) * 4 * 3
         assert (page["ftlib_catching_up"], page["ftlib_catchup_state_bytes"]) == (1, nbytes)
         assert 0 < page["ftlib_catchup_received_bytes"] < nbytes
-        assert 0 < page["ftlib_catchup_bytes_per_second"] < 2 * BANDWIDTH
+        assert 0 <= page["ftlib_catchup_bytes_per_second"] < 2 * BANDWIDTH
         assert page["ftlib_catchups_total"] == 0
         recovery = answer["ftlib"]["recovery"]
         assert recovery["total"] == nbytes
         assert 0 < recovery["got"] < nbytes
         assert recovery["pending"] > 0
-        words = r", gets the state: [\d.]+ MB of 12.7 MB \(\d+%\) at [\d.]+ [kM]B/s, .+ left; \d+ average"
+        # While nothing more arrives the rate falls, until none is told.
+        words = r", gets the state: [\d.]+ [kM]?B of 12.7 MB \(\d+%\)( at [\d.]+ [kM]?B/s)?(, .+ left)?; \d+ average"
         assert re.search(rf"in call \d+.*{words}", seen)
         assert re.search(words, seen_by_another), "each tells of the others, too"
 
