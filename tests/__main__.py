@@ -65,7 +65,7 @@ OTHERS = tuple(f"--ignore={path}" for path in SIMULATED)
 
 PARTS = (
     Part("simulated", "not process and not soak", CORES, SIMULATED, ("--timeout=1200",), beside=True),
-    Part("threads", "not process and not soak", 3 * CORES, options=OTHERS),
+    Part("threads", "not process and not soak", 2 * CORES, options=OTHERS),
     # The longest begin first (see ``conftest``): what takes long must not be what begins last.
     Part("processes", "process and not soak", 2 * CORES + 1, options=OTHERS),
 )
