@@ -9,6 +9,7 @@ Here that happens once. The first process then hands out one test after the othe
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import os
 import signal
@@ -23,6 +24,9 @@ from typing import Any, NoReturn
 import pytest
 
 from ftlib.launch.process import describe_exit, die_with_parent
+
+_CRASH = "crash"
+"""The file with the stacks of a child that crashed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -118,19 +122,20 @@ class _Crew:
 
     def _fork(self) -> None:
         ours, theirs = Pipe()
-        number, parent = self._forked, os.getpid()
+        parent, directory = os.getpid(), self._directory / f"fork{self._forked}"
         self._forked += 1
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
             ours.close()
-            _work(self._session, theirs, parent, self._directory / f"fork{number}")
+            _work(self._session, theirs, parent, directory)
         theirs.close()
-        self._children[ours] = _Child(pid)
+        self._children[ours] = _Child(pid, directory)
 
     def _serve(self, connection: Connection) -> None:
         child = self._children[connection]
+        ended = False
         try:
             told = connection.recv()
             if told is None:
@@ -138,6 +143,8 @@ class _Crew:
             else:
                 self._show(child, *told)
         except (EOFError, ConnectionError):
+            ended = True
+        if ended:  # not while the exception is handled: whoever is forked then shows it as the cause of all of its own
             self._ended(connection, child)
 
     def _hand_out(self, connection: Connection, child: _Child) -> None:
@@ -170,7 +177,7 @@ class _Crew:
             guilty, *rest = child.has
             self._queue.give_back(rest)
             item = self._session.items[guilty]
-            text = f"the process that ran this test ended: {describe_exit(code)}"
+            text = f"the process that ran this test ended: {describe_exit(code)}\n{child.last_words()}"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
             self._hook.pytest_runtest_logreport(report=report)
             self._hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -182,10 +189,17 @@ class _Crew:
 class _Child:
     """One process. ``has``: tests that it was given and has not ended, in order; ``last``: the newest of all it was given."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, directory: Path) -> None:
         self.pid = pid
         self.has: list[int] = []
         self.last: int | None = None
+        self._crash = directory / _CRASH
+
+    def last_words(self) -> str:
+        """The stacks of all its threads, if a signal such as SIGSEGV ended it."""
+        with contextlib.suppress(OSError):
+            return self._crash.read_text()
+        return ""
 
 
 def _work(session: pytest.Session, connection: Connection, parent: int, directory: Path) -> NoReturn:
@@ -213,6 +227,7 @@ def _settle(config: pytest.Config, directory: Path) -> None:
     """What it shares with its siblings since the fork becomes its own. ``directory``: for temporary files."""
     os.environ["PYTEST_XDIST_WORKER"] = directory.name  # the usual way to learn that one is not alone
     directory.mkdir(mode=0o700)
+    faulthandler.enable((directory / _CRASH).open("w"))
     config._tmp_path_factory._basetemp = directory  # type: ignore[attr-defined]
     capture = config.pluginmanager.get_plugin("capturemanager")
     capture.stop_global_capturing()

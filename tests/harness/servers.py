@@ -100,8 +100,10 @@ class Server(ABC):
         return True
 
     def stop(self) -> None:
-        """SIGSTOP: connections stay, nothing is answered."""
+        """SIGSTOP: connections stay, nothing is answered once this has returned."""
+        assert self._process is not None
         self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)  # until then some of its threads still answer
 
     def go_on(self) -> None:
         """SIGCONT."""

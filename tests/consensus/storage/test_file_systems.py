@@ -227,6 +227,7 @@ async def test_a_file_server_that_hangs_holds_up_nobody(served: Served) -> None:
     async with served.store() as store:
         await store.create("views/1", b"1")
         served.daemon.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, served.daemon.pid, os.WSTOPPED | os.WNOWAIT)
         ticks = 0
 
         async def tick() -> None:
