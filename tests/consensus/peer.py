@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from consensus import Config, Gossip, Home, Member, Policy, format_address
 from consensus.runtime.host.robust_mutex import RobustMutex
+from tests.harness.basics import stop_child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,9 +56,8 @@ class Peer:
         return next(int(pid) for pid in children if b"ftlib-agent" in Path(f"/proc/{pid}/comm").read_bytes())
 
     def pause(self) -> None:
-        """SIGSTOP; returns once all its threads have stopped (until then it may still answer)."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)
+        """See ``stop_child``."""
+        stop_child(self.process.pid)
         time.sleep(0.02)  # its agent asks the kernel every few milliseconds whether it is stopped
 
     def close(self) -> None:

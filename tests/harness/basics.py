@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TIMEOUT", "Tail", "around", "bind", "eventually", "free_ports"]
+__all__ = ["TIMEOUT", "Tail", "around", "bind", "eventually", "free_ports", "stop_child"]
 
 TIMEOUT = 40.0
 """Seconds that anything may take. A busy machine takes its time; what hangs, hangs for longer."""
@@ -61,6 +63,12 @@ def eventually(condition: Callable[[], Any], what: object, limit: float = TIMEOU
             raise AssertionError(f"not within {limit:g} s: {what() if callable(what) else what}")
         time.sleep(0.002)
     return time.monotonic() - began
+
+
+def stop_child(pid: int) -> None:
+    """SIGSTOP. Returns once all threads of that child have stopped: until then some of them still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 class Tail:

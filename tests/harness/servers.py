@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ftlib.launch.process import die_with_parent
-from tests.harness.basics import free_ports
+from tests.harness.basics import free_ports, stop_child
 
 __all__ = ["Certificates", "EtcdServer", "RedisServer", "Server", "etcd_cluster", "running"]
 
@@ -102,8 +102,7 @@ class Server(ABC):
     def stop(self) -> None:
         """SIGSTOP: connections stay, nothing is answered once this has returned."""
         assert self._process is not None
-        self._signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)  # until then some of its threads still answer
+        stop_child(self._process.pid)
 
     def go_on(self) -> None:
         """SIGCONT."""

@@ -23,6 +23,7 @@ import pytest
 
 from consensus.errors import AmbiguousWriteError, StoreAwayError, StoreRefusedError
 from consensus.storage.store import Created
+from tests.harness.basics import stop_child
 
 from .directory import Directory, error_of, files, impatient
 
@@ -226,8 +227,7 @@ async def test_a_file_server_that_hangs_holds_up_nobody(served: Served) -> None:
     """Reads are away, writes that were begun ambiguous; soon nothing is begun any more; and when it goes on all is well."""
     async with served.store() as store:
         await store.create("views/1", b"1")
-        served.daemon.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, served.daemon.pid, os.WSTOPPED | os.WNOWAIT)
+        stop_child(served.daemon.pid)
         ticks = 0
 
         async def tick() -> None:
