@@ -1,6 +1,6 @@
 """What a member asks of the shared store, and what comes back: plain values between the protocol and whoever carries them out.
 
-An errand is carried out once, in bounded time, and always answered; the protocol decides whether and when to ask again.
+A request is carried out once, in bounded time, and always answered; the protocol decides whether and when to ask again.
 """
 
 from __future__ import annotations

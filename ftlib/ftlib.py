@@ -22,7 +22,7 @@ from .checkpoints.keeper import Keeper
 from .checkpoints.resume import Loaded
 from .common.logs import configure
 from .core.calls.session import Session
-from .core.engine.call_lock import Turns
+from .core.engine.call_lock import CallLock
 from .core.plane.facts import facts
 from .core.plane.phase import Phase
 from .core.plane.ranks import RankAssignScheme
@@ -58,13 +58,13 @@ class FTLib(Calls):
         """Use :meth:`init`. Nothing is started here."""
         self.settings = settings
         self._framework = framework
-        turns = Turns(settings.step_timeout)
-        means = Means(settings, framework, rank_assign, _ring_of(settings), turns)
-        lives = Succession(Lifetime(means, consensus), turns, rejoin=settings.rejoin)
+        call_lock = CallLock(settings.step_timeout)
+        means = Means(settings, framework, rank_assign, _ring_of(settings), call_lock)
+        lives = Succession(Lifetime(means, consensus), call_lock, rejoin=settings.rejoin)
         layouts = Layouts(framework, int(settings.bucket_mb * 2**20))
-        super().__init__(lives, turns, layouts, means.listeners, veto=settings.nonfinite == VETO)
+        super().__init__(lives, call_lock, layouts, means.listeners, veto=settings.nonfinite == VETO)
         self._keeper = Keeper(settings.keep, settings.step_timeout)
-        self._drain = Drain(turns, lambda: lives.over, lives.wake)
+        self._drain = Drain(call_lock, lambda: lives.over, lives.wake)
         self._watch: Watch | None = None
         self._at_exit: Callable[[], None] | None = None
         self._process = os.getpid()
@@ -106,7 +106,7 @@ class FTLib(Calls):
                 ft._not_needed(error)
                 raise SystemExit(0) from None
             ft.close()
-            if isinstance(error, LeftError) and ft._turns.leaving:
+            if isinstance(error, LeftError) and ft._call_lock.leaving:
                 raise SystemExit(0) from None
             raise
         return ft
@@ -177,7 +177,7 @@ class FTLib(Calls):
         directory, registered = self._place("save", path), self._lives.life.transfer.registered
         if registered is None:
             raise ConfigError("save: no state is registered: call register_state before it")
-        if not self._turns.departed:
+        if not self._call_lock.departed:
             self._keeper.save(directory, self._plane, registered, wait=wait)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded | None:
@@ -213,7 +213,7 @@ class FTLib(Calls):
     def leave(self) -> None:
         """Say goodbye. A call in progress in another thread, and calls afterwards, return ABORT."""
         if os.getpid() == self._process:
-            self._turns.depart()
+            self._call_lock.depart()
             self._apart(functools.partial(self._leave, self._ended()))
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class FTLib(Calls):
             if self._closed:
                 return
             self._closed = True
-            self._turns.depart()
+            self._call_lock.depart()
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         self._drain.part()
@@ -348,7 +348,7 @@ class FTLib(Calls):
         """Whether this worker leaves as its program has come to its end: no notice, and no exception that would end it."""
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        return clean and not self._turns.leaving
+        return clean and not self._call_lock.leaving
 
     def _confirmed(self) -> bool:
         """In passive mode the consensus tells by freezing; in active mode it is asked for what it knows."""
@@ -358,7 +358,7 @@ class FTLib(Calls):
         """``path`` as it is meant now, whatever becomes the current directory. ConfigError."""
         if os.getpid() != self._process:
             raise ConfigError(f"{what}: this process was forked from a worker and is none")
-        if self._turns.inside():
+        if self._call_lock.inside():
             raise ConfigError(f"{what} was called within a call, from a callback, a signal handler or a state function")
         if not os.fspath(path):
             raise ConfigError(f"{what}: the path is empty: give a directory")
@@ -366,7 +366,7 @@ class FTLib(Calls):
 
     def _apart(self, farewell: Callable[[], None]) -> None:
         """Run it here, unless this thread is inside a call: that could not end meanwhile, and may hold any lock."""
-        if self._turns.inside():
+        if self._call_lock.inside():
             threading.Thread(target=farewell, name="ftlib-close").start()
         else:
             farewell()
@@ -375,7 +375,7 @@ class FTLib(Calls):
         self._drain.part()
         self._lives.goodbye(LEAVE_TIMEOUT, ended=ended)
         self._keeper.close()
-        self._drain.part(parting=self._turns.leaving)  # then the process ends
+        self._drain.part(parting=self._call_lock.leaving)  # then the process ends
 
     def _close(self, ended: bool) -> None:
         self._lives.goodbye(CLOSE_TIMEOUT if self._plane.current is None else BUSY_TIMEOUT, ended=ended)

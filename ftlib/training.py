@@ -13,7 +13,7 @@ import torch
 from consensus import View
 
 from .core.calls.call import Call, Kind
-from .core.engine.call_lock import Turns
+from .core.engine.call_lock import CallLock
 from .core.engine.callbacks import Listeners
 from .core.engine.engine import Engine
 from .core.engine.reminders import Reminders
@@ -44,10 +44,10 @@ MOST_BATCHES = 65535
 class Calls(ABC):
     """What a program calls in its training loop. Thread-safe: calls of several threads are carried out one by one."""
 
-    def __init__(self, lives: Succession, turns: Turns, layouts: Layouts, listeners: Listeners, *, veto: bool) -> None:
+    def __init__(self, lives: Succession, call_lock: CallLock, layouts: Layouts, listeners: Listeners, *, veto: bool) -> None:
         """``listeners``: who is told of views. ``veto``: whether an average with inf or nan is applied by nobody."""
         self._lives = lives
-        self._turns = turns
+        self._call_lock = call_lock
         self._layouts = layouts
         self._veto = veto
         self._listeners = listeners
@@ -230,7 +230,7 @@ class Calls(ABC):
     def _execution(self) -> Running | None:
         """That of the unit whose function this thread is in."""
         unit = self._unit
-        return unit.execution if unit is not None and self._turns.inside() else None
+        return unit.execution if unit is not None and self._call_lock.inside() else None
 
     def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
         """As ``Layouts.layout``; calls within a unit agree with none outside."""
@@ -272,10 +272,10 @@ class Calls(ABC):
         if torch.is_inference_mode_enabled():  # staging outlives the call: it must not become inference tensors
             with torch.inference_mode(mode=False):
                 return self._carry_out(call, carry_out)
-        turns, grad = self._turns, torch.is_grad_enabled()
+        call_lock, grad = self._call_lock, torch.is_grad_enabled()
         torch.set_grad_enabled(False)  # as no_grad does, which takes longer
         try:
-            status = turns.take(call.layout.text, carry_out, self._call_back)
+            status = call_lock.take(call.layout.text, carry_out, self._call_back)
         except JobEnded as reason:
             self._not_needed(reason)
             raise SystemExit(0) from None
@@ -284,14 +284,14 @@ class Calls(ABC):
         life = self._lives.life
         drained = life.engine.said_goodbye and status is not Status.ABORT
         given_up = status is Status.ABORT or life.plane.phase is Phase.STOPPED
-        if drained or (given_up and turns.says_goodbye and not turns.departed):
+        if drained or (given_up and call_lock.says_goodbye and not call_lock.departed):
             self._drained()
         return status
 
     def _call_back(self) -> None:
         """Tell the program's callbacks of the views in which calls were finished, and of stragglers."""
         plane = self._lives.life.plane
-        while self._untold or plane.news.due or plane.tempo.fallen:
+        while self._untold or plane.news.due or plane.step_times.fallen:
             if self._untold:
                 with torch.enable_grad():
                     self._untold.pop(0)()  # where it raises, the next call goes on with the others
@@ -302,7 +302,7 @@ class Calls(ABC):
                     self._reminders.look(plane, trains=self._trains)
                 self._untold = [functools.partial(callback, view) for callback in self._listeners.callbacks]
             else:
-                straggler = plane.tempo.fallen.pop(0)
+                straggler = plane.step_times.fallen.pop(0)
                 self._untold = [functools.partial(callback, straggler) for callback in self._on_straggler]
 
 

@@ -138,11 +138,11 @@ class Machine:
                     self._detection.answered_check(member_id, now)
                 change.accusations.checked(member_id, alive, detail, now)
                 admission.checked(member_id, alive, now, listens=listens)
-            case Answered(errand, answer):
+            case Answered(request, answer):
                 if core.stopped is None:
-                    change.register.answered(errand, answer, now)
-                    self._detection.answered(errand, answer, now)
-                    admission.answered(errand, answer, now)
+                    change.register.answered(request, answer, now)
+                    self._detection.answered(request, answer, now)
+                    admission.answered(request, answer, now)
             case Stirred():
                 change.register.stirred(now)
                 admission.stirred(now)

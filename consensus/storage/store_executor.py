@@ -1,4 +1,4 @@
-"""Carries out the protocol's errands at a store, each once, and always comes back with an answer.
+"""Carries out the protocol's requests at a store, each once, and always comes back with an answer.
 
 The agent runs these coroutines on its loop, the simulator in virtual time: they wait for the store's methods and for nothing
 else, and whatever takes too long is the store's to end.
@@ -23,7 +23,7 @@ _LOG = logging.getLogger("ftlib.consensus")
 
 
 class StoreExecutor:
-    """One member's, at one open store. Several errands may be under way at once."""
+    """One member's, at one open store. Several requests may be under way at once."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class StoreExecutor:
         self._views = ViewLog(store, cipher, unreadable)
         self._leases = LeaseStore(store, cipher, config.lease, unreadable)
 
-    async def carry_out(self, errand: StoreOp) -> StoreReply:
+    async def carry_out(self, request: StoreOp) -> StoreReply:
         """What came of it. Never raises a ``StoreError``: ``Away`` has its text."""
         try:
-            return await self._carry_out(errand)
+            return await self._carry_out(request)
         except AmbiguousWriteError as error:
             return Away(str(error), ambiguous=True)
         except UnreadableError as error:
@@ -49,8 +49,8 @@ class StoreExecutor:
         except (StoreError, CodecError, ConfigError) as error:  # ConfigError: an id that no store takes for a key
             return Away(str(error))
 
-    async def _carry_out(self, errand: StoreOp) -> StoreReply:
-        match errand:
+    async def _carry_out(self, request: StoreOp) -> StoreReply:
+        match request:
             case CreateView(record):
                 return await self._views.create(record)
             case ReadViews(epoch, view_id):

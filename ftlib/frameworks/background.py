@@ -1,10 +1,10 @@
 """Threads that run C++ code in the background and must have ended before the interpreter does.
 
 A daemon thread that returns from C++ while the interpreter finalizes is unwound in the middle of it, which terminates
-the process with SIGABRT; a thread that is no daemon would keep a process alive whose errand hangs. So: daemons,
+the process with SIGABRT; a thread that is no daemon would keep a process alive whose task hangs. So: daemons,
 waited for, for a bounded time.
 
-A thread that is through with its errand waits a while for the next one: where the processors are busy a new thread takes a
+A thread that is through with its task waits a while for the next one: where the processors are busy a new thread takes a
 millisecond until it runs, which whoever starts it waits for, and state that moves through a group is hundreds of messages.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LINGER = 1.0
-"""Seconds that a thread waits for another errand."""
+"""Seconds that a thread waits for another task."""
 
 _changed = threading.Condition()
 """Guards what follows; whoever is in it has started."""
@@ -26,7 +26,7 @@ _busy: set[_Runner] = set()
 _idle: list[_Runner] = []
 
 
-def errand(name: str, function: Callable[[], None]) -> None:
+def start_task(name: str, function: Callable[[], None]) -> None:
     """Run ``function`` on a thread that does nothing else meanwhile."""
     with _changed:
         runner = _take()
@@ -37,8 +37,8 @@ def errand(name: str, function: Callable[[], None]) -> None:
     runner.orders.put((name, function))
 
 
-def finish_errands(timeout: float) -> bool:
-    """Wait at most ``timeout`` seconds for all errands; whether all have ended. Threads without one end."""
+def finish_tasks(timeout: float) -> bool:
+    """Wait at most ``timeout`` seconds for all tasks; whether all have ended. Threads without one end."""
     here = threading.current_thread()
     with _changed:
         while _idle:
@@ -56,14 +56,14 @@ def _take() -> _Runner | None:
 
 
 class _Runner(threading.Thread):
-    """Carries out one errand after another."""
+    """Carries out one task after another."""
 
     def __init__(self) -> None:
-        super().__init__(name="ftlib-errand", daemon=True)
+        super().__init__(name="ftlib-background", daemon=True)
         self.orders: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Until nothing has come for a while, or an errand raises."""
+        """Until nothing has come for a while, or a task raises."""
         while (order := self._next()) is not None:
             name, function = order
             self.name = f"ftlib-{name}"
@@ -76,7 +76,7 @@ class _Runner(threading.Thread):
                 with _changed:
                     _busy.discard(self)
                     if through:
-                        self.name = "ftlib-errand"
+                        self.name = "ftlib-background"
                         _idle.append(self)
                     _changed.notify_all()
 

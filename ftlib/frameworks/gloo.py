@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroupGloo
 
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks import sockets
-from ftlib.frameworks.background import errand, finish_errands
+from ftlib.frameworks.background import finish_tasks, start_task
 from ftlib.frameworks.base import Framework, Group, GroupSpec
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import Meeting, StoreServer, interface_address, join_address, split_address
@@ -187,7 +187,7 @@ class GlooFramework(Framework):
         if self._server is not None:
             self._server.close()
             self._server = None
-        if not finish_errands(_FINISH):
+        if not finish_tasks(_FINISH):
             _log.warning("operations of an old group are still under way in Gloo")
 
 
@@ -209,7 +209,7 @@ class _Build:
 
     def start(self) -> None:
         """Begin to build; once."""
-        errand("gloo-build", self._run)
+        start_task("gloo-build", self._run)
 
     @property
     def failed(self) -> bool:

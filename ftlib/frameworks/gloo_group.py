@@ -26,7 +26,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 
 from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks.background import errand
+from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Group, GroupSpec, Operation, OperationKind, Work
 from ftlib.frameworks.gloo_work import FOREIGN, FailedWork, GlooTransfer, GlooWork
 
@@ -146,7 +146,7 @@ class GlooGroup(Group):
             if self._state is _State.CLOSED:
                 return
             self._state = _State.CLOSED
-        errand("gloo-destroy", self._destroy)
+        start_task("gloo-destroy", self._destroy)
 
     def translate(self, error: Exception) -> GroupError:
         """Turn an exception of Gloo into a GroupError that blames the ranks whose addresses its text has."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftlib.errors import GroupError
-from ftlib.frameworks.background import errand
+from ftlib.frameworks.background import start_task
 from ftlib.frameworks.base import Work
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class GlooTransfer(Work):
         self._tensor = tensor  # Gloo keeps only its address
         self._error: GroupError | None = None
         self._ended = threading.Event()
-        errand("gloo-transfer", lambda: self._run(raw))
+        start_task("gloo-transfer", lambda: self._run(raw))
 
     def wait(self, timeout: float) -> bool:
         """Block at most ``timeout`` seconds."""

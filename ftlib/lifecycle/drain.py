@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from ..core.engine.call_lock import Turns
+from ..core.engine.call_lock import CallLock
 
 __all__ = ["TWIN", "Drain"]
 
@@ -36,9 +36,9 @@ TWIN = 0.2
 class Drain:
     """Whether this worker has to go, and the handler of SIGTERM, where the program has none of its own."""
 
-    def __init__(self, turns: Turns, over: Callable[[], bool], wake: Callable[[], None]) -> None:
-        """``over``: whether this worker is no member any more. ``wake``: has whatever waits look at ``turns`` again."""
-        self._turns = turns
+    def __init__(self, call_lock: CallLock, over: Callable[[], bool], wake: Callable[[], None]) -> None:
+        """``over``: whether this worker is no member any more. ``wake``: has whatever waits look at ``call_lock`` again."""
+        self._call_lock = call_lock
         self._over = over
         self._wake = wake
         self._installed = False
@@ -72,9 +72,9 @@ class Drain:
 
     def notice(self, why: str) -> None:
         """This worker has to go. Any thread, signal handlers too; the first one counts."""
-        if self._turns.leaving or os.getpid() != self._pid:
+        if self._call_lock.leaving or os.getpid() != self._pid:
             return
-        self._turns.leave()
+        self._call_lock.leave()
         with contextlib.suppress(RuntimeError):  # no threads any more: the interpreter is about to end
             # A signal handler may hold whatever its thread holds, so that it can neither log nor take a lock.
             threading.Thread(target=self._spread, args=(why,), name="ftlib-notice", daemon=True).start()
@@ -85,14 +85,14 @@ class Drain:
 
     def looked(self) -> bool:
         """Whether there was a notice. From now on the program itself ends its loop."""
-        self._turns.ends_itself()
-        return self._turns.leaving
+        self._call_lock.ends_itself()
+        return self._call_lock.leaving
 
     def _spread(self, why: str) -> None:
         # The interpreter's last collections visit every object there is, which takes torch's half a second: at its end, and
         # only where time is short, they are spared.
         atexit.register(gc.freeze)
-        point = "where its program stops" if self._turns.own_point else "after the call in progress, or else the next"
+        point = "where its program stops" if self._call_lock.own_point else "after the call in progress, or else the next"
         if not self.parting:
             logger.info("%s: this worker leaves %s", why, point, extra={"ftlib_event": "notice", "why": why})
         self._wake()

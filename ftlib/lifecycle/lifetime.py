@@ -25,7 +25,7 @@ from ..checkpoints.resume import PATH as RESUMPTION
 from ..checkpoints.resume import Resumption
 from ..core.calls.call import Call
 from ..core.calls.observer import Observers
-from ..core.engine.call_lock import Turns
+from ..core.engine.call_lock import CallLock
 from ..core.engine.callbacks import Listeners
 from ..core.engine.engine import Engine
 from ..core.engine.inquiry import PATH as INQUIRY
@@ -37,7 +37,7 @@ from ..core.plane.phase import Phase
 from ..core.plane.plane import Plane
 from ..core.plane.ranks import RankAssignScheme
 from ..core.plane.rebuild import Rebuilder, RebuildError
-from ..core.plane.step_times import Tempo
+from ..core.plane.step_times import StepTimes
 from ..core.stand_in.deputy import Deputy, Terms, replayable
 from ..core.tensors.layout_book import LayoutBook
 from ..errors import ConfigError, GroupError, JoinError
@@ -73,7 +73,7 @@ class Means:
     framework: Framework
     rank_assign: RankAssignScheme
     ring: KeyRing | None
-    turns: Turns
+    call_lock: CallLock
     listeners: Listeners = field(default_factory=Listeners)
 
 
@@ -95,13 +95,13 @@ class Lifetime:
         """Starts nothing. ``former``: the lifetime before this one, which ended for the reason ``why``."""
         settings = means.settings
         self.consensus = consensus
-        turns, config = means.turns, settings.consensus
+        call_lock, config = means.call_lock, settings.consensus
         plane = Plane(
             consensus.id,
             consensus.progress,
             job=config.job,
-            step_times=Tempo(settings.straggler_factor, settings.straggler_steps),
-            leaving=turns.is_leaving,
+            step_times=StepTimes(settings.straggler_factor, settings.straggler_steps),
+            leaving=call_lock.is_leaving,
             rejoins=settings.rejoin,
             patience=settings.step_timeout,
             former=None if former is None else former.plane,
@@ -136,7 +136,7 @@ class Lifetime:
             plane,
             consensus,
             self._rebuilder,
-            turns,
+            call_lock,
             Limits(
                 settings.step_timeout,
                 settings.min_size,
@@ -312,7 +312,7 @@ class Lifetime:
             _allowed(settings).pending,
             settings.nonfinite == VETO,
         )
-        return Deputy(self.plane, self.engine, means.turns, self.transfer.what, terms, means.listeners.tell)
+        return Deputy(self.plane, self.engine, means.call_lock, self.transfer.what, terms, means.listeners.tell)
 
     # --- in a call -----------------------------------------------------------------------------------------------------
 
@@ -375,10 +375,10 @@ class Lifetime:
 
     def _given_up(self) -> None:
         """The program hangs, as far as the others can tell: it ends where a launcher starts another, unless it may rejoin."""
-        settings, turns = self._means.settings, self._means.turns
-        returned = turns.returned()
+        settings, call_lock = self._means.settings, self._means.call_lock
+        returned = call_lock.returned()
         if settings.supervisor and not settings.rejoin:
-            task = (self.plane, lambda: self._ended or turns.leaving or returned(), settings.consensus.stall_timeout)
+            task = (self.plane, lambda: self._ended or call_lock.leaving or returned(), settings.consensus.stall_timeout)
             threading.Thread(target=end_hung, args=task, name="ftlib-hung", daemon=True).start()
 
     def _tell_of(self, past: _Past, view: View) -> None:

@@ -16,7 +16,7 @@ import time
 from consensus import LeftError
 
 from ..core.calls.call import Call
-from ..core.engine.call_lock import Turns
+from ..core.engine.call_lock import CallLock
 from ..core.plane.phase import Phase
 from ..errors import Excluded, FTLibError
 from ..status import Status
@@ -35,10 +35,10 @@ _REST, _LONGEST_REST = 0.5, 8.0
 class Succession:
     """Owns ``life``, the lifetime that calls are carried out in."""
 
-    def __init__(self, first: Lifetime, turns: Turns, *, rejoin: bool) -> None:
+    def __init__(self, first: Lifetime, call_lock: CallLock, *, rejoin: bool) -> None:
         """``rejoin``: whether there is another one after the first."""
         self.life = first
-        self._turns = turns
+        self._call_lock = call_lock
         self._rejoin = rejoin
         self._coming: Lifetime | None = None
         """Begun, and not met the job yet."""
@@ -49,7 +49,7 @@ class Succession:
     @property
     def over(self) -> bool:
         """Whether this worker is no member: it left, or the others went on without it and its call has told so."""
-        return self._turns.departed or (self.life.plane.phase is Phase.STOPPED and not self._turns.carrying)
+        return self._call_lock.departed or (self.life.plane.phase is Phase.STOPPED and not self._call_lock.carrying)
 
     def wake(self) -> None:
         """Whatever waits in a lifetime looks again whether this worker has to go."""
@@ -75,7 +75,7 @@ class Succession:
                 error = another
 
     def goodbye(self, timeout: float, *, ended: bool) -> None:
-        """Leave, after ``Turns.departed`` was set: no lifetime begins any more. ``ended``: the program has come to its end."""
+        """Leave, after ``CallLock.departed`` was set: no lifetime begins any more. ``ended``: the program has ended."""
         with self._changing:
             life, coming = self.life, self._coming
         if coming is not None:
@@ -100,7 +100,7 @@ class Succession:
             raise Excluded(f"{excluded}; {type(life.consensus).__name__} cannot rejoin: start this worker anew")
         try:
             self._coming = coming  # before the look: whoever departs ends what is coming
-            if not self._turns.departed:
+            if not self._call_lock.departed:
                 coming.begin()
                 self._take_over(coming)
         except LeftError:
@@ -115,7 +115,7 @@ class Succession:
 
     def _take_over(self, coming: Lifetime) -> None:
         with self._changing:
-            if not self._turns.departed:
+            if not self._call_lock.departed:
                 self.life = coming
                 coming.plane.counters.rejoins += 1
 
@@ -130,6 +130,6 @@ class Succession:
                 "or raise exclude_after"
             )
         if self._row:
-            self._turns.rest(min(_LONGEST_REST, _REST * 2 ** (self._row - 1)))
+            self._call_lock.rest(min(_LONGEST_REST, _REST * 2 ** (self._row - 1)))
         self._row += 1
         self._began = time.monotonic()

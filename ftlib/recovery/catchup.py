@@ -127,7 +127,7 @@ class Catchup:
             logger.info("the others wait while this worker loads the state: %s", reason, extra=plane.about("no_following"))
             return False
         self._own = own
-        plane.tempo.unknown()
+        plane.step_times.unknown()
         return True
 
     def enter(self, session: Session, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""An agent and its store: errands beside each other, a store that is away, hangs, or refuses, and the end."""
+"""An agent and its store: requests beside each other, a store that is away, hangs, or refuses, and the end."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ async def opened(rig_: Rig) -> None:
 
 
 def answers(rig_: Rig, kind: type[StoreOp]) -> list[StoreReply]:
-    return [each.answer for each in rig_.core.told(Answered) if isinstance(each.errand, kind)]
+    return [each.answer for each in rig_.core.told(Answered) if isinstance(each.request, kind)]
 
 
-async def answer(rig_: Rig, errand: StoreOp) -> StoreReply:
-    before = len(answers(rig_, type(errand)))
-    rig_.ask(Ask(errand))
-    await until(lambda: len(answers(rig_, type(errand))) > before)
-    return answers(rig_, type(errand))[-1]
+async def answer(rig_: Rig, request: StoreOp) -> StoreReply:
+    before = len(answers(rig_, type(request)))
+    rig_.ask(Ask(request))
+    await until(lambda: len(answers(rig_, type(request))) > before)
+    return answers(rig_, type(request))[-1]
 
 
 class Hanging(FileStore):
@@ -86,7 +86,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> list[Hanging]:
     return made
 
 
-async def test_errands_are_carried_out_and_answered(tmp_path: Path) -> None:
+async def test_requests_are_carried_out_and_answered(tmp_path: Path) -> None:
     async with agent(tmp_path) as a:
         await opened(a)
         assert a.core.told(Stirred), "the core is told to look"

@@ -1,4 +1,4 @@
-"""Errands: each on a thread of its own, which is used again."""
+"""Tasks: each on a thread of its own, which is used again."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from ftlib.frameworks import background as errands
-from ftlib.frameworks.background import errand, finish_errands
+from ftlib.frameworks import background as tasks
+from ftlib.frameworks.background import finish_tasks, start_task
 
 TIMEOUT = 20.0
 
 
 @pytest.fixture(autouse=True)
 def nobody_waits() -> Iterator[None]:
-    assert finish_errands(TIMEOUT)
+    assert finish_tasks(TIMEOUT)
     yield
-    assert finish_errands(TIMEOUT)
+    assert finish_tasks(TIMEOUT)
 
 
 def done(name: str = "test") -> threading.Thread:
-    """Which thread does an errand that takes no time; it waits for the next one then."""
+    """Which thread does a task that takes no time; it waits for the next one then."""
     found: list[threading.Thread] = []
     ended = threading.Event()
 
@@ -31,28 +31,28 @@ def done(name: str = "test") -> threading.Thread:
         assert found[0].name == f"ftlib-{name}" and found[0].daemon
         ended.set()
 
-    errand(name, work)
+    start_task(name, work)
     assert ended.wait(TIMEOUT)
-    with errands._changed:
-        assert errands._changed.wait_for(lambda: not errands._busy, TIMEOUT)
+    with tasks._changed:
+        assert tasks._changed.wait_for(lambda: not tasks._busy, TIMEOUT)
     return found[0]
 
 
 def test_a_thread_that_is_through_takes_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errands, "_LINGER", TIMEOUT)
+    monkeypatch.setattr(tasks, "_LINGER", TIMEOUT)
     assert done("one") is done("two")
 
 
 def test_whoever_is_busy_takes_none() -> None:
     both = threading.Barrier(2)
     for _ in range(2):
-        errand("meet", lambda: both.wait(TIMEOUT) and None)
-    assert finish_errands(TIMEOUT)
+        start_task("meet", lambda: both.wait(TIMEOUT) and None)
+    assert finish_tasks(TIMEOUT)
     assert not both.broken
 
 
 def test_one_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errands, "_LINGER", 0.01)
+    monkeypatch.setattr(tasks, "_LINGER", 0.01)
     thread = done()
     thread.join(TIMEOUT)
     assert not thread.is_alive()
@@ -62,10 +62,10 @@ def test_one_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_end_waits_for_what_is_under_way_and_for_no_idle_thread() -> None:
     idle = done()
     may_end = threading.Event()
-    errand("slow", lambda: may_end.wait(TIMEOUT) and None)
-    assert not finish_errands(0.01)
+    start_task("slow", lambda: may_end.wait(TIMEOUT) and None)
+    assert not finish_tasks(0.01)
     may_end.set()
-    assert finish_errands(TIMEOUT)
+    assert finish_tasks(TIMEOUT)
     idle.join(TIMEOUT)
     assert not idle.is_alive()
 
@@ -77,16 +77,16 @@ def test_one_that_fails_takes_nobody_with_it(monkeypatch: pytest.MonkeyPatch) ->
     def broken() -> None:
         raise ValueError("no such group")
 
-    errand("broken", broken)
+    start_task("broken", broken)
     assert told.wait(TIMEOUT)
-    assert finish_errands(TIMEOUT)
+    assert finish_tasks(TIMEOUT)
     done()
 
 
 def test_a_forked_child_starts_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errands, "_LINGER", TIMEOUT)
+    monkeypatch.setattr(tasks, "_LINGER", TIMEOUT)
     done()
-    assert errands._idle
+    assert tasks._idle
     pid = os.fork()
     if pid == 0:
         code = 1

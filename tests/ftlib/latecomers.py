@@ -60,7 +60,7 @@ class Latecomer(Pupil):
 
     @property
     def ended(self) -> bool:
-        return self.ft._turns.departed
+        return self.ft._call_lock.departed
 
     def train(self, over: threading.Event) -> None:
         try:
@@ -159,7 +159,7 @@ def arrive(ft: FTLib, call: Callable[[], Status]) -> tuple[threading.Thread, lis
     """It calls while its deputy is in a call that the others have yet to enter: that will be its own."""
     told: list[Status] = []
     thread = in_thread(lambda: told.append(call()))
-    eventually(lambda: ft._turns.awaited, "it waits for its deputy")
+    eventually(lambda: ft._call_lock.awaited, "it waits for its deputy")
     return thread, told
 
 

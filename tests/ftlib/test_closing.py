@@ -76,7 +76,7 @@ def test_no_call_is_entered_once_the_worker_leaves(monkeypatch: pytest.MonkeyPat
         worker.ft.barrier()
         monkeypatch.setattr(worker.consensus, "leave", lambda **_kw: None)
         thread = in_thread(worker.ft.leave)
-        eventually(lambda: worker.ft._turns.departed, "it leaves")
+        eventually(lambda: worker.ft._call_lock.departed, "it leaves")
         assert worker.ft._plane.phase.value == "active"
         assert worker.ft.barrier() is Status.ABORT
         assert worker.ft._plane.finished == 1

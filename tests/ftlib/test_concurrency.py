@@ -102,7 +102,7 @@ def test_a_thread_that_waits_too_long_for_another_says_for_which() -> None:
         thread = threading.Thread(target=worker.ft.barrier, name="the-slow-one", daemon=True)
         thread.start()
         eventually(lambda: worker.ft._plane.current is not None, "it is inside")
-        worker.ft._turns.timeout = 0.2
+        worker.ft._call_lock.timeout = 0.2
         with pytest.raises(RebuildTimeout, match=r"barrier\(\): thread the-slow-one was in a call for 0.2 s"):
             worker.ft.barrier()
         waited.set()

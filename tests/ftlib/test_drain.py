@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import ftlib.lifecycle.drain
-from ftlib.core.engine.call_lock import Turns
+from ftlib.core.engine.call_lock import CallLock
 from ftlib.lifecycle.drain import TWIN, Drain
 
 
@@ -35,15 +35,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def made(*, over: bool = False) -> tuple[Drain, Turns, threading.Event]:
-    turns, woken = Turns(1.0), threading.Event()
-    return Drain(turns, lambda: over, woken.set), turns, woken
+def made(*, over: bool = False) -> tuple[Drain, CallLock, threading.Event]:
+    call_lock, woken = CallLock(1.0), threading.Event()
+    return Drain(call_lock, lambda: over, woken.set), call_lock, woken
 
 
 def test_a_second_signal_ends_it_unless_it_is_the_first_ones_twin(clock: list[float]) -> None:
-    drain, turns, woken = made()
+    drain, call_lock, woken = made()
     drain._handle(signal.SIGTERM, None)
-    assert turns.leaving and turns.says_goodbye
+    assert call_lock.leaving and call_lock.says_goodbye
     assert woken.wait(10)
     clock[0] += TWIN / 2
     drain._handle(signal.SIGTERM, None)
@@ -53,37 +53,37 @@ def test_a_second_signal_ends_it_unless_it_is_the_first_ones_twin(clock: list[fl
 
 
 def test_a_notice_by_other_means_is_no_first_signal(clock: list[float]) -> None:
-    drain, turns, _ = made()
+    drain, call_lock, _ = made()
     drain.notice("preemption")
     clock[0] += 60.0
     drain._handle(signal.SIGTERM, None)
-    assert turns.leaving
+    assert call_lock.leaving
 
 
 def test_who_looks_is_not_taken_away(clock: list[float]) -> None:
-    drain, turns, woken = made()
+    drain, call_lock, woken = made()
     assert not drain.looked()
     drain.notice("a test")
     assert drain.looked()
-    assert turns.leaving and not turns.says_goodbye
+    assert call_lock.leaving and not call_lock.says_goodbye
     assert woken.wait(10)
 
 
 def test_the_first_look_may_come_after_the_notice(clock: list[float]) -> None:
-    drain, turns, _ = made()
+    drain, call_lock, _ = made()
     drain.notice("a test")
-    assert turns.says_goodbye
+    assert call_lock.says_goodbye
     assert drain.looked()
-    assert not turns.says_goodbye
+    assert not call_lock.says_goodbye
 
 
 def test_who_is_no_member_ends_as_by_default(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(ftlib.lifecycle.drain.os, "kill", lambda pid, number: sent.append((pid, number)))
-    drain, turns, _ = made(over=True)
+    drain, call_lock, _ = made(over=True)
     drain.parting = True
     drain._handle(signal.SIGTERM, None)
-    assert turns.leaving and not sent, "it is just leaving"
+    assert call_lock.leaving and not sent, "it is just leaving"
     drain.parting = False
     drain._handle(signal.SIGTERM, None)
     assert sent == [(os.getpid(), signal.SIGTERM)]

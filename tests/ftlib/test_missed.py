@@ -10,7 +10,7 @@ import torch
 from consensus import Member, View
 from ftlib.core.calls.salvage import Report, SalvagePlan, plan
 from ftlib.core.calls.session import Session
-from ftlib.core.engine.call_lock import Turns
+from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.engine.waiting import WARN_AFTER
 from ftlib.core.plane.phase import Phase
 from ftlib.core.plane.plane import Plane
@@ -86,7 +86,7 @@ def test_a_unit_needs_the_worker_itself() -> None:
 
 
 def test_a_turn_is_lent_only_while_nobody_wants_it() -> None:
-    turns = Turns(TIMEOUT)
+    call_lock = CallLock(TIMEOUT)
     inside, go_on = threading.Event(), threading.Event()
 
     def lent() -> str:
@@ -95,18 +95,18 @@ def test_a_turn_is_lent_only_while_nobody_wants_it() -> None:
         return "done"
 
     told: list[str | None] = []
-    thread = in_thread(lambda: told.append(turns.lend(lent)))
+    thread = in_thread(lambda: told.append(call_lock.lend(lent)))
     assert inside.wait(TIMEOUT)
-    assert turns.lend(lambda: "both") is None
-    assert not turns.inside()
-    waiting = in_thread(lambda: turns.take("call", lambda: None, lambda: told.append("mine")))
-    eventually(lambda: turns.awaited, "the program waits")
+    assert call_lock.lend(lambda: "both") is None
+    assert not call_lock.inside()
+    waiting = in_thread(lambda: call_lock.take("call", lambda: None, lambda: told.append("mine")))
+    eventually(lambda: call_lock.awaited, "the program waits")
     go_on.set()
     for each in (thread, waiting):
         each.join(TIMEOUT)
     assert told == ["done", "mine"]
-    assert not turns.awaited
-    assert turns.lend(turns.inside) is True
+    assert not call_lock.awaited
+    assert call_lock.lend(call_lock.inside) is True
 
 
 class Told:

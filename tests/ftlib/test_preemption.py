@@ -280,9 +280,9 @@ def test_a_notice_is_this_workers_last_call(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(File, "interval", 0.01)
     with alone(preemption=f"file:{tmp_path / 'go'}") as ft:
         assert ft.allreduce_average(torch.ones(1)) is Status.NO_NEED
-        assert not ft._turns.leaving
+        assert not ft._call_lock.leaving
         (tmp_path / "go").touch()
-        eventually(lambda: ft._turns.leaving, "it is known")
+        eventually(lambda: ft._call_lock.leaving, "it is known")
         with pytest.raises(SystemExit) as end:
             ft.allreduce_average(torch.ones(1))
     assert end.value.code == 0

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ftlib.core.engine.call_lock import Turns
+from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.plane.hang import HUNG, end_hung
 from ftlib.core.plane.plane import Plane
 from tests.harness.basics import eventually
@@ -28,10 +28,10 @@ def test_a_program_that_stays_away_ends_its_process(caplog: pytest.LogCaptureFix
 
 def test_a_program_that_is_back_goes_on() -> None:
     codes: list[int] = []
-    turns = Turns(1.0)
-    returned = turns.returned()
+    call_lock = CallLock(1.0)
+    returned = call_lock.returned()
     assert not returned()
-    turns.take("barrier()", lambda: None, lambda: None)
+    call_lock.take("barrier()", lambda: None, lambda: None)
     assert returned()
     end_hung(plane(), returned, 0.0, codes.append)
     assert not codes
@@ -39,16 +39,16 @@ def test_a_program_that_is_back_goes_on() -> None:
 
 def test_one_that_comes_out_of_a_call_is_back() -> None:
     """It hung within the function of ``execute``."""
-    turns, hangs = Turns(1.0), threading.Event()
+    call_lock, hangs = CallLock(1.0), threading.Event()
     inside = threading.Event()
 
     def function() -> None:
         inside.set()
         hangs.wait()
 
-    thread = in_thread(lambda: turns.take("execute()", function, lambda: None))
+    thread = in_thread(lambda: call_lock.take("execute()", function, lambda: None))
     assert inside.wait(10)
-    returned = turns.returned()
+    returned = call_lock.returned()
     assert not returned()
     hangs.set()
     eventually(returned, "it is back")
@@ -56,7 +56,7 @@ def test_one_that_comes_out_of_a_call_is_back() -> None:
 
 
 def test_one_that_has_left_is_not_awaited() -> None:
-    turns = Turns(1.0)
-    returned = turns.returned()
-    turns.departed = True
+    call_lock = CallLock(1.0)
+    returned = call_lock.returned()
+    call_lock.departed = True
     assert returned()

@@ -88,8 +88,8 @@ class Bench:
         for effect in self.machine.drain():
             self.effects.append((self.now, effect))
             if isinstance(effect, Ask):
-                self.asked.append((self.now, effect.errand))
-                self._answer(effect.errand)
+                self.asked.append((self.now, effect.request))
+                self._answer(effect.request)
             elif isinstance(effect, Check):
                 self.checks.append((self.now, effect.member.id))
             elif isinstance(effect, Send) and isinstance(effect.message, Ping):
@@ -98,25 +98,25 @@ class Bench:
             elif isinstance(effect, Send) and isinstance(effect.message, PingRequest) and self.relays:
                 self._relay(effect.message)
 
-    def _answer(self, errand: StoreOp) -> None:
+    def _answer(self, request: StoreOp) -> None:
         if self.away(self.now):
             delay, answer = LEASED.storage_timeout, self._no_answer
         else:
             delay, answer = self.latency, self._found
-        self.later(delay, lambda: self.machine.handle(Answered(errand, answer(errand)), self.now))
+        self.later(delay, lambda: self.machine.handle(Answered(request, answer(request)), self.now))
 
-    def _no_answer(self, errand: StoreOp) -> StoreReply:
-        return Away(f"no answer to {type(errand).__name__}")
+    def _no_answer(self, request: StoreOp) -> StoreReply:
+        return Away(f"no answer to {type(request).__name__}")
 
-    def _found(self, errand: StoreOp) -> StoreReply:
-        if isinstance(errand, ReadViews):
+    def _found(self, request: StoreOp) -> StoreReply:
+        if isinstance(request, ReadViews):
             return Recorded(self.record)
-        if isinstance(errand, ReadLeases):
-            wanted = tuple(self.others) if errand.member_ids is None else errand.member_ids
+        if isinstance(request, ReadLeases):
+            wanted = tuple(self.others) if request.member_ids is None else request.member_ids
             there = [self.others[key] for key in wanted if key in self.others and key not in self.withdrawn]
             return LeaseList(tuple(other.lease(self.now - self.latency / 2) for other in there))
-        if isinstance(errand, Withdraw):
-            self.withdrawn.update(errand.member_ids)
+        if isinstance(request, Withdraw):
+            self.withdrawn.update(request.member_ids)
         return Done()
 
     def _ack(self, ping: Ping) -> None:
@@ -133,7 +133,7 @@ class Bench:
     # To look at
 
     def beats(self) -> list[tuple[float, Lease]]:
-        return [(time, errand.lease) for time, errand in self.asked if isinstance(errand, Beat)]
+        return [(time, request.lease) for time, request in self.asked if isinstance(request, Beat)]
 
     def reads(self, since: float = 0.0) -> list[tuple[float, tuple[str, ...] | None]]:
         return [(time, each.member_ids) for time, each in self.asked if isinstance(each, ReadLeases) and time >= since]
@@ -141,11 +141,11 @@ class Bench:
     def operations(self, since: float) -> int:
         """A listing of n counts n."""
         count = 0
-        for time, errand in self.asked:
+        for time, request in self.asked:
             if time >= since:
-                if isinstance(errand, ReadLeases):
-                    count += len(self.others) + 1 if errand.member_ids is None else len(errand.member_ids)
-                elif isinstance(errand, ReadViews):
+                if isinstance(request, ReadLeases):
+                    count += len(self.others) + 1 if request.member_ids is None else len(request.member_ids)
+                elif isinstance(request, ReadViews):
                     count += 3  # two records, and the floor
                 else:
                     count += 1

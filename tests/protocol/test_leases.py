@@ -55,7 +55,7 @@ def test_a_lease_is_renewed_every_third_of_its_time_with_a_rising_counter() -> N
 def test_who_looks_for_a_cluster_has_a_lease_too() -> None:
     machine = Machine(LEASED, member("a"), core_of().rng, founder=True, introducers=())
     machine.start(START)
-    beats = [e.errand for e in machine.drain() if isinstance(e, Ask) and isinstance(e.errand, Beat)]
+    beats = [e.request for e in machine.drain() if isinstance(e, Ask) and isinstance(e.request, Beat)]
     assert beats == [Beat(Lease(member("a"), 1, 0, b""))]
 
 
@@ -81,10 +81,10 @@ def test_whom_something_is_held_against_the_next_one_stands_in_for() -> None:
     assert one.reads()[-1][1] == ("a", "d"), "a suspect may yet renew its lease"
 
 
-def test_never_a_second_errand_of_a_kind_and_none_lost_for_ever() -> None:
+def test_never_a_second_request_of_a_kind_and_none_lost_for_ever() -> None:
     one = bench("abcd", "b")
     one.run(SETTLED)
-    one._answer = lambda errand: None  # type: ignore[method-assign]  # whoever carries errands out has lost them
+    one._answer = lambda request: None  # type: ignore[method-assign]  # whoever carries requests out has lost them
     since = one.now + BEAT
     one.run(2 * LEASED.storage_timeout - 2 * BEAT)
     assert not [time for time, _ in one.beats() if time > since] and not one.reads(since)
@@ -403,7 +403,7 @@ def test_the_coordinator_withdraws_the_leases_of_the_removed(own: str) -> None:
     one.away = lambda now: now < START + SETTLED + 8.0
     next_view(one, "c", "d")
     one.run(20.0)
-    told = [errand.member_ids for _, errand in one.asked if isinstance(errand, Withdraw)]
+    told = [request.member_ids for _, request in one.asked if isinstance(request, Withdraw)]
     assert (set(told) == {("c", "d")} and 2 <= len(told) <= 4) if own == "a" else not told
     assert one.withdrawn == (set("cd") if own == "a" else set())
 

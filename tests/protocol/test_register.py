@@ -43,7 +43,7 @@ def machine_of(names: str, own: str) -> Machine:
 
 
 def asked(effects: list[Effect], kind: type[StoreOp]) -> list[StoreOp]:
-    return [effect.errand for effect in effects if isinstance(effect, Ask) and isinstance(effect.errand, kind)]
+    return [effect.request for effect in effects if isinstance(effect, Ask) and isinstance(effect.request, kind)]
 
 
 def drained(machine: Machine, now: float) -> list[Effect]:
@@ -63,8 +63,8 @@ def proposed(machine: Machine, dead: str, now: float) -> CreateView:
     return create
 
 
-def answer(machine: Machine, errand: StoreOp, what: StoreReply, now: float) -> list[Effect]:
-    machine.handle(Answered(errand, what), now)
+def answer(machine: Machine, request: StoreOp, what: StoreReply, now: float) -> list[Effect]:
+    machine.handle(Answered(request, what), now)
     return machine.drain()
 
 
@@ -243,8 +243,8 @@ def test_a_full_store_is_away_until_it_takes_leases_again() -> None:
     stands = Recorded(ViewRecord(view_of("ab"), "a"))
     notes: list[Note] = []
     for what in (AWAY, AWAY, Done()):
-        for errand, said in ((beat, what), (read, stands)):
-            notes += [effect for effect in answer(machine, errand, said, 101.0) if isinstance(effect, Note)]
+        for request, said in ((beat, what), (read, stands)):
+            notes += [effect for effect in answer(machine, request, said, 101.0) if isinstance(effect, Note)]
     assert [note.level for note in notes] == [logging.WARNING, logging.INFO]
 
 
@@ -261,9 +261,9 @@ def test_a_place_that_is_taken_by_something_unreadable_is_told_of_and_tried_agai
         assert not any(isinstance(effect, Freeze) for effect in effects)
         now += 0.05
         effects = drained(machine, now)
-        for errand in [*asked(effects, CreateView), *asked(effects, ReadViews)]:
-            tries += isinstance(errand, CreateView)
-            effects += answer(machine, errand, taken if isinstance(errand, CreateView) else stands, now)
+        for request in [*asked(effects, CreateView), *asked(effects, ReadViews)]:
+            tries += isinstance(request, CreateView)
+            effects += answer(machine, request, taken if isinstance(request, CreateView) else stands, now)
     assert [note.level for note in notes] == [logging.WARNING] and tries > 3
     assert "views/2 cannot be read: it is garbage; membership cannot change until that can be read" in notes[0].text
     assert machine.view == view_of("abc") and machine.stopped is None

@@ -62,15 +62,15 @@ class Desk:
                 if isinstance(effect, Check):
                     self.checks.append((self.now, effect.member.id))
                 elif isinstance(effect, Ask):
-                    self.asked.append((self.now, effect.errand))
-                    if answer and isinstance(effect.errand, ReadViews):
-                        self.survey.told(effect.errand, Recorded(self.record), self.now)
-                    elif answer and isinstance(effect.errand, ReadLeases):
+                    self.asked.append((self.now, effect.request))
+                    if answer and isinstance(effect.request, ReadViews):
+                        self.survey.told(effect.request, Recorded(self.record), self.now)
+                    elif answer and isinstance(effect.request, ReadLeases):
                         self.counters = {key: count + (key in self.alive) for key, count in self.counters.items()}
                         leases = tuple(Lease(member(key), count) for key, count in self.counters.items())
                         self.riddles = {key: count + (key in self.alive) for key, count in self.riddles.items()}
                         unread = tuple(UnreadLease(member(key).id, str(count)) for key, count in self.riddles.items())
-                        self.survey.told(effect.errand, LeaseList(leases, unread), self.now)
+                        self.survey.told(effect.request, LeaseList(leases, unread), self.now)
             self.now += 0.05
 
     def lease(self, names: str, *, alive: bool = True) -> None:
@@ -88,14 +88,14 @@ def addresses(names: str) -> list[tuple[str, int]]:
 def test_it_looks_at_once_and_then_more_and_more_rarely() -> None:
     desk = Desk()
     desk.run(60.0)
-    times = [time for time, errand in desk.asked if errand == ReadViews()]
-    assert times[0] == START and times == [time for time, errand in desk.asked if errand == ReadLeases(None)]
+    times = [time for time, request in desk.asked if request == ReadViews()]
+    assert times[0] == START and times == [time for time, request in desk.asked if request == ReadLeases(None)]
     pauses = [later - time for time, later in itertools.pairwise(times)]
     assert 0.2 <= pauses[0] <= 0.31 and max(pauses) <= 1.06
     assert len([time for time in times if time < START + 3.0]) >= 7
     pinged = Desk(PINGED)
     pinged.run(5.0)
-    assert {errand for _, errand in pinged.asked} == {ReadViews()}
+    assert {request for _, request in pinged.asked} == {ReadViews()}
 
 
 def test_one_question_at_a_time_and_again_where_its_answer_was_lost() -> None:
@@ -320,7 +320,7 @@ def founder(names: str = "", *, size: int = 1, record: ViewRecord | None = None,
 
 
 def created(bench: Bench) -> list[ViewRecord]:
-    return [errand.record for _, errand in bench.asked if isinstance(errand, CreateView)]
+    return [request.record for _, request in bench.asked if isinstance(request, CreateView)]
 
 
 def test_alone_it_founds_as_soon_as_the_store_has_answered() -> None:
@@ -371,11 +371,11 @@ def test_founding_is_tried_again_but_not_in_a_storm() -> None:
     one = founder()
     usual = one._answer
 
-    def refuse(errand: StoreOp) -> None:
-        if isinstance(errand, CreateView):
-            one.later(0.0001, lambda: one.machine.handle(Answered(errand, Away("refused", ambiguous=True)), one.now))
+    def refuse(request: StoreOp) -> None:
+        if isinstance(request, CreateView):
+            one.later(0.0001, lambda: one.machine.handle(Answered(request, Away("refused", ambiguous=True)), one.now))
         else:
-            usual(errand)
+            usual(request)
 
     one._answer = refuse  # type: ignore[method-assign]
     one.run(10.0)
@@ -440,4 +440,4 @@ def test_nothing_is_looked_for_once_there_is_a_view() -> None:
     assert sends(effects, JoinRequest) == []
     since = one.now
     one.run(5.0)
-    assert not [errand for time, errand in one.asked if time > since and errand in (ReadViews(), ReadLeases(None))]
+    assert not [request for time, request in one.asked if time > since and request in (ReadViews(), ReadLeases(None))]

@@ -25,10 +25,10 @@ class Porter:
     def __init__(self, host: Host, store: SimulatedStore) -> None:
         self.store = store
 
-    async def carry_out(self, errand: Any) -> Any:
-        if not callable(errand):
+    async def carry_out(self, request: Any) -> Any:
+        if not callable(request):
             return Away("this store is the test's")
-        await errand(self.store)
+        await request(self.store)
         return Done()
 
 

@@ -162,10 +162,10 @@ class Admission:
         self._next_try = now + FOUND_AGAIN
         self._change.found(view, now)
 
-    def answered(self, errand: StoreOp, answer: StoreReply, now: float) -> None:
+    def answered(self, request: StoreOp, answer: StoreReply, now: float) -> None:
         """What came of a question to the store."""
         if self.survey is not None and self._core.view is None and self._core.stopped is None:
-            self.survey.told(errand, answer, now)
+            self.survey.told(request, answer, now)
             self._search(now)
 
     def stirred(self, now: float) -> None:

@@ -127,17 +127,17 @@ class Survey:
         """Something in the store may have changed: look soon."""
         self._next_look = min(self._next_look, now + 0.1)
 
-    def _ask(self, errand: ReadViews | ReadLeases, now: float) -> None:
-        if now >= self._asked.get(errand, NEVER) + 2 * self._core.config.storage_timeout:
-            self._asked[errand] = now
-            self._core.outbox.emit(Ask(errand))
+    def _ask(self, request: ReadViews | ReadLeases, now: float) -> None:
+        if now >= self._asked.get(request, NEVER) + 2 * self._core.config.storage_timeout:
+            self._asked[request] = now
+            self._core.outbox.emit(Ask(request))
 
     # What is learnt
 
-    def told(self, errand: StoreOp, answer: StoreReply, now: float) -> None:
-        """What came of an errand, be it ours or another part's."""
-        asked = self._asked.pop(errand, now)
-        if isinstance(answer, Unread) and isinstance(errand, ReadViews):
+    def told(self, request: StoreOp, answer: StoreReply, now: float) -> None:
+        """What came of a request, be it ours or another part's."""
+        asked = self._asked.pop(request, now)
+        if isinstance(answer, Unread) and isinstance(request, ReadViews):
             self._views_read, self._unread = True, answer.detail
         elif isinstance(answer, Unread):
             self._taken = answer.detail
@@ -146,7 +146,7 @@ class Survey:
         elif isinstance(answer, Recorded):
             self._views_read, self._unread = True, ""
             self._read(answer.record, now)
-        elif isinstance(answer, LeaseList) and errand == ReadLeases(None):
+        elif isinstance(answer, LeaseList) and request == ReadLeases(None):
             self._count(answer, asked, now)
 
     def _read(self, record: ViewRecord | None, now: float) -> None:

@@ -45,7 +45,7 @@ WIPED_FOR = 3.0
 was there a moment ago, and believing it ends the job here."""
 
 ROUTINE = (Beat, ReadViews)
-"""Errands that every member asks again and again. A full store answers one of the two: it is back once it answers both."""
+"""Requests that every member asks again and again. A full store answers one of the two: it is back once it answers both."""
 
 AWAY_EVERY = 10.0
 """Seconds from the first line that says that the store is away to the second; then twice as long each time."""
@@ -156,36 +156,36 @@ class Register:
 
     # Answers
 
-    def answered(self, errand: StoreOp, answer: StoreReply, now: float) -> None:
+    def answered(self, request: StoreOp, answer: StoreReply, now: float) -> None:
         """What came of a question of this member."""
         core = self._core
         wanted = False
-        if isinstance(errand, CreateView):
-            self._creating.discard(errand.record.view.epoch)
-            wanted = core.view is None or errand.record.view.epoch == core.epoch + 1  # else we have moved on
-        elif isinstance(errand, ReadViews):
+        if isinstance(request, CreateView):
+            self._creating.discard(request.record.view.epoch)
+            wanted = core.view is None or request.record.view.epoch == core.epoch + 1  # else we have moved on
+        elif isinstance(request, ReadViews):
             self._reading = False
         if core.stopped is not None:
             return
-        record = self._take(errand, answer, now)
+        record = self._take(request, answer, now)
         if record is not None and record.view.epoch > core.epoch:
             self._recorded(record, now)
         elif wanted:
             self._refused(now, now + (0.0 if isinstance(answer, Recorded) else self._pause()))
-        if core.stopped is None and isinstance(errand, ReadViews):
+        if core.stopped is None and isinstance(request, ReadViews):
             if self._look_again:
                 self.look()
             else:
                 self._plan(now)
 
-    def _take(self, errand: StoreOp, answer: StoreReply, now: float) -> ViewRecord | None:
+    def _take(self, request: StoreOp, answer: StoreReply, now: float) -> ViewRecord | None:
         """Note how the store is; the record that it told of."""
         if isinstance(answer, Away | Unread):
-            if isinstance(answer, Unread) or isinstance(errand, ROUTINE):
-                self._failing.add(type(errand))
+            if isinstance(answer, Unread) or isinstance(request, ROUTINE):
+                self._failing.add(type(request))
             self._away(answer, now)
             return None
-        self._failing.discard(type(errand))
+        self._failing.discard(type(request))
         if isinstance(answer, Wiped):
             self._wiped(answer, now)
             return None

@@ -210,9 +210,9 @@ class Detection:
             self._core.links.heard(member_id, now)
             self._clear(peer)
 
-    def answered(self, errand: StoreOp, answer: StoreReply, now: float) -> None:
+    def answered(self, request: StoreOp, answer: StoreReply, now: float) -> None:
         """What came of a question to the store: whose lease was renewed lives, though that is no contact."""
-        for lease, lives in () if self.leases is None else self.leases.answered(errand, answer, now):
+        for lease, lives in () if self.leases is None else self.leases.answered(request, answer, now):
             peer = self._core.table.get(lease.member.id)
             if lives and peer is not None:
                 self._prober.answered_otherwise(lease.member.id)

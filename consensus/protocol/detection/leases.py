@@ -73,7 +73,7 @@ class Leases:
         self.beat = core.config.lease / BEATS
         self._counter = 0
         self._under_way: dict[type[StoreOp], tuple[StoreOp, float]] = {}
-        """The unanswered errand of each kind, and when it was asked."""
+        """The unanswered request of each kind, and when it was asked."""
         self._next_beat = now
         self._next_read = now
         self._read_all = -inf
@@ -140,14 +140,14 @@ class Leases:
         self._watch(now)
 
     def _due(self, kind: type[StoreOp], planned: float) -> float:
-        """When an errand can be asked that is planned for then: once the last of its kind is answered, or never will be."""
+        """When a request can be asked that is planned for then: once the last of its kind is answered, or never will be."""
         if kind not in self._under_way:
             return planned
         return max(planned, self._under_way[kind][1] + 2 * self._core.config.storage_timeout)
 
-    def _ask(self, errand: StoreOp, now: float) -> None:
-        self._under_way[type(errand)] = (errand, now)
-        self._core.outbox.emit(Ask(errand))
+    def _ask(self, request: StoreOp, now: float) -> None:
+        self._under_way[type(request)] = (request, now)
+        self._core.outbox.emit(Ask(request))
 
     def _later(self, planned: float, now: float) -> float:
         """The next beat, in step with the last one where that was nearly in time."""
@@ -192,15 +192,15 @@ class Leases:
 
     # Answers
 
-    def answered(self, errand: StoreOp, answer: StoreReply, now: float) -> list[tuple[Lease, bool]]:
-        """What came of an errand: the leases of members of the view that were renewed since they were last read.
+    def answered(self, request: StoreOp, answer: StoreReply, now: float) -> list[tuple[Lease, bool]]:
+        """What came of a request: the leases of members of the view that were renewed since they were last read.
 
         True: as that was a moment ago, the member lives. (It may have died since, where it was long ago.)
         """
-        if self._under_way.get(type(errand), (None, 0.0))[0] == errand:
-            del self._under_way[type(errand)]
-        if isinstance(errand, Withdraw) and isinstance(answer, Done):
-            self._gone = [key for key in self._gone if key not in errand.member_ids]
+        if self._under_way.get(type(request), (None, 0.0))[0] == request:
+            del self._under_way[type(request)]
+        if isinstance(request, Withdraw) and isinstance(answer, Done):
+            self._gone = [key for key in self._gone if key not in request.member_ids]
         if not isinstance(answer, LeaseList):
             return []
         rising = [key for key in self.watched if self._books[key].rose]

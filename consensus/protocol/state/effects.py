@@ -24,7 +24,7 @@ class Send:
 class Ask:
     """Ask the shared store; report ``Answered``, whatever comes of it. Several may be under way at once."""
 
-    errand: StoreOp
+    request: StoreOp
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Checked:
 class Answered:
     """What came of ``Ask``."""
 
-    errand: StoreOp
+    request: StoreOp
     answer: StoreReply
 
 

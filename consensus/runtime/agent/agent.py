@@ -196,10 +196,10 @@ class Agent:
             self._long.add((address, packets))
             self._spawn(self._send_pieces(address, kind, packets))
 
-    def ask(self, errand: StoreOp) -> None:
+    def ask(self, request: StoreOp) -> None:
         """``Ask``."""
         assert self._store is not None, "a policy without a store asked for one"
-        self._store.ask(errand)
+        self._store.ask(request)
 
     def check(self, member: Member) -> None:
         """``Check``."""

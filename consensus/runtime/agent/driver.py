@@ -243,8 +243,8 @@ class Driver:
         match effect:
             case Send(address, message):
                 carrier.send(address, message)
-            case Ask(errand):
-                carrier.ask(errand)
+            case Ask(request):
+                carrier.ask(request)
             case Check(member):
                 carrier.check(member)
             case Tether(members):

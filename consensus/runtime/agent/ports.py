@@ -80,7 +80,7 @@ class Carrier(Protocol):
     def send(self, address: Address, message: Message) -> None:
         """``Send``."""
 
-    def ask(self, errand: StoreOp) -> None:
+    def ask(self, request: StoreOp) -> None:
         """``Ask``."""
 
     def check(self, member: Member) -> None:

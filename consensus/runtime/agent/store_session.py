@@ -1,6 +1,6 @@
-"""An agent's dealings with the shared store: opens it, has errands carried out there, and listens for changes.
+"""An agent's dealings with the shared store: opens it, has requests carried out there, and listens for changes.
 
-Nothing of the agent ever waits for the store. Errands run beside each other, so that a lease is renewed while a record is
+Nothing of the agent ever waits for the store. Requests run beside each other, so that a lease is renewed while a record is
 stuck; whatever comes of one is told to the core, and that decides whether to ask again.
 """
 
@@ -66,26 +66,26 @@ class StoreSession:
         self._tried = asyncio.Event()
         """What is asked during the first try to open the store waits for that: it takes a moment, or has a deadline."""
         self._away = ""
-        self._errands: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
         self._unanswered: Counter[str] = Counter()
         self._under_way: set[object] = set()
         """What is not begun once more before it is answered; see ``_repeated``."""
         self._leased = False
 
-    def ask(self, errand: StoreOp) -> None:
+    def ask(self, request: StoreOp) -> None:
         """Have it carried out; the core is told what came of it."""
-        name, repeated = type(errand).__name__, _repeated(errand)
-        self._errands[name] += 1
+        name, repeated = type(request).__name__, _repeated(request)
+        self._requests[name] += 1
         if self._executor is None and self._tried.is_set():
-            self._answer(errand, Away(self._away))
+            self._answer(request, Away(self._away))
         elif repeated in self._under_way:
             # Not this one instead of the other: a store that takes longer than the time between two would answer none.
-            self._answer(errand, Away(f"the store {self._url} has not answered the {name} before this yet"))
+            self._answer(request, Away(f"the store {self._url} has not answered the {name} before this yet"))
         else:
             if repeated is not None:
                 self._under_way.add(repeated)
-            self._leased = self._leased or isinstance(errand, Beat)
-            self._spawn(self._carry_out(errand))
+            self._leased = self._leased or isinstance(request, Beat)
+            self._spawn(self._carry_out(request))
 
     async def attend(self) -> None:
         """Open the store, however long it is away, and tell the core of changes. One that refuses ends this lifetime."""
@@ -105,7 +105,7 @@ class StoreSession:
             self._stir()
 
     async def close(self) -> None:
-        """Remove the own lease, if the store lets us within about a second, and let go. Errands under way have been ended."""
+        """Remove the own lease, if the store lets us within about a second, and let go. Requests under way have been ended."""
         executor, self._executor = self._executor, None
         self._away = "this member has ended"
         with contextlib.suppress(TimeoutError):
@@ -120,8 +120,8 @@ class StoreSession:
     def status(self) -> dict[str, Any]:
         """Plain values; the URL without its password."""
         told = {"url": self._url} if self._store is None else self._store.status()
-        errands = {kind: {"asked": count, "away": self._unanswered[kind]} for kind, count in sorted(self._errands.items())}
-        return {**told, "open": self._executor is not None, "errands": errands}
+        requests = {kind: {"asked": count, "away": self._unanswered[kind]} for kind, count in sorted(self._requests.items())}
+        return {**told, "open": self._executor is not None, "errands": requests}
 
     def _locate(self) -> Any:
         config = self._config
@@ -138,22 +138,22 @@ class StoreSession:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE)
 
-    async def _carry_out(self, errand: StoreOp) -> None:
-        answer: StoreReply = Away(f"this {type(errand).__name__} failed")
+    async def _carry_out(self, request: StoreOp) -> None:
+        answer: StoreReply = Away(f"this {type(request).__name__} failed")
         try:
             await self._tried.wait()
-            answer = Away(self._away) if self._executor is None else await self._executor.carry_out(errand)
+            answer = Away(self._away) if self._executor is None else await self._executor.carry_out(request)
         except Exception as error:  # noqa: BLE001 - the core waits for an answer
-            _LOG.exception("an errand failed in a way that no store should")
+            _LOG.exception("a request failed in a way that no store should")
             answer = Away(f"{type(error).__name__}: {error}", ambiguous=True)
         finally:
-            self._under_way.discard(_repeated(errand))
-        self._answer(errand, answer)
+            self._under_way.discard(_repeated(request))
+        self._answer(request, answer)
 
-    def _answer(self, errand: StoreOp, answer: StoreReply) -> None:
+    def _answer(self, request: StoreOp, answer: StoreReply) -> None:
         if isinstance(answer, Away):
-            self._unanswered[type(errand).__name__] += 1
-        self._driver.handle(Answered(errand, answer))
+            self._unanswered[type(request).__name__] += 1
+        self._driver.handle(Answered(request, answer))
 
     def _warn(self, text: str) -> None:
         self._driver.note(logging.WARNING, "store", text)
@@ -162,12 +162,12 @@ class StoreSession:
         self._driver.handle(Stirred())
 
 
-def _repeated(errand: StoreOp) -> object:
+def _repeated(request: StoreOp) -> object:
     """What it has in common with others that are asked every so often, whatever came of the one before; None: nothing."""
-    match errand:
+    match request:
         case Beat():
             return Beat
         case ReadLeases():
-            return errand
+            return request
         case _:
             return None

@@ -204,10 +204,10 @@ class Record(Observer):
         """See ``Observer``."""
         self.meet(view)
 
-    def asked(self, host: Host, errand: StoreOp) -> None:
+    def asked(self, host: Host, request: StoreOp) -> None:
         """See ``Observer``."""
-        if isinstance(errand, CreateView) and errand.record.proposal is not None:
-            self._first(host, errand.record.proposal)
+        if isinstance(request, CreateView) and request.record.proposal is not None:
+            self._first(host, request.record.proposal)
 
     def _ping(self, host: Host, target: Host | None, message: Ping) -> None:
         if target is not None:

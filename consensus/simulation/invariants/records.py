@@ -131,7 +131,7 @@ class Records(Invariant):
             why = "whose record is below the floor" if stands else "which no record has decided"
             self.fail(f"{log.name(host.id)} follows {log.show(view)}, {why}")
 
-    def answered(self, host: Host, errand: StoreOp, answer: StoreReply) -> None:  # noqa: ARG002
+    def answered(self, host: Host, request: StoreOp, answer: StoreReply) -> None:  # noqa: ARG002
         """See ``Observer``."""
         if isinstance(answer, Wiped) and not self.store_log.wipes:
             self.fail(f"{self.log.name(host.id)} takes the store for wiped, which it was not: {answer.detail}")

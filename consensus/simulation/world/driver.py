@@ -96,9 +96,9 @@ class Driver:
         match effect:
             case Send(address, message):
                 self._send(host, address, message)
-            case Ask(errand):
-                assert self._store_requests is not None, f"{host} asks a store that there is not: {errand}"
-                self._store_requests.ask(host, errand)
+            case Ask(request):
+                assert self._store_requests is not None, f"{host} asks a store that there is not: {request}"
+                self._store_requests.ask(host, request)
             case Check(member):
                 self._connections.check(host, member)
             case Tether(members):

@@ -114,10 +114,10 @@ class Observer:
 
     # The shared store
 
-    def asked(self, host: Host, errand: StoreOp) -> None:
+    def asked(self, host: Host, request: StoreOp) -> None:
         """``host`` wants something of the store."""
 
-    def answered(self, host: Host, errand: StoreOp, answer: StoreReply) -> None:
+    def answered(self, host: Host, request: StoreOp, answer: StoreReply) -> None:
         """``host`` is told what came of that, and handles it next."""
 
     def stored(self, host: Host | None, change: Change) -> None:

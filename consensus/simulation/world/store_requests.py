@@ -36,7 +36,7 @@ _ASKED, _DONE, _ANSWERED, _STIRRED = 2, 3, 4, 5
 class Executor(Protocol):
     """Carries out what one process asks of the store."""
 
-    async def carry_out(self, errand: StoreOp) -> StoreReply:
+    async def carry_out(self, request: StoreOp) -> StoreReply:
         """Do it, whatever happens. Awaits methods of the store alone."""
 
 
@@ -103,18 +103,18 @@ class StoreRequests:
         self._executors[host.id] = self._make(host, store)
         self._go_on(host, self._listen(host, store))
 
-    def ask(self, host: Host, errand: StoreOp) -> None:
+    def ask(self, host: Host, request: StoreOp) -> None:
         """A machine's ``Ask``."""
-        self._record(_ASKED, host, type(errand).__name__)
-        self._world.show("asked", host, errand)
-        self._go_on(host, self._carry_out(host, errand))
+        self._record(_ASKED, host, type(request).__name__)
+        self._world.show("asked", host, request)
+        self._go_on(host, self._carry_out(host, request))
 
-    async def _carry_out(self, host: Host, errand: StoreOp) -> None:
-        answer = await self._executors[host.id].carry_out(errand)
+    async def _carry_out(self, host: Host, request: StoreOp) -> None:
+        answer = await self._executors[host.id].carry_out(request)
         if host.stopped is None:
             self._record(_ANSWERED, host, type(answer).__name__)
-            self._world.show("answered", host, errand, answer)
-            host.machine.handle(Answered(errand, answer), host.now)
+            self._world.show("answered", host, request, answer)
+            host.machine.handle(Answered(request, answer), host.now)
 
     async def _listen(self, host: Host, store: SimulatedStore) -> None:
         async for _ in store.watch("views/"):

@@ -76,14 +76,14 @@ class Attempt:
         self._trailer: Trailer | None = None
         self._finite = True
 
-    def run(self, saying: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
+    def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
         group = session.group
         assert group is not None
         agreed, said = session.agreed, None
         if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
-            said = self._say(BARE if agreed is None else agreed.head, saying)
+            said = self._say(BARE if agreed is None else agreed.head, record)
         slots = []
         for number, bucket in enumerate(layout.buckets):
             if number and len(window) == in_flight:
@@ -91,7 +91,7 @@ class Attempt:
             slot = self._staging.slot(number, session.codec.elements)
             call.fill(slot)  # the head beside a prelude: it has a free slot
             if number == 0:
-                session.codec.write(slot.trailer, saying, bucket.op)
+                session.codec.write(slot.trailer, record, bucket.op)
                 if said is not None:
                     self._hear(said)
             window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
@@ -119,16 +119,16 @@ class Attempt:
             if not work.done() and slot is not None:
                 self._staging.abandon(slot)
 
-    def _prelude(self, head: Bucket, saying: RankRecord) -> None:
-        self._hear(self._say(head, saying))
+    def _prelude(self, head: Bucket, record: RankRecord) -> None:
+        self._hear(self._say(head, record))
 
-    def _say(self, head: Bucket, saying: RankRecord) -> Region:
+    def _say(self, head: Bucket, record: RankRecord) -> Region:
         """Begin a prelude as large as ``head``; what everybody says in it, once it has ended."""
         session = self._session
         assert session.group is not None
         buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype, device="cpu")
         said = buffer[head.count :].numpy()
-        session.codec.write(said, saying, head.op)
+        session.codec.write(said, record, head.op)
         self._window.append((session.group.submit(Operation(OperationKind.ALLREDUCE, buffer, head.op)), None))
         return said
 

@@ -80,9 +80,9 @@ class FollowedAttempt(Attempt):
         self._layout_of = layout_of
         self._agreed = agreed
 
-    def run(self, saying: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
+    def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """See ``Attempt.run``."""
-        first = self._first(saying)
+        first = self._first(record)
         assert self._trailer is not None
         said = self._said(self._trailer)
         if self._agreed is not UNKNOWN and said == self._agreed.check:
@@ -97,7 +97,7 @@ class FollowedAttempt(Attempt):
         for number in range(len(begun), len(layout.buckets)):
             if len(self._window) == in_flight:
                 self._reap()
-            slots.append(self._begin(saying, number))
+            slots.append(self._begin(record, number))
         while self._window:
             self._reap()
         trailer = self._trailer
@@ -105,10 +105,10 @@ class FollowedAttempt(Attempt):
         self._session.agree(layout)
         return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite)
 
-    def _first(self, saying: RankRecord) -> Slot:
+    def _first(self, record: RankRecord) -> Slot:
         """What tells what the others are about to do; again, where nobody is there yet."""
         while True:
-            slot = self._begin(saying, 0)
+            slot = self._begin(record, 0)
             try:
                 self._reap()
             except NobodyThere:
@@ -118,13 +118,13 @@ class FollowedAttempt(Attempt):
             else:
                 return slot
 
-    def _begin(self, saying: RankRecord, number: int) -> Slot:
+    def _begin(self, record: RankRecord, number: int) -> Slot:
         group, codec = self._session.group, self._session.codec
         assert group is not None
         slot = self._staging.slot(number, codec.elements)
         self._call.fill(slot)
         if number == 0:
-            codec.write(slot.trailer, saying, slot.bucket.op)
+            codec.write(slot.trailer, record, slot.bucket.op)
         self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
         return slot
 

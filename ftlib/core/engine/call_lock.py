@@ -1,4 +1,4 @@
-"""Whose turn it is: calls of several threads are carried out one by one, and none once the program has left.
+"""The lock of calls: calls of several threads are carried out one by one, and none once the program has left.
 
 This outlives the lifetimes of a worker (see ``rejoin``): what the program wants does not change when it is excluded.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 from ...common.threads import SYSTEM, Thread, Threads
 from ...errors import ConfigError, RebuildTimeout
 
-__all__ = ["Turns"]
+__all__ = ["CallLock"]
 
 T = TypeVar("T")
 
@@ -23,8 +23,8 @@ _LOOK = 0.05
 """Seconds between two looks whether the program leaves. No event: a signal handler may leave while its thread waits for it."""
 
 
-class Turns:
-    """One process's; its threads take turns."""
+class CallLock:
+    """One process's: whose turn it is. Its threads take turns."""
 
     def __init__(self, timeout: float, threads: Threads = SYSTEM) -> None:
         """``timeout``: seconds for which a thread waits for its turn."""

@@ -28,7 +28,7 @@ from ..execute.unit import Unit
 from ..plane.boundary import halted
 from ..plane.failures import Failures
 from ..plane.hang import log_stragglers
-from ..plane.nonfinite_check import Veto
+from ..plane.nonfinite_check import NonfiniteCheck
 from ..plane.orders import Finish
 from ..plane.phase import Phase
 from ..plane.plane import Plane
@@ -37,10 +37,9 @@ from ..plane.step_times import QUIET
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
 from ..tensors.staging import Slot, StagingPool
-from ..tensors.trailer import Flag, Trailer
-from ..tensors.trailer import RankRecord as Saying
+from ..tensors.trailer import Flag, RankRecord, Trailer
 from .arrival import Arrival
-from .call_lock import Turns
+from .call_lock import CallLock
 from .inquiry import Entered, Inquiry
 from .waiting import Limits, Waiting
 
@@ -109,7 +108,7 @@ class Engine:
         plane: Plane,
         consensus: Consensus,
         rebuilder: Rebuilder,
-        turns: Turns,
+        call_lock: CallLock,
         limits: Limits,
         in_flight: int,
         *,
@@ -130,7 +129,7 @@ class Engine:
         self._plane = plane
         self._consensus = consensus
         self._rebuilder = rebuilder
-        self._turns = turns
+        self._call_lock = call_lock
         self._limits = limits
         self._in_flight = in_flight
         self._load = load
@@ -143,7 +142,7 @@ class Engine:
         self._pool = StagingPool(in_flight)
         self._handed = False
         """Whether the slots of the newest results were kept by an observer."""
-        self._nonfinite = Veto(plane)
+        self._nonfinite = NonfiniteCheck(plane)
         self._failures = Failures(plane, consensus, rebuilder)
         self._waiting = Waiting(plane, limits, consensus.confirm)
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered)
@@ -155,11 +154,11 @@ class Engine:
     def run(self, call: Call) -> Status:
         """Finish ``call`` in this thread's turn; the status it ends with. Raises what ends this lifetime."""
         plane = self._plane
-        if self._turns.departed:
+        if self._call_lock.departed:
             return Status.ABORT
         try:
             plane.enter(call)
-            plane.tempo.entered(call.began)
+            plane.step_times.entered(call.began)
             staging = self._pool.staging(call.layout)
             if plane.phase is Phase.WAITING:
                 self._admit(call)
@@ -170,7 +169,7 @@ class Engine:
             self._units.leave(call)
             return Status.ABORT
         except (Excluded, StateLost):
-            if not self._turns.leaving:
+            if not self._call_lock.leaving:
                 raise
             return Status.ABORT  # it leaves anyway: the others were quicker
         except BaseException as error:
@@ -184,7 +183,7 @@ class Engine:
             finally:
                 if self._arrival.call is not None:
                     self._arrival.end()
-                plane.tempo.left(self._threads.now())
+                plane.step_times.left(self._threads.now())
 
     # --- the story of a call -------------------------------------------------------------------------------------------
 
@@ -228,14 +227,14 @@ class Engine:
             call.address(session)
         if not (self._units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
-        saying, goodbye = self._saying(call)
+        record, goodbye = self._record(call)
         if session.group is None:
-            return self._alone(call, session, saying)
+            return self._alone(call, session, record)
         if goodbye:
             self._consensus.commit_to_leave()  # before anybody can read it, and perhaps act on it, while this call fails here
         attempt = self._operations(call, session)
         try:
-            trailer, results = attempt.run(saying, self._in_flight)
+            trailer, results = attempt.run(record, self._in_flight)
         except NobodyThere:
             self._failures.withdraw(session)
             return None
@@ -287,18 +286,18 @@ class Engine:
 
     # --- its parts -----------------------------------------------------------------------------------------------------
 
-    def _saying(self, call: Call) -> tuple[Saying, bool]:
+    def _record(self, call: Call) -> tuple[RankRecord, bool]:
         """What this member's slot says in the attempt that begins; whether that is a goodbye."""
-        plane, turns = self._plane, self._turns
-        flags, goodbye = 0, turns.leaving and turns.says_goodbye
+        plane, call_lock = self._plane, self._call_lock
+        flags, goodbye = 0, call_lock.leaving and call_lock.says_goodbye
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
         if plane.data.sampler is None:
-            return Saying(call.weight, 0, flags, call.layout.check, busy=plane.tempo.busy), goodbye
+            return RankRecord(call.weight, 0, flags, call.layout.check, busy=plane.step_times.busy), goodbye
         share = plane.data.share(call)
         given = (share.ahead, share.dropped, share.data_epoch, share.deal)
-        return Saying(call.weight, share.samples, flags, call.layout.check, *given, plane.tempo.busy), goodbye
+        return RankRecord(call.weight, share.samples, flags, call.layout.check, *given, plane.step_times.busy), goodbye
 
     def _operations(self, call: Call, session: Session) -> Attempt:
         if isinstance(call, Followed):
@@ -307,10 +306,10 @@ class Engine:
             self._note(call.layout)
         return Attempt(call, session, self._pool.staging(call.layout), self._waiting, self._plane)
 
-    def _alone(self, call: Call, session: Session, saying: Saying) -> Results | None:
+    def _alone(self, call: Call, session: Session, record: RankRecord) -> Results | None:
         """A single member needs no operation; what it did is the result."""
         intact = not (call.veto and call.spoilt())
-        trailer = Trailer.of((saying,))
+        trailer = Trailer.of((record,))
         return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
@@ -326,8 +325,8 @@ class Engine:
             self._note(results.layout)
         if self._nonfinite.asks:
             self._nonfinite.finished(session, trailer)
-        codes = session.codec.busy if session.group is not None else bytes([plane.tempo.busy])
-        verdict = plane.tempo.note(session.by_rank, codes, average=call.counts_as_step)
+        codes = session.codec.busy if session.group is not None else bytes([plane.step_times.busy])
+        verdict = plane.step_times.note(session.by_rank, codes, average=call.counts_as_step)
         if verdict is not QUIET:
             log_stragglers(plane, session, verdict)
         self._finished(call, results)
@@ -400,7 +399,8 @@ class Engine:
         def sessions() -> Session | None:
             return plane.ready(self._limits.min_size) or self._waiting.session(followed)
 
-        results = self.take_part(followed, sessions, lambda session, number: self._turns.says_goodbye or enter(session, number))
+        call_lock = self._call_lock
+        results = self.take_part(followed, sessions, lambda session, number: call_lock.says_goodbye or enter(session, number))
         if results is None:
             raise NoFollowing(f"fewer than {self._limits.min_size} members are there")
         return results

@@ -21,7 +21,7 @@ from ..calls.attempt import SETTLE, WAIT_SLICE, Disagreement, Waits
 from ..calls.call import Call, Results
 from ..calls.session import Session
 from ..plane.failures import Failures
-from ..plane.nonfinite_check import Veto
+from ..plane.nonfinite_check import NonfiniteCheck
 from ..plane.plane import Plane
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
@@ -42,7 +42,7 @@ class Means:
     plane: Plane
     failures: Failures
     waits: Waits
-    veto: Veto
+    veto: NonfiniteCheck
     book: LayoutBook
     registered: Callable[[], Registered | None]
     """What the state is."""

@@ -31,15 +31,15 @@ class Inner(Attempt):
         call, session = self._call, self._session
         layout, codec, group = call.layout, session.codec, session.group
         assert group is not None
-        saying = RankRecord(call.weight, 0, 0, layout.check)
+        record = RankRecord(call.weight, 0, 0, layout.check)
         if expected is None or expected.signature != layout.signature:
-            self._prelude(BARE if expected is None else expected.head, saying)
+            self._prelude(BARE if expected is None else expected.head, record)
         self._slots: list[Slot] = []
         for number, bucket in enumerate(layout.buckets):
             slot = self._staging.slot(number, codec.elements)
             call.fill(slot)
             if number == 0:
-                codec.write(slot.trailer, saying, bucket.op)
+                codec.write(slot.trailer, record, bucket.op)
             self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
             self._slots.append(slot)
 

@@ -26,7 +26,7 @@ from ..tensors.trailer import Flag, Trailer
 from .lag import Lag
 from .phase import Phase
 
-__all__ = ["NOTHING", "Consumption", "shares_in"]
+__all__ = ["NOTHING", "DataAccounting", "shares_in"]
 
 NOTHING = Share()
 """Of a member that draws no samples."""
@@ -81,11 +81,11 @@ class Counts(Protocol):
     member_id: str
 
 
-class Consumption:
+class DataAccounting:
     """One plane's. Takes the plane's lock; the sampler's own is taken within it and never waited for."""
 
     def __init__(
-        self, plane: Counts, former: Consumption | None = None, *, rejoins: bool = False, patience: float = 600.0
+        self, plane: Counts, former: DataAccounting | None = None, *, rejoins: bool = False, patience: float = 600.0
     ) -> None:
         """``former``: that of the lifetime before, whose sampler is this one's. ``rejoins``: whether an excluded worker goes on
         in another lifetime: its loader must not fail meanwhile. ``patience``: seconds that a call may take.

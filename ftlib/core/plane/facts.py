@@ -45,7 +45,7 @@ def facts(plane: Plane) -> dict[str, Any]:
         "finished_calls": plane.finished,
         "in_call": in_call,
         "peers": peers,
-        "step_times": plane.tempo.facts(),
+        "step_times": plane.step_times.facts(),
         "calls": counters.calls,
         "redone": counters.redone,
         "adopted": counters.adopted,

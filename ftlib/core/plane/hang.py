@@ -67,10 +67,10 @@ def end_hung(plane: Plane, back: Callable[[], bool], patience: float, end: Calla
 
 def log_stragglers(plane: Plane, session: Session, verdict: Verdict) -> None:
     """Log who has fallen behind in ``session``, or keeps pace again, and note it for the program."""
-    tempo = plane.tempo
+    step_times = plane.step_times
     for member_id, own, median, steps in verdict.fell:
         found = Straggler(member_id, session.name(member_id), session.ranks[member_id], own, median, steps)
-        tempo.fallen.append(found)
+        step_times.fallen.append(found)
         text = "%s is slow: %s between calls, the others %s (median), in %d steps in a row"
         fields = {"straggler": member_id, "seconds": time, "median_seconds": median, "steps": steps}
         logger.warning(text, found.name, span(own), span(median), steps, extra=plane.about("straggler", **fields))

@@ -9,12 +9,12 @@ from ..calls.session import Session
 from ..tensors.trailer import Trailer
 from .plane import Plane
 
-__all__ = ["Veto"]
+__all__ = ["NonfiniteCheck"]
 
 logger = logging.getLogger("ftlib")
 
 
-class Veto:
+class NonfiniteCheck:
     """What is known of the call before, where it was vetoed. Owned by the training thread."""
 
     def __init__(self, plane: Plane) -> None:

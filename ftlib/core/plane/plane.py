@@ -20,13 +20,13 @@ from ..calls.call import Call, Results
 from ..calls.salvage import Report
 from ..calls.session import Session
 from ..tensors.trailer import Trailer
-from .data_accounting import Consumption, shares_in
+from .data_accounting import DataAccounting, shares_in
 from .lag import Lag
 from .news import News
 from .orders import FINISHED, Finish, Order
 from .phase import PLANE, Phase, Switch
 from .progress import Peers, Progress
-from .step_times import Tempo
+from .step_times import StepTimes
 
 __all__ = ["Finish", "Order", "Plane"]
 
@@ -41,7 +41,7 @@ class Plane:
         threads: Threads = SYSTEM,
         *,
         job: str = "",
-        step_times: Tempo | None = None,
+        step_times: StepTimes | None = None,
         leaving: Callable[[], bool] = lambda: False,
         rejoins: bool = False,
         patience: float = 600.0,
@@ -50,7 +50,7 @@ class Plane:
         """``tell``: takes where this member is (finished, current call) once somebody may wait for it; it must be quick.
 
         ``threads``: also those of whoever meets here. ``job``: for log records. ``leaving``: whether this worker has to go;
-        then nothing that takes long is begun for it. ``rejoins``, ``patience``: see ``Consumption``. ``former``: that of the
+        then nothing that takes long is begun for it. ``rejoins``, ``patience``: see ``DataAccounting``. ``former``: that of the
         lifetime before, whose counts pass on, and the views of which the program was not told yet.
         """
         self.member_id = member_id
@@ -91,9 +91,11 @@ class Plane:
         """How far the program is behind its deputy."""
         self.trailer: Trailer | None = None
         """Of the last call that was finished in the active session."""
-        self.tempo = Tempo() if step_times is None else step_times
+        self.step_times = StepTimes() if step_times is None else step_times
         """The members' times outside of calls."""
-        self.data: Consumption = Consumption(self, None if former is None else former.data, rejoins=rejoins, patience=patience)
+        self.data: DataAccounting = DataAccounting(
+            self, None if former is None else former.data, rejoins=rejoins, patience=patience
+        )
         """What calls use up of the data."""
         self.news: News = News() if former is None else former.news
         """What the program is to be told of views."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LEAST", "QUIET", "WINDOW", "Straggler", "Tempo", "Verdict", "coded", "seconds"]
+__all__ = ["LEAST", "QUIET", "WINDOW", "StepTimes", "Straggler", "Verdict", "coded", "seconds"]
 
 LEAST = 0.001
 """Seconds below which times are not compared: that is what a scheduler makes of equal work."""
@@ -80,7 +80,7 @@ class _Row:
     told: bool = False
 
 
-class Tempo:
+class StepTimes:
     """Of one lifetime. The training thread's, but for ``facts``, which reads whole objects only."""
 
     def __init__(self, factor: float = 2.0, steps: int = 10) -> None:

@@ -32,7 +32,7 @@ from ...status import Status
 from ..calls.call import Call, Results
 from ..calls.follower import NoFollowing
 from ..calls.session import Session
-from ..engine.call_lock import Turns
+from ..engine.call_lock import CallLock
 from ..engine.engine import Engine
 from ..plane.hang import stack
 from ..plane.phase import Phase
@@ -72,13 +72,13 @@ class Terms:
 
 
 class Deputy:
-    """Of one worker in one lifetime: ``start``, then ``end``. Its thread acts in its turn only (``Turns.lend``)."""
+    """Of one worker in one lifetime: ``start``, then ``end``. Its thread acts in its turn only (``CallLock.lend``)."""
 
     def __init__(
         self,
         plane: Plane,
         engine: Engine,
-        turns: Turns,
+        call_lock: CallLock,
         registered: Callable[[], Registered | None],
         terms: Terms,
         tell: Callable[[View], None],
@@ -86,7 +86,7 @@ class Deputy:
         """``registered``: what the program registered by now. ``tell``: runs its callbacks of a view."""
         self._plane = plane
         self._engine = engine
-        self._turns = turns
+        self._call_lock = call_lock
         self._registered = registered
         self._terms = terms
         self._threads = plane.threads
@@ -122,7 +122,7 @@ class Deputy:
 
     def run(self, call: Call) -> Status:
         """As ``Engine.run``, with what the others did meanwhile."""
-        if self._turns.departed:
+        if self._call_lock.departed:
             return Status.ABORT
         with self._changed:
             self._since = None
@@ -162,7 +162,7 @@ class Deputy:
             self._engine.undelivered(call, error)
             raise
         finally:
-            plane.tempo.left(self._threads.now())
+            plane.step_times.left(self._threads.now())
         return status
 
     # --- its thread ----------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Deputy:
                 if left > 0:
                     self._changed.wait(left)
                     continue
-            if not self._turns.lend(self._one):
+            if not self._call_lock.lend(self._one):
                 with self._changed:
                     if not self._over:
                         self._changed.wait(_LOOK)
@@ -201,7 +201,7 @@ class Deputy:
 
     def _take_part(self) -> bool:
         call = StandIn(
-            self._threads.now(), veto=self._terms.veto, awaited=lambda: self._turns.awaited, present=self._plane.present
+            self._threads.now(), veto=self._terms.veto, awaited=lambda: self._call_lock.awaited, present=self._plane.present
         )
         with torch.no_grad():
             sessions = functools.partial(self._sessions, itertools.count())
@@ -232,7 +232,7 @@ class Deputy:
     def _ready(self) -> bool:
         """Whether it may take part in the next call, as far as this worker knows for itself."""
         plane, backlog, since = self._plane, self._backlog, self._since
-        over = self._turns.departed or self._engine.said_goodbye or plane.phase is Phase.STOPPED
+        over = self._call_lock.departed or self._engine.said_goodbye or plane.phase is Phase.STOPPED
         if over or since is None or self._retired:
             return False
         if (waited := self._threads.now() - since) > self._terms.stall_timeout:
@@ -272,7 +272,7 @@ class Deputy:
             self._threads.sleep(min(_LONGEST_PAUSE, _PAUSE * 2 ** min(asked, 10)))
         plane = self._plane
         with plane.changed:
-            while not (self._over or self._turns.departed or self._turns.awaited):
+            while not (self._over or self._call_lock.departed or self._call_lock.awaited):
                 session = plane.session
                 if plane.phase is Phase.ACTIVE and session is not None:
                     alone = session.group is None or session.size < self._terms.min_size

@@ -71,8 +71,8 @@ class RankRecord(NamedTuple):
     deal: int = 0
     """16 bits of a checksum of how this rank believes the samples to be dealt."""
     busy: int = 0
-    """How long this rank was outside of calls before this one, as ``tempo.coded``; 0: unknown. In what was read 0 always: that
-    is in ``TrailerCodec.busy``, as it differs from call to call."""
+    """How long this rank was outside of calls before this one, as ``step_times.coded``; 0: unknown. In what was read 0 always:
+    that is in ``TrailerCodec.busy``, as it differs from call to call."""
 
     def pack(self) -> bytes:
         """``SLOT_BYTES`` bytes."""

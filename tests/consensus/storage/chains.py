@@ -19,8 +19,8 @@ THIRD = successor(SECOND)
 FOURTH = successor(THIRD)
 
 
-def ask(store: ScriptedStore, errand: CreateView | ReadViews | Clean, index: int = 0) -> object:
-    return run(executor(store, index).carry_out(errand))
+def ask(store: ScriptedStore, request: CreateView | ReadViews | Clean, index: int = 0) -> object:
+    return run(executor(store, index).carry_out(request))
 
 
 def chain(store: ScriptedStore, *records: ViewRecord) -> None:

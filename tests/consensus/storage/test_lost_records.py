@@ -93,8 +93,8 @@ def test_only_the_floor_is_left(store: ScriptedStore) -> None:
     chain(store, FIRST, SECOND)
     ask(store, Clean(2))
     store.values.clear()
-    for errand in (ReadViews(), ReadViews(2, SECOND.view.view_id), CreateView(THIRD), CreateView(founding(first=10))):
-        assert isinstance(ask(store, errand), Wiped)
+    for request in (ReadViews(), ReadViews(2, SECOND.view.view_id), CreateView(THIRD), CreateView(founding(first=10))):
+        assert isinstance(ask(store, request), Wiped)
     assert not store.values
 
 

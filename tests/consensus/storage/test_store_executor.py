@@ -1,4 +1,4 @@
-"""Errands and their answers: leases, errors, and what an executor waits for."""
+"""Requests and their answers: leases, errors, and what an executor waits for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .records import config, executor, founding, lease, member
 from .scripted_store import ScriptedStore, run
 
 SECRET = "a secret that is long enough"
-ERRANDS: tuple[tuple[StoreOp, str], ...] = (
+REQUESTS: tuple[tuple[StoreOp, str], ...] = (
     (CreateView(founding()), "create"),
     (ReadViews(), "list"),
     (Beat(lease(0)), "write"),
@@ -88,10 +88,10 @@ STRANGE_LEASES = {
 }
 
 
-def sealed(errand: StoreOp, *secrets: str) -> bytes:
+def sealed(request: StoreOp, *secrets: str) -> bytes:
     """What it leaves in a store."""
     store = ScriptedStore()
-    run(executor(store, 1, "job", *secrets).carry_out(errand))
+    run(executor(store, 1, "job", *secrets).carry_out(request))
     return next(iter(store.values.values()))
 
 
@@ -124,15 +124,15 @@ def test_a_stranger_does_not_fill_the_log() -> None:
     assert len(said) == 101 and "the others are not named" in said[-1]
 
 
-@pytest.mark.parametrize(("errand", "operation"), ERRANDS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("asked", "operation"), REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("error", [StoreAwayError, StoreRefusedError, AmbiguousWriteError])
-def test_every_error_is_an_answer(errand: StoreOp, operation: str, error: type[StoreError]) -> None:
+def test_every_error_is_an_answer(asked: StoreOp, operation: str, error: type[StoreError]) -> None:
     def fail() -> None:
         raise error("the store://: no")
 
     store = ScriptedStore()
     store.at(operation, 1, fail)
-    answer = run(executor(store).carry_out(errand))  # which waits for nothing but the store
+    answer = run(executor(store).carry_out(asked))  # which waits for nothing but the store
     assert answer == Away("the store://: no", ambiguous=error is AmbiguousWriteError)
 
 

@@ -62,8 +62,8 @@ def test_the_very_first_record(store: ScriptedStore, kind: str) -> None:
         store.values[key(1)] = store.values.pop(key(2))
     else:
         spoil(store, kind, 1)
-    for errand in (ReadViews(), CreateView(FIRST), CreateView(founding(first=10))):
-        answer = ask(store, errand)
+    for request in (ReadViews(), CreateView(FIRST), CreateView(founding(first=10))):
+        answer = ask(store, request)
         assert isinstance(answer, Unread) and key(1) in answer.detail, "there is a cluster, of which nothing is known"
     assert list(store.values) == [key(1)]
 
@@ -99,8 +99,8 @@ def test_in_the_place_of_what_the_asker_follows(store: ScriptedStore) -> None:
     """It is not gone, so nobody stops; and not known, so nothing follows it."""
     chain(store, FIRST, SECOND)
     store.values[key(2)] = b"hello"
-    for errand in (ReadViews(2, SECOND.view.view_id), CreateView(THIRD)):
-        answer = ask(store, errand)
+    for request in (ReadViews(2, SECOND.view.view_id), CreateView(THIRD)):
+        answer = ask(store, request)
         assert isinstance(answer, Unread) and key(2) in answer.detail
     assert sorted(store.values) == [key(1), key(2)]
 
@@ -110,8 +110,8 @@ def test_at_the_floor(store: ScriptedStore) -> None:
     chain(store, FIRST, SECOND, THIRD)
     assert ask(store, Clean(3)) == Done()
     store.values[key(3)] = b"hello"
-    for errand in (ReadViews(), ReadViews(1, FIRST.view.view_id), CreateView(founding(first=10)), CreateView(FOURTH)):
-        answer = ask(store, errand, 10)
+    for request in (ReadViews(), ReadViews(1, FIRST.view.view_id), CreateView(founding(first=10)), CreateView(FOURTH)):
+        answer = ask(store, request, 10)
         assert isinstance(answer, Unread) and key(3) in answer.detail
     assert list(store.values) == [key(3)]
 
@@ -169,7 +169,7 @@ def test_two_members_with_different_secrets_never_decide_the_same_epoch() -> Non
     both, old = member_of(store, KeyRing((NEW, OLD)), said), member_of(store, KeyRing((OLD,)), said)
     assert run(old.carry_out(CreateView(FIRST))) == Recorded(FIRST)
     assert run(both.carry_out(CreateView(SECOND))) == Recorded(SECOND)
-    errands: tuple[StoreOp, ...] = (CreateView(RIVAL), CreateView(founding(epoch=2)), CreateView(THIRD))
-    for errand in errands:
-        assert isinstance(run(old.carry_out(errand)), Unread)
+    requests: tuple[StoreOp, ...] = (CreateView(RIVAL), CreateView(founding(epoch=2)), CreateView(THIRD))
+    for request in requests:
+        assert isinstance(run(old.carry_out(request)), Unread)
     assert run(both.carry_out(ReadViews())) == Recorded(SECOND)

@@ -73,7 +73,7 @@ class Pupil:
         session = life.plane.session
         assert session is not None and session.group is not None
         session.group.abort()
-        self.ft._turns.departed = True
+        self.ft._call_lock.departed = True
         life.plane.stop(LeftError("crashed"))
 
     def digest(self) -> str:

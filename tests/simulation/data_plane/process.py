@@ -55,7 +55,7 @@ class Process:
         limits = Limits()
         self.turns = Turns(limits.step_timeout, self.threads)
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
-        self.engine = Engine(self.plane, self.door, self._rebuilder, self.turns, limits, jobs.in_flight, load=self._load)
+        self.engine = Engine(self.plane, self.door, self._rebuilder, self.call_lock, limits, jobs.in_flight, load=self._load)
         self.trainer = Trainer(self, rng)
         self._inbox = Pipe(host, rng, self.threads.happens)
         self._rebuilder.start()

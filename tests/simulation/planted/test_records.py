@@ -64,21 +64,21 @@ def doubt_is_success(patch: Patch) -> None:
     """A record whose creation was not answered is taken for created."""
 
     @around(patch, Register, "answered")
-    def answered(honest: Any, self: Register, errand: StoreOp, answer: StoreReply, now: float) -> None:
-        if isinstance(errand, CreateView) and isinstance(answer, Away) and answer.ambiguous:
-            answer = Recorded(errand.record)
-        honest(self, errand, answer, now)
+    def answered(honest: Any, self: Register, request: StoreOp, answer: StoreReply, now: float) -> None:
+        if isinstance(request, CreateView) and isinstance(answer, Away) and answer.ambiguous:
+            answer = Recorded(request.record)
+        honest(self, request, answer, now)
 
 
 def doubt_is_failure(patch: Patch) -> None:
     """What was not answered never happened: a record of its own that stands is taken for that of its next proposal."""
 
     @around(patch, Register, "answered")
-    def answered(honest: Any, self: Register, errand: StoreOp, answer: StoreReply, now: float) -> None:
-        if isinstance(errand, CreateView) and isinstance(answer, Recorded) and (found := answer.record) is not None:
-            again = (found.driver, found.view.epoch) == (errand.record.driver, errand.record.view.epoch)
-            answer = Recorded(errand.record) if again else answer
-        honest(self, errand, answer, now)
+    def answered(honest: Any, self: Register, request: StoreOp, answer: StoreReply, now: float) -> None:
+        if isinstance(request, CreateView) and isinstance(answer, Recorded) and (found := answer.record) is not None:
+            again = (found.driver, found.view.epoch) == (request.record.driver, request.record.view.epoch)
+            answer = Recorded(request.record) if again else answer
+        honest(self, request, answer, now)
 
 
 def lets_itself_in(patch: Patch) -> None:
@@ -158,11 +158,11 @@ def leases_by_wall_clock(patch: Patch) -> None:
     """A lease has its writer's time in it, and lasts as long as the reader's clock has not passed that."""
     beat = Leases._ask
 
-    def ask(self: Leases, errand: StoreOp, now: float) -> None:
-        lease = getattr(errand, "lease", None)
+    def ask(self: Leases, request: StoreOp, now: float) -> None:
+        lease = getattr(request, "lease", None)
         if isinstance(lease, Lease):
-            errand = replace(errand, lease=replace(lease, counter=int(1000 * now)))  # type: ignore[call-arg]
-        beat(self, errand, now)
+            request = replace(request, lease=replace(lease, counter=int(1000 * now)))  # type: ignore[call-arg]
+        beat(self, request, now)
 
     honest = Leases._renewed
 

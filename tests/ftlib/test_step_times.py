@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftlib import ConfigError
 from ftlib.common.threads import Threads
-from ftlib.core.plane.step_times import LEAST, WINDOW, Straggler, Tempo, coded, seconds
+from ftlib.core.plane.step_times import LEAST, WINDOW, StepTimes, Straggler, coded, seconds
 from ftlib.core.tensors.trailer import SLOT_BYTES, Flag, RankRecord, TrailerCodec
 from ftlib.settings.config import resolve
 from tests.ftlib.workers import Job, Worker
@@ -25,11 +25,11 @@ def told(*times: float) -> bytes:
     return bytes(coded(time) if time else 0 for time in times)
 
 
-def steps(tempo: Tempo, count: int, *times: float, average: bool = True) -> tuple[list[str], list[str]]:
+def steps(step_times: StepTimes, count: int, *times: float, average: bool = True) -> tuple[list[str], list[str]]:
     """So many calls after such times of the members: who fell behind, who recovered."""
     fell, recovered = [], []
     for _ in range(count):
-        verdict = tempo.note(IDS_OF[len(times)], told(*times), average=average)
+        verdict = step_times.note(IDS_OF[len(times)], told(*times), average=average)
         fell += [member_id for member_id, *_ in verdict.fell]
         recovered += verdict.recovered
     return fell, recovered
@@ -52,33 +52,33 @@ def test_codes_at_the_ends() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_who_is_slow_for_ten_steps_is_told_of_once(size: int) -> None:
-    tempo = Tempo(2.0, 10)
+    step_times = StepTimes(2.0, 10)
     slow = [0.01] * (size - 1) + [0.025]
-    assert steps(tempo, 9, *slow) == ([], [])
-    last = tempo.note(IDS_OF[size], told(*slow), average=True)
+    assert steps(step_times, 9, *slow) == ([], [])
+    last = step_times.note(IDS_OF[size], told(*slow), average=True)
     [(member, time, median, count)] = last.fell
     assert (member, count) == (IDS[size - 1], 10)
     assert time == pytest.approx(0.025, rel=0.05)
     assert median == pytest.approx(0.01, rel=0.05)
-    assert steps(tempo, 50, *slow) == ([], []), "not again"
+    assert steps(step_times, 50, *slow) == ([], []), "not again"
 
 
 def test_one_step_in_time_begins_a_new_row() -> None:
-    tempo = Tempo(2.0, 10)
+    step_times = StepTimes(2.0, 10)
     for _ in range(20):
-        assert steps(tempo, 9, 0.01, 0.01, 0.05) == ([], [])
-        assert steps(tempo, 1, 0.01, 0.01, 0.01) == ([], [])
+        assert steps(step_times, 9, 0.01, 0.01, 0.05) == ([], [])
+        assert steps(step_times, 1, 0.01, 0.01, 0.01) == ([], [])
 
 
 def test_it_has_recovered_after_as_many_steps_and_may_fall_again() -> None:
-    tempo = Tempo(2.0, 5)
-    assert steps(tempo, 5, 0.01, 0.01, 0.05) == (["c"], [])
+    step_times = StepTimes(2.0, 5)
+    assert steps(step_times, 5, 0.01, 0.01, 0.05) == (["c"], [])
     for _ in range(3):  # at the limit: neither told again, nor that it has recovered
-        assert steps(tempo, 4, 0.01, 0.01, 0.01) == ([], [])
-        assert steps(tempo, 6, 0.01, 0.01, 0.05) == ([], [])
-    assert steps(tempo, 5, 0.01, 0.01, 0.01) == ([], ["c"])
-    assert steps(tempo, 4, 0.01, 0.01, 0.05) == ([], [])
-    assert steps(tempo, 1, 0.01, 0.01, 0.05) == (["c"], [])
+        assert steps(step_times, 4, 0.01, 0.01, 0.01) == ([], [])
+        assert steps(step_times, 6, 0.01, 0.01, 0.05) == ([], [])
+    assert steps(step_times, 5, 0.01, 0.01, 0.01) == ([], ["c"])
+    assert steps(step_times, 4, 0.01, 0.01, 0.05) == ([], [])
+    assert steps(step_times, 1, 0.01, 0.01, 0.05) == (["c"], [])
 
 
 @pytest.mark.parametrize(
@@ -95,63 +95,63 @@ def test_it_has_recovered_after_as_many_steps_and_may_fall_again() -> None:
     ],
 )
 def test_that_is_no_straggler(times: tuple[float, ...]) -> None:
-    assert steps(Tempo(2.0, 2), 30, *times) == ([], [])
+    assert steps(StepTimes(2.0, 2), 30, *times) == ([], [])
 
 
 def test_half_of_the_members_may_be_slow() -> None:
-    assert steps(Tempo(2.0, 3), 3, 0.05, 0.01, 0.05, 0.01) == (["a", "c"], [])
+    assert steps(StepTimes(2.0, 3), 3, 0.05, 0.01, 0.05, 0.01) == (["a", "c"], [])
 
 
 def test_calls_without_work_between_them_neither_help_nor_harm() -> None:
     """Layer by layer: the first average of a step tells, the others follow at once."""
-    tempo = Tempo(2.0, 3)
+    step_times = StepTimes(2.0, 3)
     for _ in range(2):
-        assert steps(tempo, 1, 0.01, 0.05) == ([], [])
-        assert steps(tempo, 4, 0.0002, 0.0001) == ([], [])
-    assert steps(tempo, 1, 0.01, 0.05) == (["b"], [])
+        assert steps(step_times, 1, 0.01, 0.05) == ([], [])
+        assert steps(step_times, 4, 0.0002, 0.0001) == ([], [])
+    assert steps(step_times, 1, 0.01, 0.05) == (["b"], [])
 
 
 def test_other_calls_of_who_averages_add_to_the_next_average() -> None:
     """What is slow is the reading of data; before the mean of a loss all take alike."""
-    tempo = Tempo(2.0, 3)
-    assert steps(tempo, 1, 0.01, 0.01) == ([], [])
+    step_times = StepTimes(2.0, 3)
+    assert steps(step_times, 1, 0.01, 0.01) == ([], [])
     for _ in range(3):
-        assert steps(tempo, 1, 0.01, 0.01, average=False) == ([], [])
-        fell, _ = steps(tempo, 1, 0.01, 0.05)
+        assert steps(step_times, 1, 0.01, 0.01, average=False) == ([], [])
+        fell, _ = steps(step_times, 1, 0.01, 0.05)
     assert fell == ["b"]
-    assert tempo.facts()["b"]["last"] == pytest.approx(0.06, rel=0.05)
+    assert step_times.facts()["b"]["last"] == pytest.approx(0.06, rel=0.05)
 
 
 def test_who_never_averages_is_compared_at_every_call() -> None:
-    assert steps(Tempo(2.0, 3), 3, 0.01, 0.05, average=False) == (["b"], [])
+    assert steps(StepTimes(2.0, 3), 3, 0.01, 0.05, average=False) == (["b"], [])
 
 
 def test_who_says_nothing_for_a_step_goes_on_where_it_was() -> None:
-    tempo = Tempo(2.0, 3)
-    assert steps(tempo, 2, 0.01, 0.01, 0.05) == ([], [])
-    assert steps(tempo, 5, 0.01, 0.01, 0.0) == ([], [])
-    assert steps(tempo, 1, 0.01, 0.01, 0.05) == (["c"], [])
+    step_times = StepTimes(2.0, 3)
+    assert steps(step_times, 2, 0.01, 0.01, 0.05) == ([], [])
+    assert steps(step_times, 5, 0.01, 0.01, 0.0) == ([], [])
+    assert steps(step_times, 1, 0.01, 0.01, 0.05) == (["c"], [])
 
 
 def test_rows_outlast_a_view_change_and_end_with_their_member() -> None:
-    tempo = Tempo(2.0, 4)
+    step_times = StepTimes(2.0, 4)
     before, after = ("a", "b", "c", "e"), ("b", "c", "d")
     for _ in range(3):
-        assert not tempo.note(before, told(0.05, 0.01, 0.05, 0.01), average=True).fell
-    tempo.note(before, told(0.0001, 0.0001, 0.0001, 0.0001), average=True)  # added up by rank: of no use in another view
-    verdict = tempo.note(after, told(0.01, 0.05, 0.01), average=True)
+        assert not step_times.note(before, told(0.05, 0.01, 0.05, 0.01), average=True).fell
+    step_times.note(before, told(0.0001, 0.0001, 0.0001, 0.0001), average=True)  # added up by rank: of no use in another view
+    verdict = step_times.note(after, told(0.01, 0.05, 0.01), average=True)
     assert [member for member, *_ in verdict.fell] == ["c"]
-    assert set(tempo.facts()) == set(after)
-    assert tempo._rows.keys() == {"c"}
+    assert set(step_times.facts()) == set(after)
+    assert step_times._rows.keys() == {"c"}
 
 
 def test_the_history_is_a_window() -> None:
-    tempo = Tempo()
-    steps(tempo, WINDOW, 0.1, 0.1)
-    steps(tempo, WINDOW // 2 + 1, 0.01, 0.01)
-    assert tempo.facts()["a"]["median"] == pytest.approx(0.01, rel=0.05)
-    steps(tempo, 10 * WINDOW, 0.02, 0.02)
-    assert len(tempo._recent) == WINDOW
+    step_times = StepTimes()
+    steps(step_times, WINDOW, 0.1, 0.1)
+    steps(step_times, WINDOW // 2 + 1, 0.01, 0.01)
+    assert step_times.facts()["a"]["median"] == pytest.approx(0.01, rel=0.05)
+    steps(step_times, 10 * WINDOW, 0.02, 0.02)
+    assert len(step_times._recent) == WINDOW
 
 
 def test_a_changing_pace_makes_no_new_trailer() -> None:
@@ -249,6 +249,6 @@ def test_what_a_callback_raises_passes_through_once(caplog: pytest.LogCaptureFix
 
 
 def test_nothing_is_compared_below_the_least() -> None:
-    tempo = Tempo(2.0, 1)
-    assert steps(tempo, 5, LEAST / 100, LEAST / 9) == ([], [])
-    assert tempo.facts() == {}
+    step_times = StepTimes(2.0, 1)
+    assert steps(step_times, 5, LEAST / 100, LEAST / 9) == ([], [])
+    assert step_times.facts() == {}
