@@ -98,7 +98,7 @@ class Calls(ABC):
         """
         if not wait:
             self._may_go_on()
-        share = _weight(1.0 if weight is None else weight)
+        share = 1.0 if weight is None else _weight(weight)
         if type(batches) is not int or not 0 <= batches <= MOST_BATCHES:
             raise ConfigError(f"batches={batches!r} must be a whole number from 0 to {MOST_BATCHES}")
         targets = targets_of(target)
