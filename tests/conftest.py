@@ -72,5 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: looking through all of torch for garbage, again and again, takes much of a test's time."""
+    """What has been imported stays: looking through all of torch for garbage, again and again, takes much of a test's time.
+
+    So does looking for it after every few hundred objects: a simulation makes millions, and leaves hardly any circle.
+    """
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
