@@ -40,7 +40,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.faults import all_after, crew, newest_epoch, pause
 from benchmarks.report import Report, chosen, parser, spread
-from ftlib.launch.process import die_with_parent
+from ftlib.common.processes import die_with_parent
 from tests.harness.cluster import ROOT, Cluster, Stuck, Worker
 from tests.harness.worker import Lines, Task
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import psutil
 
-from ftlib.launch.process import die_with_parent
+from ftlib.common.processes import die_with_parent
 from tests.harness.cluster import ROOT, Stuck, bind
 
 

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from benchmarks.job import cpu_seconds
 from benchmarks.report import Report, parser, spread
-from ftlib.launch.process import die_with_parent
+from ftlib.common.processes import die_with_parent
 from tests.harness.cluster import ROOT, Stuck
 
 LIMIT = 40.0

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from ftlib.launch.process import die_with_parent
+from ftlib.common.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "out" / "tests"

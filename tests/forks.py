@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ftlib.launch.process import describe_exit, die_with_parent
+from ftlib.common.processes import describe_exit, die_with_parent
 
 _CRASH = "crash"
 """The file with the stacks of a child that crashed."""

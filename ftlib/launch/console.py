@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..common.processes import describe_exit
 from ..errors import ConfigError
 from .output import Writer, prefix, render
-from .process import describe_exit
 from .restarts import RestartPolicy, WorkerPhase, WorkerRecord
 from .worker import Stream, Worker
 

@@ -17,8 +17,9 @@ import time
 import traceback
 from collections.abc import Callable
 
+from ..common.processes import describe_exit
 from ..lifecycle.drain import TWIN
-from .process import adopt_orphans, describe_exit, kill_descendants, shell_code
+from .process import adopt_orphans, kill_descendants, shell_code
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _BLOCKED = {*_PASSED_ON, signal.SIGCHLD}

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,13 +44,6 @@ def adopt_orphans() -> None:
     """Become the parent of every orphaned descendant of this process."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when the thread that forked it ends. Runs between fork and exec."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(128 + signal.SIGKILL)
 
 
 def descendants(root: int) -> set[int]:
@@ -88,18 +80,6 @@ def kill_descendants(timeout: float) -> set[int]:
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.002)  # orphans arrive here as their parents die; there is no event that covers all of them
-
-
-def describe_exit(code: int) -> str:
-    """A ``subprocess`` return code in words."""
-    if code == 0:
-        return "finished"
-    if code > 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
 
 
 def shell_code(code: int) -> int:

@@ -21,13 +21,14 @@ from typing import Any
 
 from consensus import KeyRing
 
+from ..common.processes import describe_exit
 from ..errors import ConfigError
 from . import guard
 from .console import Console, outcome, table, traceback_of
 from .credentials import Credentials, remove_lost
 from .environment import Start, worker_environment
 from .plan import StartPlan
-from .process import Fate, describe_exit, kill_descendants, require_linux, shell_code
+from .process import Fate, kill_descendants, require_linux, shell_code
 from .restarts import RestartPolicy, RunAction, StartMode, WorkerPhase, WorkerRecord
 from .sockets import HOST, ControlSockets, bind_control, listen
 from .worker import Worker

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ..common.processes import die_with_parent
 from .environment import Start
 from .output import LineSplitter
-from .process import die_with_parent
 
 TAIL = 40
 """How many of the last stderr lines are kept for the report."""

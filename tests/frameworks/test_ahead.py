@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ftlib.errors import GroupError
-from ftlib.frameworks import GroupSpec, gloo
+from ftlib.frameworks import GroupSpec
 from ftlib.frameworks.gloo import GlooFramework
 from tests.frameworks.crew import Crew, Worker, rebuild
 from tests.frameworks.orders import building_threads, exchange, reduce_one, try_rebuild
@@ -30,7 +30,7 @@ def prepare_and_tell(worker: Worker, spec: GroupSpec) -> None:
     """Return once the others may know its address."""
     worker.framework.prepare(spec)
     assert isinstance(worker.framework, GlooFramework)
-    ahead = worker.framework._ahead
+    ahead = worker.framework._builder._ahead
     assert ahead is not None
     eventually(lambda: ahead.told, "it has told")
 
@@ -38,7 +38,7 @@ def prepare_and_tell(worker: Worker, spec: GroupSpec) -> None:
 def prepared(worker: Worker, spec: GroupSpec) -> bool:
     """Wait until the group that was prepared is built; whether ``rebuild`` gives that very one."""
     assert isinstance(worker.framework, GlooFramework)
-    ahead = worker.framework._ahead
+    ahead = worker.framework._builder._ahead
     assert ahead is not None
     group = ahead.wait()
     assert worker.framework.group is not group, "nobody has asked for it"
@@ -114,20 +114,20 @@ def test_what_failed_before_anybody_could_notice_is_built_anew(crew: Crew) -> No
 
 def prepare_in_vain(worker: Worker, spec: GroupSpec) -> str:
     assert isinstance(worker.framework, GlooFramework)
-    make = gloo._make_device
+    make = gloo_build._make_device
 
     def broken(_host: str) -> object:
         raise OSError("out of sockets")
 
-    gloo._make_device = broken  # type: ignore[assignment]
+    gloo_build._make_device = broken  # type: ignore[assignment]
     try:
         worker.framework.prepare(spec)
-        assert worker.framework._ahead is not None
-        worker.framework._ahead.wait()
+        assert worker.framework._builder._ahead is not None
+        worker.framework._builder._ahead.wait()
     except GroupError as error:
         return str(error)
     finally:
-        gloo._make_device = make
+        gloo_build._make_device = make
     return ""
 
 
@@ -141,7 +141,7 @@ def prepare_many(worker: Worker) -> object:
     assert isinstance(worker.framework, GlooFramework)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     worker.framework.prepare(GroupSpec("view", 2, 0, limit, {"store": "127.0.0.1:1"}, 1.0))
-    return worker.framework._ahead
+    return worker.framework._builder._ahead
 
 
 def test_cancel_drops_it(crew: Crew) -> None:
@@ -159,4 +159,4 @@ def test_cancel_drops_it(crew: Crew) -> None:
 def cancel_all(worker: Worker) -> object:
     assert isinstance(worker.framework, GlooFramework)
     worker.framework.cancel()
-    return worker.framework._ahead
+    return worker.framework._builder._ahead

@@ -28,7 +28,7 @@ from ftlib.core.plane import rebuild
 from ftlib.core.plane.failures import Failures
 from ftlib.core.plane.plane import Plane
 from ftlib.core.plane.rebuild import Rebuilder
-from ftlib.frameworks import gloo, rendezvous
+from ftlib.frameworks import gloo_build, rendezvous
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.lifecycle.lifetime import Lifetime
@@ -132,7 +132,7 @@ _BEFORE: list[tuple[str, Any, str]] = [
 _AFTER: list[tuple[str, Any, str]] = [
     ("frozen", Plane, "freeze"),
     ("met store", rendezvous.Meeting, "__init__"),
-    ("device", gloo, "_make_device"),
+    ("device", gloo_build, "_make_device"),
     ("exchanged", rendezvous.Meeting, "exchange"),
     ("activated", Plane, "activate"),
 ]

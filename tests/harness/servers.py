@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ftlib.launch.process import die_with_parent
+from ftlib.common.processes import die_with_parent
 from tests.harness.basics import free_ports, stop_child
 
 __all__ = ["Certificates", "EtcdServer", "RedisServer", "Server", "etcd_cluster", "running"]

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from ftlib.launch.process import descendants, describe_exit, shell_code
+from ftlib.common.processes import describe_exit
+from ftlib.launch.process import descendants, shell_code
 
 
 @pytest.mark.parametrize(

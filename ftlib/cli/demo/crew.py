@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...launch.process import die_with_parent
+from ...common.processes import die_with_parent
 from .trainer import STEPS, STOP
 
 WORKERS = 4

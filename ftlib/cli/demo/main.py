@@ -13,9 +13,10 @@ from types import FrameType
 import click
 from rich.console import Console
 
+from ...common.processes import describe_exit
 from ...errors import ConfigError
 from ...launch.plan import random_job
-from ...launch.process import describe_exit, require_linux
+from ...launch.process import require_linux
 from .crew import Crew, prepare
 from .digits import Digits
 from .live import Lines, Screen, View, print_report

@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from ...launch.process import describe_exit
+from ...common.processes import describe_exit
 from .digits import TEST
 from .reference import Reference
 from .timeline import Deed, Fault, Lifetime, State, Timeline

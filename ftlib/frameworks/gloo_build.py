@@ -1,0 +1,192 @@
+"""Building a Gloo group: the ranks meet at a store, exchange their addresses, and connect.
+
+Each group has a Gloo device, hence a listening port, of its own. The ranks exchange these addresses when they meet,
+which tells exactly which of the process's sockets are the group's: accepted ones have that port at this end,
+initiated ones a peer's listener at the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import ProcessGroupGloo
+
+from ftlib.errors import GroupError
+from ftlib.frameworks import sockets
+from ftlib.frameworks.background import start_task
+from ftlib.frameworks.builder import Build
+from ftlib.frameworks.gloo_group import GlooGroup
+from ftlib.frameworks.rendezvous import Meeting, join_address, split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftlib.frameworks.base import GroupSpec
+    from ftlib.frameworks.sockets import Address, Inode
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 2
+"""Operations that one group carries out at the same time."""
+_REST = 0.05
+"""Seconds that the ends of connections may be told late: whoever waits for the group has the processors first."""
+
+_making_device = threading.Lock()
+"""Held while a device is made, so that the one new listening socket is its own."""
+
+
+class GlooBuild(Build):
+    """See ``Build``: on a thread of its own."""
+
+    def __init__(self, spec: GroupSpec, host: str, built: Callable[[GroupSpec], None] = lambda _spec: None) -> None:
+        """``host``: the interface address to listen at. ``built``: called on that thread once there is a group."""
+        self.spec, self._host, self._built = spec, host, built
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._given_up = False
+        self.told = False
+        self._meeting: Meeting | None = None
+        self._local: set[Address] = set()
+        self._remote: set[Address] = set()
+        self._outcome: GlooGroup | GroupError | None = None
+
+    def start(self) -> None:
+        """Begin to build; once."""
+        start_task("gloo-build", self._run)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has come to nothing."""
+        return isinstance(self._outcome, GroupError)
+
+    def drop(self) -> None:
+        """After ``give_up``: give its group back, if that was built before."""
+        if isinstance(self._outcome, GlooGroup):
+            self._outcome.close()
+
+    def wait(self) -> GlooGroup:
+        """What was built, or raise GroupError."""
+        try:
+            if not self._ended.wait(self.spec.timeout + 1.0):
+                self.give_up(f"no group within {self.spec.timeout:g} s")
+        except BaseException:  # a signal: nobody will take the group
+            self.give_up("interrupted")
+            raise
+        if isinstance(self._outcome, GlooGroup):
+            return self._outcome
+        raise self._outcome or GroupError("no group was built")
+
+    def give_up(self, why: str) -> None:
+        """End ``run`` with a GroupError now and make the thread end soon."""
+        with self._lock:
+            if self._outcome is not None:
+                return
+            self._given_up = True
+            self._outcome = GroupError(f"building the group of epoch {self.spec.epoch} was given up: {why}")
+            self._ended.set()
+            meeting, local, remote = self._meeting, self._local, self._remote
+        if meeting is not None:
+            meeting.leave()
+        if meeting is not None and remote:  # Gloo itself is at work
+            meeting.cut()
+            for link in sockets.connections(local, remote):
+                link.cut()
+                link.close()
+
+    def _run(self) -> None:
+        outcome: GlooGroup | GroupError
+        try:
+            outcome = self._build()
+        except GroupError as error:
+            outcome = error.afresh()
+        except Exception as error:  # noqa: BLE001 - it must reach the thread that waits
+            _log.debug("building the group failed", exc_info=True)
+            outcome = GroupError(f"building the group of epoch {self.spec.epoch} failed: {error}")
+        with self._lock:
+            unwanted = self._given_up
+            if not unwanted:
+                self._outcome = outcome
+                self._ended.set()
+        if unwanted and isinstance(outcome, GlooGroup):
+            outcome.close()
+        elif isinstance(outcome, GlooGroup):
+            self._complete(outcome)
+
+    def _complete(self, group: GlooGroup) -> None:
+        """Do what nobody need wait for: tell the addresses of accepted connections, and who wants to know."""
+        meeting, me = self._meeting, str(self.spec.rank)
+        if meeting is not None:
+            with contextlib.suppress(GroupError):  # the group may be gone already
+                ends = {str(rank): join_address(local) for rank, local in group.locals().items()}
+                told = meeting.exchange("ends", ends, rest=_REST)
+                group.name({split_address(ends[me]): rank for rank, ends in enumerate(told) if me in ends})
+        self._built(self.spec)
+
+    def _build(self) -> GlooGroup:
+        spec = self.spec
+        address = split_address(spec.store["store"])
+        meeting = Meeting(address, spec.epoch, spec.view_id, spec.rank, spec.size, spec.timeout)
+        owned: list[Inode | Address] = []
+        try:
+            with self._lock:
+                self._meeting = meeting
+            return self._connect(meeting, owned)
+        except BaseException:
+            meeting.close()
+            sockets.untrack(owned)
+            raise
+
+    def _connect(self, meeting: Meeting, owned: list[Inode | Address]) -> GlooGroup:
+        spec = self.spec
+        self._proceed()
+        device, inode, listener, before = _make_device(self._host)
+        if inode is not None:
+            owned.append(inode)
+            sockets.track(owned)
+        with self._lock:
+            self.told = not self._given_up
+        addresses = meeting.exchange("listener", listener and join_address(listener))
+        peers = {split_address(text): rank for rank, text in enumerate(addresses) if text and rank != spec.rank}
+        with self._lock:
+            self._local = {listener} if listener else set()
+            self._remote = set(peers)
+        self._proceed()
+        owned.extend((*self._local, *self._remote))  # whoever forks while Gloo connects does not know the sockets yet
+        sockets.track(owned)
+        make: Any = ProcessGroupGloo
+        options = make._Options()  # noqa: SLF001
+        options._devices = [device]  # noqa: SLF001
+        options._threads = _THREADS  # noqa: SLF001
+        options._timeout = timedelta(seconds=spec.timeout)  # noqa: SLF001
+        backend = make(meeting.store(), spec.rank, spec.size, options)
+        self._proceed()
+        links = sockets.connections(self._local, self._remote, before)
+        owned.extend(link.inode for link in links)
+        sockets.track(owned)
+
+        def give_back() -> None:
+            sockets.untrack(owned)
+            meeting.close()
+
+        return GlooGroup(spec, backend, links, peers, give_back)
+
+    def _proceed(self) -> None:
+        if self._given_up:
+            raise GroupError("given up")
+
+
+def _make_device(host: str) -> tuple[Any, Inode | None, Address | None, frozenset[Inode]]:
+    """Make a Gloo device on an interface, and find its listening socket if that can be told; last the sockets before it."""
+    make: Any = ProcessGroupGloo
+    with _making_device:
+        before = sockets.snapshot()
+        device = make.create_device(hostname=host, lazy_init=False)
+        new = sockets.listeners(host, before)
+    if len(new) != 1:  # not Linux, or another thread began to listen at the same moment
+        return device, None, None, before
+    inode, address = new.popitem()
+    return device, inode, address, before
