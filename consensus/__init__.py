@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .interface import Bound, Consensus, DataPlane, Mode, NullPlane, Source
     from .member import Address, Member, format_address, parse_address
     from .membership import Membership
+    from .runtime.net.fork import release_in_children
     from .tools.client import Answer, get
     from .view import Cause, Reason, View
     from .wire.keys import MOST_KEYS, Key, KeyRing, read_secrets
@@ -85,6 +86,7 @@ __all__ = [
     "get",
     "parse_address",
     "read_secrets",
+    "release_in_children",
     "short_slices",
 ]
 
@@ -130,6 +132,7 @@ _HOMES = {
     "get": "tools.client",
     "parse_address": "member",
     "read_secrets": "wire.keys",
+    "release_in_children": "runtime.net.fork",
     "short_slices": "wire.slices",
 }
 """The module of each."""

@@ -6,13 +6,24 @@ training thread may still wait in an operation of the old group; ``abort`` is wh
 
 from __future__ import annotations
 
+import functools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+
+from ftlib.common.memory import room
+from ftlib.errors import GroupError
+from ftlib.frameworks.background import start_task
+
+_SLICE = 1.0
+"""Seconds of one wait for an operation that a future completes with."""
+_LOOK = 0.005
+"""Seconds between two looks whether an operation that failed has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,31 @@ class Work(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it ended, well or not."""
+        """Whether it ended, well or not: nothing writes into its tensor any more."""
+
+    def future(self) -> torch.futures.Future[Any]:
+        """Completes when the operation has physically ended: with None, or with the ``GroupError`` that it failed with.
+
+        Not when it was enqueued, as the futures of some process groups of torch.
+        """
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        start_task("future", functools.partial(self._complete, future))
+        return future
+
+    def _complete(self, future: torch.futures.Future[Any]) -> None:
+        failure: GroupError | None = None
+        while failure is None:
+            try:
+                if self.wait(_SLICE):
+                    break
+            except GroupError as error:
+                failure = error
+        while not self.done():  # it failed for whoever waits, and may still write
+            time.sleep(_LOOK)
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(failure)
 
 
 class OperationKind(Enum):
@@ -144,6 +179,10 @@ class Framework(ABC):
         """Abort the newest group, if any."""
         if self.group is not None:
             self.group.abort()
+
+    def allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A row of ``count`` elements, not initialized, in memory that operations of this backend work on best."""
+        return room(count, dtype)
 
     @abstractmethod
     def check(self, tensor: torch.Tensor) -> None:

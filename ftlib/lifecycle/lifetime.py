@@ -152,6 +152,7 @@ class Lifetime:
             admission=Spare(plane, catchup).wait if spares else None,
             observers=observers,
             layouts=layouts,
+            allocate=means.framework.allocate,
         )
         self.deputy = self._deputy(settings, means)
         self.run: Callable[[Call], Status] = self.engine.run if self.deputy is None else self.deputy.run

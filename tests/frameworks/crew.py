@@ -1,4 +1,4 @@
-"""Worker processes, each with a Gloo framework of its own, that do what a test tells them, one call at a time."""
+"""Worker processes, each with a framework of its own, that do what a test tells them, one call at a time."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Worker:
         return self.groups[-1]
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, name: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    framework = framework_by_name("gloo")
+    framework = framework_by_name(name)
     worker = Worker(framework)
     pipe.send(framework.start("127.0.0.1"))
     while True:
@@ -55,9 +55,9 @@ def _serve(pipe: Connection) -> None:
 class Hand:
     """The test's end of one worker."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, framework: str) -> None:
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, framework), daemon=True)
         self.process.start()
         theirs.close()
         self.pending = 0
@@ -105,7 +105,8 @@ class Hand:
 class Crew:
     """Some workers; groups are built among those told so."""
 
-    def __init__(self) -> None:
+    def __init__(self, framework: str = "gloo") -> None:
+        self.framework = framework
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.frameworks.orders"])  # else the first order takes one longer than another
         self._epoch = 0
@@ -118,7 +119,7 @@ class Crew:
                 hand.kill()
         self.hands = [hand for hand in self.hands if not hand.closed]
         while len(self.hands) < count:
-            self.hands.append(Hand(self._context))
+            self.hands.append(Hand(self._context, self.framework))
         return self.hands[:count]
 
     def specs(self, hands: Sequence[Hand], timeout: float = 20.0, host: int = 0) -> list[GroupSpec]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ftlib.errors import GroupError
-from ftlib.frameworks import GroupSpec
+from ftlib.frameworks import GroupSpec, gloo_build
 from ftlib.frameworks.gloo import GlooFramework
 from tests.frameworks.crew import Crew, Worker, rebuild
 from tests.frameworks.orders import building_threads, exchange, reduce_one, try_rebuild

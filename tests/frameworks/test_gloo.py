@@ -1,38 +1,23 @@
-"""Gloo groups among real processes: operations, aborts after real kills, disagreements, forks, cancelled rebuilds."""
+"""What is Gloo's own, among real processes; what it has in common with others is in ``test_contract``."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from ftlib.errors import ConfigError, GroupError
-from ftlib.frameworks import GroupSpec, framework_by_name, sockets
-from ftlib.frameworks.gloo import GlooFramework
+from ftlib.frameworks import sockets
 from tests.frameworks.crew import Crew, Hand
 from tests.frameworks.orders import (
     TIMEOUT,
     abandon,
-    abort_from_another_thread,
-    abort_old_while_rebuilding,
     building_threads,
     child_sockets,
     close_under_way,
     epochs_kept,
-    exchange,
     fail_in_the_middle,
-    keep_child,
-    know_peers,
     loop,
-    operate,
-    patterns,
     rebuild_blindly,
     reduce_one,
     try_rebuild,
@@ -54,83 +39,6 @@ def crew() -> Iterator[Crew]:
     crew.close()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_operations(crew: Crew, size: int) -> None:
-    hands = crew.hire(3)[:size]
-    crew.build(hands)
-    answers = crew.run(hands, operate)
-    assert all(answer == answers[0] for answer in answers)
-    total, product = size * (size + 1) / 2, float(torch.arange(1, size + 1).prod())
-    assert answers[0]["SUM"] == [total] * 5
-    assert answers[0]["MIN"] == [1.0] * 5
-    assert answers[0]["MAX"] == [float(size)] * 5
-    assert answers[0]["PRODUCT"] == [product] * 5
-    assert answers[0]["torch.bfloat16"] == [total] * 3
-    assert answers[0]["broadcast torch.int16"] == [[size - 1] * 2] * 3
-    assert answers[0]["scalar"] == size * (size - 1) / 2
-
-
-def test_transfers_beside_collectives(crew: Crew) -> None:
-    hands = crew.hire(3)
-    crew.build(hands)
-    assert crew.run(hands, exchange, 100_000) == [2.0, 0.0, 1.0]
-
-
-def test_repeated_patterns(crew: Crew) -> None:
-    hands = crew.hire(3)
-    crew.build(hands)
-    expected = [3.0 * 6 + (12.0 if step % 5 == 4 else 0.0) for step in range(12)]
-    assert crew.run(hands, patterns) == [expected] * 3
-
-
-@pytest.mark.parametrize("victim", [0, 1, 2, 3])
-def test_kill_is_felt_at_once_and_survivors_go_on(crew: Crew, victim: int) -> None:
-    hands = crew.hire(4)
-    crew.build(hands, host=(victim + 1) % 4)
-    crew.run(hands, know_peers)
-    for hand in hands:
-        hand.tell(loop, 1_000_000)
-    time.sleep(0.2)
-    killed = hands[victim].kill()
-    survivors = [hand for hand in hands if hand is not hands[victim]]
-    answers = [hand.answer() for hand in survivors]
-    print("\nerrors after", [f"{1e3 * (answer[0] - killed):.1f} ms" for answer in answers], [a[3] for a in answers])
-    assert max(answer[0] for answer in answers) - killed < SOON  # milliseconds in fact; the machine may be busy
-    assert max(answer[1] for answer in answers) - min(answer[1] for answer in answers) <= 1
-    assert any(victim in answer[3] for answer in answers)
-    took = crew.build(survivors)
-    print("rebuilt in", [f"{1e3 * seconds:.1f} ms" for seconds in took])
-    assert crew.run(survivors, reduce_one, 1_000_000) == [3.0] * 3
-
-
-def test_stopped_worker_is_left_behind(crew: Crew) -> None:
-    """SIGSTOP: nobody's connection breaks until one of the others aborts."""
-    hands = crew.hire(3)
-    crew.build(hands)
-    for hand in hands:
-        hand.tell(loop, 100_000)
-    time.sleep(0.1)
-    os.kill(hands[2].process.pid, signal.SIGSTOP)
-    try:
-        time.sleep(0.1)
-        assert not any(hand._pipe.poll(0.3) for hand in hands[:2])
-    finally:
-        os.kill(hands[2].process.pid, signal.SIGCONT)
-    hands[2].kill()
-    for hand in hands[:2]:
-        hand.answer()
-
-
-def test_abort_wakes_a_waiting_operation(crew: Crew) -> None:
-    hands = crew.hire(3)
-    crew.build(hands)
-    for hand, waiting in zip(hands, (True, False, False), strict=True):
-        hand.tell(abort_from_another_thread, waiting)
-    took = [hand.answer() for hand in hands]
-    print(f"\nabort to error {1e3 * took[0]:.2f} ms")
-    assert took[0] < SOON
-
-
 def test_close_gives_everything_back(crew: Crew) -> None:
     hands = crew.hire(3)
     crew.build(hands)
@@ -138,27 +46,6 @@ def test_close_gives_everything_back(crew: Crew) -> None:
     print(f"\nclose took {1e3 * max(took for took, _ in answers):.2f} ms")
     assert all(took < SOON for took, _ in answers)
     assert all(freed >= 4 for _, freed in answers), answers  # listener, two connections, store
-
-
-def test_rebuild_names_who_is_missing(crew: Crew) -> None:
-    hands = crew.hire(3)
-    specs = crew.specs(hands, timeout=3.0)
-    for hand, spec in zip(hands[:2], specs, strict=False):
-        hand.tell(try_rebuild, spec, None)
-    for took, text in [hand.answer() for hand in hands[:2]]:
-        assert "no sign of ranks [2]" in text
-        assert "(2,)" in text
-        assert 2.5 < took < SOON
-
-
-def test_cancel_ends_a_rebuild(crew: Crew) -> None:
-    hands = crew.hire(2)
-    hands[0].tell(try_rebuild, crew.specs(hands)[0], 0.2)
-    took, text = hands[0].answer()
-    assert "cancelled" in text
-    assert took < SOON
-    crew.build(hands)
-    assert crew.run(hands, reduce_one, 10) == [2.0] * 2
 
 
 def test_cancel_while_gloo_connects(crew: Crew) -> None:
@@ -177,26 +64,6 @@ def test_cancel_while_gloo_connects(crew: Crew) -> None:
     assert crew.run(hands, reduce_one, 10) == [3.0] * 3
 
 
-def test_rebuild_with_a_dead_store_fails_at_once(crew: Crew) -> None:
-    hands = crew.hire(3)
-    specs = crew.specs(hands, host=2)
-    hands[2].kill()
-    hands[0].tell(try_rebuild, specs[0], None)
-    took, text = hands[0].answer()
-    assert "does not answer" in text
-    assert took < SOON
-
-
-def test_abort_during_rebuild(crew: Crew) -> None:
-    hands = crew.hire(3)
-    crew.build(hands)
-    for _ in range(3):
-        for hand, spec in zip(hands, crew.specs(hands), strict=True):
-            hand.tell(abort_old_while_rebuilding, spec)
-        assert all("open" in hand.answer() for hand in hands)
-    assert crew.run(hands, reduce_one, 10) == [3.0] * 3
-
-
 def test_forked_children_hold_no_sockets(crew: Crew) -> None:
     hands = crew.hire(2)
     crew.build(hands)
@@ -204,20 +71,6 @@ def test_forked_children_hold_no_sockets(crew: Crew) -> None:
         assert here > 3
         assert inherited == "[]"
     assert crew.run(hands, reduce_one, 10) == [2.0] * 2
-
-
-def test_kill_is_felt_although_a_child_lives_on(crew: Crew) -> None:
-    hands = crew.hire(3)
-    crew.build(hands)
-    hands[1].tell(keep_child, 30.0)
-    child = hands[1].answer()
-    for hand in hands:
-        hand.tell(loop, 1000)
-    time.sleep(0.1)
-    killed = hands[1].kill()
-    for hand in (hands[0], hands[2]):
-        assert hand.answer()[0] - killed < SOON
-    os.kill(child, signal.SIGKILL)
 
 
 def test_operations_are_abandoned_where_sockets_cannot_be_cut(crew: Crew) -> None:
@@ -240,71 +93,6 @@ def test_store_forgets_earlier_epochs(crew: Crew) -> None:
         crew.run(hands, reduce_one, 10)
     hands[0].tell(epochs_kept)
     assert len(hands[0].answer()) == 1
-
-
-def test_check_names_the_remedy() -> None:
-    framework = GlooFramework()
-    framework.check(torch.ones(3))
-    with pytest.raises(ConfigError, match="convert to one of"):
-        framework.check(torch.ones(3, dtype=torch.int16))
-    with pytest.raises(ConfigError, match="to_dense"):
-        framework.check(torch.ones(3).to_sparse())
-    with pytest.raises(ConfigError, match="meta"):
-        framework.check(torch.ones(3, device="meta"))
-
-
-def test_start_needs_an_address_of_this_machine() -> None:
-    with pytest.raises(ConfigError, match=r"203\.0\.113\.7"):
-        GlooFramework().start("203.0.113.7")
-    with pytest.raises(ConfigError, match="start the framework"):
-        GlooFramework().rebuild(GroupSpec("v", 1, 0, 1, {"store": "127.0.0.1:1"}, 1.0))
-
-
-def test_alone_in_this_process() -> None:
-    framework = framework_by_name("gloo")
-    facts = framework.start("127.0.0.1")
-    assert framework.start("127.0.0.1") == facts
-    assert framework.start("127.0.0.2")["store"].startswith("127.0.0.2:"), "a later lifetime may have another address"
-    facts = framework.start("127.0.0.1")
-    group = framework.rebuild(GroupSpec("v", 1, 0, 1, facts, TIMEOUT))
-    with pytest.raises(ConfigError, match="MEDIAN"):
-        group.allreduce(torch.ones(1), "MEDIAN")
-    tensor = torch.ones(3)
-    assert group.allreduce(tensor).wait(TIMEOUT)
-    assert tensor.tolist() == [1.0] * 3
-    framework.abort_communicator()
-    with pytest.raises(GroupError):
-        group.barrier().wait(TIMEOUT)
-    framework.close()
-    framework.close()
-    with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", int(facts["store"].rpartition(":")[2])))
-
-
-@pytest.mark.parametrize("ending", ["group.close()", "framework.close()", "None"])
-def test_process_ends_well_with_operations_under_way(ending: str) -> None:
-    """Threads inside C++ while the interpreter finalizes would end it with SIGABRT."""
-    script = f"""if True:
-        import sys, threading, torch
-        from ftlib.frameworks import GroupSpec, framework_by_name
-        frameworks = [framework_by_name("gloo") for _ in range(2)]
-        facts = [framework.start("127.0.0.1") for framework in frameworks]
-        def build(rank):
-            group = frameworks[rank].rebuild(GroupSpec("v", 1, rank, 2, facts[0], 20.0))
-            for _ in range(3):
-                group.allreduce(torch.ones(5)).wait(20.0)
-        other = threading.Thread(target=build, args=(1,))
-        other.start()
-        build(0)
-        other.join()
-        framework, group = frameworks[0], frameworks[0].group
-        work = group.allreduce(torch.ones(5))
-        received = group.recv(torch.ones(5), 1, 3)
-        {ending}
-        sys.exit(7)
-    """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180, check=False)
-    assert ended.returncode == 7, ended.stderr
 
 
 @pytest.mark.soak

@@ -13,6 +13,7 @@ from enum import Enum
 
 from consensus import Consensus, LeftError
 
+from ...common.memory import room
 from ...errors import Excluded, GroupError, StateLost, StepMismatch
 from ...state.registry import Registered
 from ...status import Status
@@ -36,7 +37,7 @@ from ..plane.rebuild import Rebuilder
 from ..plane.step_times import QUIET
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
-from ..tensors.staging import Slot, StagingPool
+from ..tensors.staging import Allocate, Slot, StagingPool
 from ..tensors.trailer import Flag, RankRecord, Trailer
 from .arrival import Arrival
 from .call_lock import CallLock
@@ -119,12 +120,14 @@ class Engine:
         admission: Callable[[Call], None] | None = None,
         observers: Observers | None = None,
         layouts: LayoutBook | None = None,
+        allocate: Allocate = room,
     ) -> None:
         """``load``: loads registered state where this member lacks it; whether it did. ``registered``: what that is.
 
         ``inquiry``: tells a newcomer what the others are in; None where calls are all alike. ``recovery``: gets the state
         beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None where that
-        never takes longer than any other wait of a call. ``layouts``: of all calls.
+        never takes longer than any other wait of a call. ``layouts``: of all calls. ``allocate``: memory for
+        operations (see ``Framework``).
         """
         self._plane = plane
         self._consensus = consensus
@@ -139,7 +142,8 @@ class Engine:
         self._newest: Layout | None = None
         """Of the call that was noted last."""
         self._threads = plane.threads
-        self._pool = StagingPool(in_flight)
+        self._allocate = allocate
+        self._pool = StagingPool(in_flight, allocate)
         self._handed = False
         """Whether the slots of the newest results were kept by an observer."""
         self._nonfinite = NonfiniteCheck(plane)
@@ -445,6 +449,6 @@ class Engine:
 
     def forget(self) -> None:
         """Let go of all buffers, once no call is carried out here any more."""
-        self._pool = StagingPool(self._in_flight)
+        self._pool = StagingPool(self._in_flight, self._allocate)
         self._units.forget()
         self._plane.forget()

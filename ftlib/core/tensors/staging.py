@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ _FEW = 1 << 14
 """Elements."""
 
 Numbers = np.ndarray[Any, Any]
+Allocate = Callable[[int, torch.dtype], torch.Tensor]
+"""A row of so many elements: see ``Framework.allocate``."""
 _HALF = (torch.float16, torch.bfloat16)
 """A sum of them may overflow by itself."""
 
@@ -32,9 +34,9 @@ class Slot:
 
     __slots__ = ("bucket", "buffer", "data", "elements", "flat", "numbers", "trailer", "views")
 
-    def __init__(self, bucket: Bucket, trailer_elements: int) -> None:
+    def __init__(self, bucket: Bucket, trailer_elements: int, allocate: Allocate = room) -> None:
         self.bucket = bucket
-        self.buffer = room(bucket.count + trailer_elements, bucket.dtype)
+        self.buffer = allocate(bucket.count + trailer_elements, bucket.dtype)
         self.data = self.buffer[: bucket.count]
         self.numbers: Numbers = self.data.numpy()
         """``data``, as numpy sees it."""
@@ -58,8 +60,9 @@ class Slot:
 class Staging:
     """The slots of one layout. Owned by the training thread."""
 
-    def __init__(self, layout: Layout, in_flight: int) -> None:
+    def __init__(self, layout: Layout, in_flight: int, allocate: Allocate = room) -> None:
         self.layout = layout
+        self._allocate = allocate
         self._turns = [2 if number < in_flight else 1 for number in range(len(layout.buckets))]
         self._slots: list[list[Slot | None]] = [[None] * turns for turns in self._turns]
         self._free: list[list[Slot]] = [[] for _ in self._turns]
@@ -77,14 +80,14 @@ class Staging:
         if slot is None and self._free[number]:
             slot = self._slots[number][turn] = self._free[number].pop()
         if slot is None or (slot.elements != wanted and not slot.fit(wanted)):
-            slot = self._slots[number][turn] = Slot(self.layout.buckets[number], wanted)
+            slot = self._slots[number][turn] = Slot(self.layout.buckets[number], wanted, self._allocate)
         return slot
 
     def warm(self, more: int) -> None:
         """Touch all memory that attempts will use, and ``more`` sets of slots besides, before anybody waits for it."""
         for number, bucket in enumerate(self.layout.buckets):
             while len(self._free[number]) < self._turns[number] + more:
-                self._free[number].append(Slot(bucket, 0))
+                self._free[number].append(Slot(bucket, 0, self._allocate))
                 self._free[number][-1].buffer.zero_()
 
     def cool(self) -> None:
@@ -111,15 +114,17 @@ class Staging:
 class StagingPool:
     """Stagings by signature; the least recently used are let go. Owned by the training thread."""
 
-    def __init__(self, in_flight: int) -> None:
+    def __init__(self, in_flight: int, allocate: Allocate = room) -> None:
+        """``allocate``: see ``Framework``."""
         self.in_flight = in_flight
+        self._allocate = allocate
         self._stagings: OrderedDict[bytes, Staging] = OrderedDict()
 
     def staging(self, layout: Layout) -> Staging:
         """The staging of ``layout``."""
         staging = self._stagings.get(layout.signature)
         if staging is None:
-            staging = self._stagings[layout.signature] = Staging(layout, self.in_flight)
+            staging = self._stagings[layout.signature] = Staging(layout, self.in_flight, self._allocate)
             while len(self._stagings) > _LAYOUTS_KEPT:
                 self._stagings.popitem(last=False)
         else:

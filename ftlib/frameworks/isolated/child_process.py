@@ -1,0 +1,260 @@
+"""The training process's handle of one child: what it is told, what is under way there, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+import torch
+
+from consensus import release_in_children
+from ftlib.errors import GroupError
+from ftlib.frameworks.base import GroupSpec, Operation, OperationKind, Work
+
+from .records import LIMIT, Build, Close, Ended, Ping, Record, RecordError, Run, Segment, carried, unpack
+from .segments import Segments
+
+_MOST = 1024
+"""Operations under way at a time."""
+_LOOK = 0.2
+"""Seconds between two looks at a child that has something under way."""
+_SILENT = 4
+"""Looks in a row at which a child that was pinged had said nothing, after which it hangs."""
+_CLOSES = 1.0
+"""Seconds for a child to close its group and end."""
+_TARGETS = frozenset({OperationKind.ALLREDUCE, OperationKind.BROADCAST, OperationKind.RECV})
+"""Operations that change their tensor."""
+
+
+class IsolatedWork(Work):
+    """An operation that a child carries out. ``buffer``: shared memory used instead of a tensor that is not."""
+
+    __slots__ = ("_buffer", "_error", "_gone", "_segments", "_tensor", "number")
+
+    def __init__(self, number: int, operation: Operation, buffer: torch.Tensor | None, segments: Segments) -> None:
+        self.number = number
+        self._segments = segments
+        self._tensor = operation.tensor
+        self._buffer = buffer
+        self._gone = threading.Event()
+        self._error: GroupError | None = None
+
+    def wait(self, timeout: float) -> bool:
+        """Block at most ``timeout`` seconds. An operation whose child was killed has ended once that is certainly gone."""
+        if not self._gone.wait(max(0.0, timeout)):
+            return False
+        if self._error is not None:
+            raise self._error.afresh()
+        return True
+
+    def done(self) -> bool:
+        """Whether the child said so, or is gone."""
+        return self._gone.is_set()
+
+    def finish(self, error: GroupError | None, *, changes: bool) -> None:
+        """It has physically ended. Once; on the thread that listens to the child."""
+        self._error = error
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            if changes and error is None:
+                _as_bytes(self._tensor).copy_(buffer[: self._tensor.nbytes])
+            self._segments.give_back(buffer)
+        self._gone.set()
+
+
+class ChildProcess:
+    """One child, from its fork until it is gone. Any thread may tell it something."""
+
+    def __init__(self, sock: socket.socket, pid: int, pidfd: int, segments: Segments) -> None:
+        """Takes ``sock`` and ``pidfd``."""
+        self.pid = pid
+        self._segments = segments
+        self._sock, self._pidfd = sock, pidfd
+        sock.setblocking(False)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._given: dict[int, Callable[[], bool]] = {}
+        """Segments that it has, by number: whether each is still used."""
+        self._pending: dict[int, tuple[IsolatedWork, bool]] = {}
+        """With whether it changes its tensor."""
+        self._building: Callable[[Ended], None] | None = None
+        self._why = ""
+        """Why it was killed, or is not to be used."""
+        self.gone = threading.Event()
+        """It has certainly ended: nothing writes into shared memory for it any more."""
+        self._descriptors = descriptors = [sock.fileno(), pidfd]
+        release_in_children(self, lambda: tuple(descriptors))
+        threading.Thread(target=self._listen, name="ftlib-isolated", daemon=True).start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it has neither ended nor been told to."""
+        return not self._why
+
+    def build(self, spec: GroupSpec, host: str, built: Callable[[Ended], None]) -> None:
+        """Have it build a group. ``built`` is called once, on the thread that listens, with what came of it."""
+        with self._lock:
+            self._building = built
+            fine = self._send(Build(spec, host))
+        if not fine:
+            self.kill("the process for the group does not take orders")
+
+    def run(self, operation: Operation) -> IsolatedWork:
+        """Begin an operation on a contiguous CPU tensor. It may have failed already."""
+        kind, tensor = operation.kind, operation.tensor.detach()
+        found, buffer = self._segments.find(tensor), None
+        if found is None:
+            buffer = self._segments.borrow(tensor.nbytes)
+            if kind is not OperationKind.RECV:
+                buffer[: tensor.nbytes].copy_(_as_bytes(tensor))
+            found = self._segments.find(buffer)
+            assert found is not None
+        segment, offset = found
+        dtype = tensor.dtype if kind is OperationKind.ALLREDUCE and carried(tensor.dtype) else torch.uint8
+        count = tensor.nbytes // dtype.itemsize
+        with self._lock:
+            work = IsolatedWork(next(self._numbers), operation, buffer, self._segments)
+            record = Run(work.number, kind, operation.op, dtype, operation.peer, operation.tag, segment.number, offset, count)
+            usable = self.usable and len(self._pending) < _MOST
+            if usable:
+                self._pending[work.number] = work, kind in _TARGETS
+                if segment.number not in self._given:
+                    self._given[segment.number] = lambda: segment.alive
+                    usable = self._send(Segment(segment.number, segment.nbytes), segment.fd)
+                    self._forget()
+                usable = usable and self._send(record)
+                why = "" if usable else "it does not take orders"
+            else:
+                why = self._why or f"{_MOST} operations are under way"
+                work.finish(GroupError(f"the group's process {self.pid}: {why}"), changes=False)
+        if not usable:
+            self.kill(why)
+        return work
+
+    def kill(self, why: str) -> None:
+        """SIGKILL, and do not wait. What is under way fails once the process is gone. Idempotent."""
+        with self._lock:
+            self._why = self._why or why
+            if not self.gone.is_set():
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Have it close its group in good order, and end."""
+        with self._lock:
+            first, self._why = not self._why, self._why or "the group is closed"
+            fine = first and not self.gone.is_set() and self._send(Close())
+        if not fine:
+            self.kill("closed")
+
+    # --- the thread that listens ---------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
+        silent, closing, talks = 0, 0.0, True
+        while True:
+            ready = {fd for fd, _ in poll.poll(_LOOK * 1000)}
+            try:
+                while ready and talks and self._hear():
+                    silent = 0
+            except EOFError:
+                talks = False
+                poll.unregister(self._sock)
+                self.kill("it has closed its end")  # and is about to be gone
+            if self._pidfd in ready:
+                break
+            if not ready:
+                silent = self._look(silent)
+                closing += 0.0 if self.usable else _LOOK
+                if closing > _CLOSES:
+                    self.kill("it did not end")
+        self._end()
+
+    def _hear(self) -> bool:
+        """One record. False where there is none now; EOFError at the end."""
+        try:
+            data = self._sock.recv(LIMIT + 1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            raise EOFError
+        try:
+            record = unpack(data)
+        except RecordError as error:
+            self.kill(f"it talks nonsense ({error})")
+        else:
+            if isinstance(record, Ended):
+                self._ended(record)
+        return True
+
+    def _ended(self, ended: Ended) -> None:
+        with self._lock:
+            if not ended.number:
+                building, self._building = self._building, None
+                work, changes = None, False
+            else:
+                building = None
+                work, changes = self._pending.pop(ended.number, (None, False))
+        if building is not None:
+            building(ended)
+        if work is not None:
+            work.finish(GroupError(ended.text, ended.peers) if ended.text else None, changes=changes)
+
+    def _look(self, silent: int) -> int:
+        """Nothing came for a moment: how many such moments there were while something was under way and it was asked."""
+        with self._lock:
+            if not self._pending and self._building is None:
+                return 0
+            self._send(Ping())
+        if silent + 1 > _SILENT:
+            self.kill(f"it has not answered for {silent * _LOOK:g} s")
+        return silent + 1
+
+    def _end(self) -> None:
+        """It is gone: whatever is under way has ended."""
+        with self._lock:
+            self._why = self._why or "it has ended"
+            self.gone.set()
+            pending, self._pending = list(self._pending.values()), {}
+            building, self._building = self._building, None
+            text = f"the group's process {self.pid} is gone: {self._why}"
+            self._descriptors.clear()
+            self._sock.close()
+            os.close(self._pidfd)
+        for work, _ in pending:
+            work.finish(GroupError(text), changes=False)
+        if building is not None:
+            building(Ended(0, text, told=True))
+
+    # --- under the lock ------------------------------------------------------------------------------------------------
+
+    def _send(self, record: Record, fd: int = -1) -> bool:
+        """Whether it went out. The queue to a child that does not read is short."""
+        try:
+            if fd < 0:
+                self._sock.send(record.pack())
+            else:
+                socket.send_fds(self._sock, [record.pack()], [fd])
+        except OSError:
+            return False
+        return True
+
+    def _forget(self) -> None:
+        """Tell it which segments are not used any more."""
+        for number in [number for number, used in self._given.items() if not used()]:
+            del self._given[number]
+            self._send(Segment(number, 0))
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)

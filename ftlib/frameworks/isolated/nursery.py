@@ -1,0 +1,110 @@
+"""The training process's handle of the process that forks children (see ``nursery_process``), started when first needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from consensus import release_in_children
+from ftlib.errors import GroupError
+
+_ROOT = str(Path(__file__).resolve().parents[3])
+_COMMAND = "import sys; from ftlib.frameworks.isolated.nursery_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+_READY = 60.0
+"""Seconds for the nursery to import torch, and to fork: a loaded machine may be slow."""
+
+
+class Nursery:
+    """Forks children. Any thread."""
+
+    def __init__(self) -> None:
+        """Starts nothing."""
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket | None = None
+        self._closed = False
+        self._descriptors: list[int] = []
+        descriptors = self._descriptors
+        release_in_children(self, lambda: tuple(descriptors))
+
+    @property
+    def pid(self) -> int:
+        """0 where it does not run."""
+        return 0 if self._process is None else self._process.pid
+
+    def fork(self) -> tuple[socket.socket, int, int]:
+        """A new child: the socket to it, its pid, and a pidfd. GroupError where there is none."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with self._lock, theirs:
+                deadline = time.monotonic() + _READY
+                for again in (True, False):
+                    self._start()
+                    found = self._ask(theirs, deadline)
+                    if found is not None:
+                        return ours, *found
+                    self._stop()
+                    if not again:
+                        break
+        except BaseException:
+            ours.close()
+            raise
+        ours.close()
+        raise GroupError("no process for a group could be forked: the process that forks them has ended")
+
+    def close(self) -> None:
+        """End the process, and its children with it. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._stop()
+
+    def _start(self) -> None:
+        if self._closed:
+            raise GroupError("the framework is closed")
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._stop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
+        with theirs:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                    [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno()), str(os.getpid())],
+                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._sock = ours
+        self._descriptors[:] = [ours.fileno()]
+
+    def _ask(self, theirs: socket.socket, deadline: float) -> tuple[int, int] | None:
+        """Have it fork a child that gets ``theirs``. None where it has ended."""
+        sock = self._sock
+        assert sock is not None
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            socket.send_fds(sock, [b"fork"], [theirs.fileno()])
+            data, fds, _, _ = socket.recv_fds(sock, 16, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:  # TimeoutError is one of them: the process is of no use
+            return None
+        return (int(data), fds[0]) if data and fds else None
+
+    def _stop(self) -> None:
+        if self._sock is not None:
+            self._descriptors.clear()
+            self._sock.close()
+            self._sock = None
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            self._process.wait()
+            self._process = None

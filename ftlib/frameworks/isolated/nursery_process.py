@@ -1,0 +1,81 @@
+"""The process that has torch loaded and does nothing but fork: from it come the children that have groups.
+
+Single-threaded, so that a fork of it is whole. It ends with the training process, and the children end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import select
+import signal
+import socket
+
+from ftlib.common.processes import call_process, die_with_parent
+
+from .child import serve
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""What a terminal or a launcher sends to a whole group of processes is meant for the training process."""
+
+
+def main(fd: int, parent: int) -> None:
+    """Serve at socket ``fd`` until process ``parent`` ends."""
+    import torch  # noqa: PLC0415 - what this process is for
+
+    call_process("ftlib-nursery")
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    try:
+        watched = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return
+    if os.getppid() != parent:  # it had ended, and the number may be another's by now
+        return
+    gc.collect()
+    gc.freeze()  # what is here stays: looking through it for garbage would copy its pages in each child
+    with socket.socket(fileno=fd) as sock:
+        _serve(sock, watched)
+
+
+def _serve(sock: socket.socket, parent: int) -> None:
+    """``parent``: readable once it has ended."""
+    children: dict[int, int] = {}
+    poll = select.poll()
+    for each in (sock.fileno(), parent):
+        poll.register(each, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == parent:
+                return  # and the children with this process
+            if fd == sock.fileno():
+                data, fds, _, _ = socket.recv_fds(sock, 16, 1, socket.MSG_CMSG_CLOEXEC)
+                if not data:
+                    return
+                pid, pidfd = _fork(fds[0])
+                children[pidfd] = pid
+                poll.register(pidfd, select.POLLIN)
+                with contextlib.suppress(OSError):
+                    socket.send_fds(sock, [str(pid).encode()], [pidfd])
+            elif fd in children:
+                poll.unregister(fd)
+                os.waitpid(children.pop(fd), 0)
+                os.close(fd)
+
+
+def _fork(fd: int) -> tuple[int, int]:
+    """A child that serves at socket ``fd``, which is closed here; its number, and a descriptor that tells of its end."""
+    own = os.getpid()
+    pid = os.fork()
+    if not pid:
+        serve(socket.socket(fileno=fd), functools.partial(_settle, own))
+    os.close(fd)
+    return pid, os.pidfd_open(pid)
+
+
+def _settle(parent: int) -> None:
+    die_with_parent(parent)
+    call_process("ftlib-group")

@@ -1,0 +1,110 @@
+"""Jobs whose groups live in processes of their own: kills of workers and of those processes, stops, leavers, nobody left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftlib.launch.process import descendants
+from tests.harness.basics import eventually
+from tests.harness.cluster import Cluster, Worker
+from tests.harness.nursery import Nursery
+from tests.harness.verdict import Verdict
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
+    settings = {"bucket_mb": 0.08, "framework": "isolated:gloo"}
+    with Cluster(tmp_path, nursery, sizes=[20_000, 300], pause=0.03, settings=settings) as cluster:
+        yield cluster
+
+
+def named(pid: int, name: str) -> list[int]:
+    """The descendants of a process that are called so."""
+    found = []
+    for each in descendants(pid):
+        try:
+            if Path(f"/proc/{each}/comm").read_text().strip() == name:
+                found.append(each)
+        except OSError:
+            continue
+    return found
+
+
+def judge(cluster: Cluster) -> int:
+    """All checks; how many steps there were."""
+    verdict = Verdict()
+    cluster.read()
+    verdict.check(cluster.workers)
+    assert not [*verdict.violations, *cluster.faults()]
+    return verdict.steps
+
+
+def redone(cluster: Cluster, workers: list[Worker]) -> None:
+    """All of them go on, in a newer view of the same members."""
+    epoch = max(worker.last["epoch"] for worker in workers)
+    cluster.until("a newer view", lambda: all(worker.last["epoch"] > epoch - 1 for worker in workers))
+    done = {worker: len(worker.calls) for worker in workers}
+    cluster.until("they go on", lambda: all(len(worker.calls) > done[worker] + 10 for worker in workers))
+    assert all(worker.last["size"] == len(workers) for worker in workers)
+
+
+def test_killed_joined_left_and_nobody_stays(cluster: Cluster) -> None:
+    workers = cluster.found(3)
+    cluster.training(3)
+    left = {pid for worker in workers for pid in descendants(worker.pid)}
+    assert sum(len(named(worker.pid, "ftlib-nursery")) for worker in workers) == 3
+    workers[1].kill()
+    cluster.training(2)
+    cluster.join()
+    cluster.training(3)
+    workers[0].signal(signal.SIGTERM)
+    cluster.until("it has left", lambda: workers[0].code is not None)
+    assert workers[0].code == 0
+    cluster.training(2)
+    left |= {pid for worker in cluster.alive() for pid in descendants(worker.pid)}
+    cluster.drain()
+    assert judge(cluster) > 10
+    eventually(lambda: not [pid for pid in left if Path(f"/proc/{pid}").exists()], "no process is left behind")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
+def test_the_process_of_a_group(cluster: Cluster, number: signal.Signals) -> None:
+    """It is replaced, spare or not, and the step is finished by the same members."""
+    workers = cluster.found(3)
+    cluster.training(3)
+    for victim in workers[:2]:
+        for pid in named(victim.pid, "ftlib-group"):
+            os.kill(pid, number)
+        redone(cluster, workers)
+    [nursery] = named(workers[2].pid, "ftlib-nursery")
+    os.kill(nursery, signal.SIGKILL)
+    redone(cluster, workers)
+    cluster.drain()
+    assert judge(cluster) > 10
+
+
+def test_a_stopped_worker_is_voted_out(cluster: Cluster) -> None:
+    """What its process of the group still does reaches nobody."""
+    workers = cluster.found(3)
+    cluster.training(3)
+    victim = workers[2]
+    victim.killed = victim.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    cluster.training(2)
+    assert time.monotonic() - began < 30
+    victim.signal(signal.SIGCONT)
+    cluster.until("the stopped worker ends", lambda: victim.code is not None)
+    victim.read()
+    assert victim.events[-1]["text"].startswith("Excluded: ")
+    cluster.advanced()
+    verdict = Verdict()
+    verdict.check(cluster.workers)
+    assert not verdict.violations
