@@ -73,7 +73,7 @@ class Sampling(Protocol):
         """
 
     def report(self) -> bytes:
-        """Return how much is drawn, for the flush report (at most 32 bytes). Until ``activated``, no more is drawn."""
+        """Return how much is drawn, at most 32 bytes for the flush report. Until ``activated``, no more is drawn than that."""
 
     def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
         """Deal again, in a new view. ``reports``: of members that go on; a member without an entry had none. At a member that
