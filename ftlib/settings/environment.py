@@ -46,7 +46,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a launcher's variables give. ``settings``: by name; ``says``: a line for the log; ``name``: of this worker in logs."""
+    """What a launcher's variables give. ``settings``: by name; ``says``: a log line; ``name``: of this worker in logs."""
 
     by: str
     rank: int
