@@ -1,4 +1,4 @@
-"""Fault-tolerant data-parallel training without a master: the door of the package.
+"""Fault-tolerant data-parallel training without a master: the public names of the package.
 
     from ftlib import FTLib
 
@@ -10,7 +10,7 @@
             optimizer.step()
         optimizer.zero_grad()
 
-What needs torch is imported when it is first asked for, so that the launcher starts quickly.
+Names that need torch are imported on first use, so that the launcher starts quickly.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is lazy."""
+    """Import a lazy name."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

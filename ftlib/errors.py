@@ -1,7 +1,8 @@
 """The errors of ``ftlib``: one small tree under ``FTLibError``.
 
-``ConfigError`` means that the caller erred; ``GroupError`` stays inside (a process group failed: that is what the library
-recovers from), and so does ``JobEnded`` (the process ends with 0); the others end this worker's part and say why in one line.
+``ConfigError`` means that the caller erred. ``GroupError`` (a process group failed) stays inside, since the library recovers
+from it, and so does ``JobEnded`` (the process ends with 0). The other errors end this worker's part; their text is one line
+with the reason.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class QuorumLost(FTLibError):
 
 
 class Excluded(FTLibError):
-    """The other members went on without this worker: stop, or start anew as a joiner."""
+    """The other members went on without this worker: stop, or start again as a joiner."""
 
 
 class RebuildTimeout(FTLibError):
-    """No working process group came up within the deadline; the text names who was waited for."""
+    """No working process group came up within the deadline; the text names the members that were missing."""
 
 
 class StepMismatch(FTLibError):
@@ -40,7 +41,7 @@ class StateLost(FTLibError):
 
 
 class JobEnded(FTLibError):
-    """The job's last members have come to the ends of their programs, and this worker was not in it: there is nothing to do."""
+    """The programs of the job's last members have ended, and this worker was no member: there is nothing to do."""
 
 
 class GroupError(FTLibError):
@@ -51,5 +52,5 @@ class GroupError(FTLibError):
         self.peers = peers
 
     def afresh(self) -> GroupError:
-        """Copy it, without the frames it went through: these hold operations and lifetimes, and they hold sockets."""
+        """Copy this error without its frames, which keep operations and lifetimes alive, and with them sockets."""
         return GroupError(str(self), self.peers)

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ftlib")
 
 _CONTROL = ("messages", "tick_delay", "tick_delay_max", "awareness", "changing", "store")
-"""What ``metrics`` tells of the consensus."""
+"""The keys of the consensus's status that ``metrics`` returns."""
 LEAVE_TIMEOUT = 5.0
 """Seconds that ``leave`` waits for the others to agree."""
 BUSY_TIMEOUT = 0.2
-"""The same for ``close`` (see ``CLOSE_TIMEOUT``) in the middle of a call, which shall end soon."""
+"""Seconds that ``close`` waits in the middle of a call, which must end soon; else it waits ``CLOSE_TIMEOUT``."""
 
 
 class FTLib(Calls):
@@ -86,7 +86,7 @@ class FTLib(Calls):
         A founding worker returns as a member of the first view. A worker that joins a running job returns once it has met the
         job; its first call admits it. Raises ConfigError, or JoinError after ``join_timeout``.
 
-        ``consensus``: ``gossip`` or ``shared_storage``; where it is not given, the environment or the file may say.
+        ``consensus``: ``gossip`` or ``shared_storage``; if it is not given, the environment or the file may set it.
         """
         resolved = resolve(settings, config, backend=Gossip if isinstance(consensus, Consensus) else _backend_of(consensus))
         kind = None if isinstance(consensus, Consensus) else resolved.backend
@@ -116,7 +116,7 @@ class FTLib(Calls):
     def initialized(self) -> bool:
         """Whether a group is up and, in active mode, confirmed: false after a death, a failure or a join, until rebuilt.
 
-        While operations are under way it is not asked: a joiner waits until they have ended.
+        While operations are under way, no confirmation is needed: a joiner waits until they have ended.
         """
         plane = self._plane
         with plane.changed:
@@ -141,15 +141,16 @@ class FTLib(Calls):
         state_dict: Callable[[], Any] | None = None,
         load_state_dict: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Say what makes up the training state, so that joiners get it and founders start alike.
+        """Register the training state, so that joiners get it and all founders start with the same state.
 
-        Each takes one object with ``state_dict`` and ``load_state_dict`` or a list of them, or pass two callables. A founder
-        returns with the most senior founder's state loaded; a joiner gets it in its first call, beside the others' training:
-        averages that come meanwhile are replayed there through ``apply()``, which applies the gradients that lie in the
-        parameters (by default, the optimizers' step). Where it leaves out what the program does, such as clipping, or where
-        ``extra`` is registered without it, the others wait for the joiner instead.
+        Each argument takes one object with ``state_dict`` and ``load_state_dict`` or a list of them, or pass two callables. A
+        founder returns with the most senior founder's state loaded. A joiner gets the state in its first call, beside the
+        others' training: averages that come meanwhile are replayed there through ``apply()``, which applies the gradients in
+        the parameters (by default, the optimizers' step). If ``apply`` leaves out a part of the program's step, such as
+        clipping, or if ``extra`` is registered without ``apply``, the others wait for the joiner instead.
 
-        An ``ElasticSampler`` belongs to ``sampler``, before the first average: from then on every call says what it uses up.
+        Pass an ``ElasticSampler`` as ``sampler``, before the first average: from then on every call reports the batches that it
+        uses up.
 
         With the setting ``resume`` (``ftlib run --resume PATH``) founders then ``load`` that directory's newest checkpoint.
         """
@@ -169,10 +170,10 @@ class FTLib(Calls):
     def save(self, path: str | os.PathLike[str], *, wait: bool = False) -> None:
         """Write the registered state to a checkpoint in the directory ``path``, beside the training.
 
-        Call it at every worker, after a step; that with rank 0 writes. It becomes complete once a later call has finished, or
-        when this worker leaves; ``close`` waits for it. While another is being written it is left out, and the log says so;
-        with ``wait`` it waits. A failed write is logged as an error, and counted; only what is wrong with the program raises
-        (ConfigError: nothing is registered, or something that cannot be kept).
+        Call it at every worker, after a step; the worker with rank 0 writes. The checkpoint becomes complete once a later call
+        has finished, or when this worker leaves; ``close`` waits for it. While another checkpoint is being written, this one is
+        left out, with a line in the log; with ``wait``, the call waits instead. A failed write is logged as an error, and
+        counted. Only errors of the program raise (ConfigError: nothing is registered, or a part that cannot be kept).
         """
         directory, registered = self._place("save", path), self._lives.life.transfer.registered
         if registered is None:
@@ -181,16 +182,16 @@ class FTLib(Calls):
             self._keeper.save(directory, self._plane, registered, wait=wait)
 
     def load(self, path: str | os.PathLike[str]) -> Loaded | None:
-        """Begin from the newest complete checkpoint in ``path`` (or from ``path``, where it is one): its step and place.
+        """Begin from the newest complete checkpoint in ``path`` (or from ``path``, if it is one); returns its step and path.
 
-        Call it at every worker, after ``register_state`` and before the first average; any number of workers will do. One
-        founder reads it, and the others get it from that one. None, and nothing is loaded, where there is none, and at a worker
-        that joins a running job. Raises ConfigError where all are damaged, or it does not fit.
+        Call it at every worker, after ``register_state`` and before the first average, with any number of workers. One
+        founder reads the checkpoint, and the others get it from that founder. Returns None and loads nothing if there is no
+        checkpoint, and at a worker that joins a running job. Raises ConfigError if all are damaged, or it does not fit.
         """
         return self._lives.life.resumption.load(self._place("load", path))
 
     def manual_join(self, addresses: Sequence[str] | str) -> bool:
-        """Ask the members at these ``host:port`` to let this worker in; whether any of them answered."""
+        """Ask the members at these ``host:port`` to let this worker in; True if any of them answered."""
         try:
             return self._consensus.report_join([addresses] if isinstance(addresses, str) else list(addresses))
         except (ConsensusConfigError, ValueError) as error:
@@ -202,7 +203,7 @@ class FTLib(Calls):
     def should_leave(self) -> bool:
         """Whether there was a notice that this worker has to go: SIGTERM, a preemption, or ``drain`` (docs/elasticity.md).
 
-        A program that looks here ends its loop by itself, and then closes; otherwise the next call is this worker's last.
+        A program that reads this ends its loop by itself, and then closes; otherwise the next call is this worker's last.
         """
         return self._drain.looked()
 
@@ -217,7 +218,7 @@ class FTLib(Calls):
             self._apart(functools.partial(self._leave, self._ended()))
 
     def close(self) -> None:
-        """Leave if still a member, and give everything back. Idempotent, at most about two seconds; calls return ABORT.
+        """Leave if still a member, and release everything. Idempotent, at most about two seconds; calls return ABORT.
 
         A checkpoint that is being written is completed first, which may take as long as ``step_timeout``.
         From inside a call (a callback, a signal handler) it returns at once, and a thread does the rest.
@@ -276,7 +277,7 @@ class FTLib(Calls):
 
     @property
     def member_list(self) -> tuple[Member, ...]:
-        """Its members in seniority order."""
+        """Members of the newest active view in seniority order."""
         session = self._session
         return () if session is None else session.view.members
 
@@ -284,7 +285,7 @@ class FTLib(Calls):
     def step(self) -> int:
         """Steps granted: averages that ended with SUCCESS or NO_NEED, of all lifetimes of the job.
 
-        At a worker that is late, those that it has taken over.
+        At a worker that is late, only the steps that it has taken over.
         """
         plane = self._plane
         with plane.changed:
@@ -292,9 +293,9 @@ class FTLib(Calls):
 
     @property
     def group(self) -> Group | None:
-        """The process group of the newest active view, None where this worker is alone.
+        """The process group of the newest active view, None if this worker is alone.
 
-        Within ``execute`` that of its attempt: ask for it anew each time.
+        Within ``execute``, the group of its attempt: read this property again in each attempt.
         """
         if (execution := self._execution) is not None:
             return execution.group
@@ -302,9 +303,9 @@ class FTLib(Calls):
         return None if session is None else session.group
 
     def metrics(self) -> dict[str, Any]:
-        """Plain counts since the start, and where this worker is: see the table in ``docs/observability.md``. Times in seconds.
+        """Return plain counts since the start, and where this worker is: see docs/observability.md. Times in seconds.
 
-        Asks the agent for its part, which takes it part of a millisecond: for every hundredth step, not for every one.
+        Asks the agent for its part, which takes part of a millisecond: call it every hundredth step, not every step.
         """
         status = self._consensus.status()
         shared = {key: status[key] for key in _CONTROL if key in status}
@@ -314,7 +315,7 @@ class FTLib(Calls):
 
     @property
     def _session(self) -> Session | None:
-        """The newest active one; within ``execute`` that of the attempt."""
+        """The newest active session; within ``execute``, that of the attempt."""
         execution = self._execution
         return self._plane.session if execution is None else execution.session
 
@@ -345,17 +346,17 @@ class FTLib(Calls):
         self.close()
 
     def _ended(self) -> bool:
-        """Whether this worker leaves as its program has come to its end: no notice, and no exception that would end it."""
+        """Whether this worker leaves because its program has come to its end: no notice, and no exception that ends it."""
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         return clean and not self._call_lock.leaving
 
     def _confirmed(self) -> bool:
-        """In passive mode the consensus tells by freezing; in active mode it is asked for what it knows."""
+        """In passive mode the consensus freezes the worker when the view changes; in active mode it is asked here."""
         return self._consensus.passive_or_active() is Mode.PASSIVE or self._consensus.confirm()
 
     def _place(self, what: str, path: str | os.PathLike[str]) -> Path:
-        """``path`` as it is meant now, whatever becomes the current directory. ConfigError."""
+        """Return ``path`` as absolute, whatever the current directory is later. Raises ConfigError."""
         if os.getpid() != self._process:
             raise ConfigError(f"{what}: this process was forked from a worker and is none")
         if self._call_lock.inside():
@@ -365,7 +366,7 @@ class FTLib(Calls):
         return Path(os.fspath(path)).absolute()
 
     def _apart(self, farewell: Callable[[], None]) -> None:
-        """Run it here, unless this thread is inside a call: that could not end meanwhile, and may hold any lock."""
+        """Run ``farewell`` here; on another thread if this one is inside a call, which cannot end now and may hold any lock."""
         if self._call_lock.inside():
             threading.Thread(target=farewell, name="ftlib-close").start()
         else:
@@ -387,7 +388,7 @@ class FTLib(Calls):
 
 
 def _backend_of(choice: str) -> type[Membership] | None:
-    """The one of that name; None where the settings are to say."""
+    """Return the backend of that name; None if the settings decide."""
     if choice is UNSAID:
         return None
     if choice not in BACKENDS:
@@ -403,7 +404,7 @@ def _ring_of(settings: Settings) -> KeyRing | None:
 
 
 def _close(reference: weakref.ref[FTLib]) -> None:
-    """At the interpreter's end."""
+    """Close at the interpreter's end."""
     ft = reference()
     if ft is not None:
         with contextlib.suppress(FTLibError, ConsensusError):

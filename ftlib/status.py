@@ -1,13 +1,13 @@
-"""What a call that averages tells the training loop."""
+"""The result of a call that averages, for the training loop."""
 
 from enum import Enum
 
 
 class Status(Enum):
-    """Truthy statuses mean that the step may be applied; falsy ones that nobody applies it.
+    """Truthy statuses mean that the step may be applied; falsy ones that no member applies it.
 
     SUCCESS: averaged over all members. NO_NEED: this worker is alone, its own gradients are the average.
-    FAIL: applied by nobody, gradients untouched, call again. ABORT: this worker's lifetime in the job is over.
+    FAIL: no member applies the step, gradients are untouched, call again. ABORT: this worker's lifetime in the job is over.
     """
 
     SUCCESS = "success"

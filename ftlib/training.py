@@ -1,4 +1,4 @@
-"""The calls of ``FTLib``: from what a program passes to a ``Call``, one at a time, and what surrounds each."""
+"""The calls of ``FTLib``: makes a ``Call`` of a program's arguments, and runs one call at a time."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ Result = TypeVar("Result")
 
 _OPERATIONS = ("MEAN", "SUM", "MIN", "MAX", "PRODUCT")
 LIGHTEST, HEAVIEST = 1e-12, 1e12
-"""What a weight may be, besides 0: tensors are multiplied by it in float32, which holds 1e-38 to 1e38."""
+"""Range of a weight, besides 0: tensors are multiplied by the weight in float32, which holds 1e-38 to 1e38."""
 
 MOST_BATCHES = 65535
-"""That one call may use up: slots of the trailer have 16 bits for such counts."""
+"""Most batches that one call may use up: rank records of the trailer have 16 bits for such counts."""
 
 
 class Calls(ABC):
-    """What a program calls in its training loop. Thread-safe: calls of several threads are carried out one by one."""
+    """The calls of a program's training loop. Thread-safe: calls of several threads are carried out one by one."""
 
     def __init__(self, lives: Succession, call_lock: CallLock, layouts: Layouts, listeners: Listeners, *, veto: bool) -> None:
-        """``listeners``: who is told of views. ``veto``: whether an average with inf or nan is applied by nobody."""
+        """``listeners``: the callbacks for views. ``veto``: whether no member applies an average with inf or nan."""
         self._lives = lives
         self._call_lock = call_lock
         self._layouts = layouts
@@ -55,9 +55,9 @@ class Calls(ABC):
         self._untold: list[Callable[[], None]] = []
         """Callbacks with their views that are still to be run."""
         self._unit: Unit | None = None
-        """That of the thread that has its turn."""
+        """The unit of the thread that has the call lock."""
         self._told = False
-        """Whether the user was told that there is no gradient."""
+        """Whether the warning that there is no gradient was logged."""
         self._trains = False
         """Whether gradients were averaged."""
         self._reminders = Reminders()
@@ -87,14 +87,14 @@ class Calls(ABC):
 
         ``target``: a module or parameters (their ``.grad``; None contributes zeros and receives the average; frozen ones are
         left out), other tensors or numpy arrays (in place), one or several. ``weight``: 0, or 1e-12 to 1e12; by default 1, or
-        with an ``ElasticSampler`` the number of samples. FAIL, and nothing is touched, where all weights are 0 or any result is
-        inf or nan.
+        with an ``ElasticSampler`` the number of samples. Returns FAIL, and touches nothing, if all weights are 0 or any result
+        is inf or nan.
 
-        ``batches``: how many of the ``ElasticSampler``'s this call uses up, 0 to 65535: several where gradients are accumulated
-        over them, 0 in a second average for the same batch. A batch that it hands out only to fill up weighs 0, whatever
-        ``weight`` says.
+        ``batches``: how many of the ``ElasticSampler``'s batches this call uses up, 0 to 65535: several if gradients are
+        accumulated over them, 0 in a second average for the same batch. A filler of the sampler weighs 0, whatever ``weight``
+        is.
 
-        ``wait=False``, within ``execute`` only: return at once; ``wait()`` of what is returned gives the status.
+        ``wait=False``, within ``execute`` only: return at once; ``wait()`` of the returned object gives the status.
         """
         if not wait:
             self._may_go_on()
@@ -126,7 +126,7 @@ class Calls(ABC):
         return self._run(call) if wait else self._begin(call)
 
     def wait_gradients_ready(self, model: Any = None, params: Any = None) -> Status:
-        """``allreduce_average`` under its older name; ``params`` may be numpy arrays."""
+        """Call ``allreduce_average`` by its older name; ``params`` may be numpy arrays."""
         if (model is None) == (params is None):
             raise ConfigError("wait_gradients_ready takes either model= or params=")
         return self.allreduce_average(params if model is None else model)
@@ -184,14 +184,14 @@ class Calls(ABC):
         return self._run(Call(Kind.BARRIER, self._layout("barrier", Targets([], []), "SUM"), []))
 
     def execute(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Run ``func(*args, **kwargs)`` as one step, by all members or by none; what it returns.
+        """Run ``func(*args, **kwargs)`` as one step, by all members or by none; returns its result.
 
-        Workers join and leave before and after it. Where one is lost meanwhile, the registered state returns to what it was
-        before, and ``func`` is run again, by those who are left; whatever else it changes it has to set anew by itself. Calls
-        within it are awaited at its end at the latest. ``ft.step`` rises by one if any of its averages may be applied, once
-        all have finished. Its own exceptions pass through: the state returns as well, and the others run it again.
+        Workers join and leave before and after it. If a worker is lost meanwhile, the registered state returns to its value
+        before, and the remaining members run ``func`` again; anything else that ``func`` changes, it has to set again itself.
+        Calls within it are awaited at its end at the latest. ``ft.step`` rises by one if any of its averages may be applied,
+        once all have finished. Its own exceptions pass through: the state returns as well, and the others run ``func`` again.
 
-        Raises ConfigError where there are others and no state is registered; FTLibError once this worker has left.
+        Raises ConfigError if there are other members and no state is registered; FTLibError once this worker has left.
         """
         if self._execution is not None:
             raise ConfigError("execute was called within execute: a step is one function; call the inner one directly")
@@ -205,35 +205,37 @@ class Calls(ABC):
         """Call ``callback(view)`` on the training thread at the end of the first call that is finished in a view.
 
         That is the same call at all members of the view (at a joiner, its first), and it has not returned yet: a learning rate
-        that is set here counts from this very step on, everywhere. Compute it from ``view`` alone, as ``size`` and ``rank`` may
-        already be those of a later view. It may not average. What it raises passes through the call, which has finished.
+        set in the callback counts from this step on, at all members. Compute it from ``view`` alone, since ``size`` and
+        ``rank`` may already be those of a later view. The callback may not average. Its exceptions pass through the call,
+        which has finished.
         """
         self._listeners.callbacks.append(callback)
 
     def on_straggler(self, callback: Callable[[Straggler], None]) -> None:
-        """Call ``callback(straggler)`` where a member has become one: see ``docs/elasticity.md#stragglers``.
+        """Call ``callback(straggler)`` when a member has become a straggler: see ``docs/elasticity.md#stragglers``.
 
-        On the training thread, at the end of the call that showed it, as ``on_view_change``; not again until it has kept pace.
+        On the training thread, at the end of the call that showed it, as ``on_view_change``; not again until the member has
+        kept pace.
         ``straggler`` has ``member`` (its id), ``name``, ``rank``, ``seconds``, ``median`` (of the others) and ``steps``.
         """
         self._on_straggler.append(callback)
 
     @abstractmethod
     def _drained(self) -> None:
-        """The last call was this worker's last: it was told to leave after it."""
+        """Leave the job after this worker's last call, as a notice requires."""
 
     @abstractmethod
     def _not_needed(self, reason: JobEnded) -> None:
-        """The job has ended, and this worker never was in it."""
+        """Close, because the job has ended without this worker ever being a member."""
 
     @property
     def _execution(self) -> Running | None:
-        """That of the unit whose function this thread is in."""
+        """The execution of the unit whose function this thread is in; None outside of ``execute``."""
         unit = self._unit
         return unit.execution if unit is not None and self._call_lock.inside() else None
 
     def _layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
-        """As ``Layouts.layout``; calls within a unit agree with none outside."""
+        """Return ``Layouts.layout``; calls within a unit match no call outside."""
         within = self._unit is not None and self._execution is not None
         return self._layouts.layout(WITHIN + kind if within else kind, targets, op, mean=mean)
 
@@ -261,7 +263,7 @@ class Calls(ABC):
         return self._carry_out(call, functools.partial(self._finish, call))
 
     def _finish(self, call: Call) -> Status:
-        """Finish ``call`` in this thread's turn: in this lifetime, or in another where it ends."""
+        """Finish ``call`` while this thread has the call lock: in this lifetime, or in the next one if this one ends."""
         try:
             return self._lives.life.run(call)
         except Excluded as error:
@@ -289,12 +291,12 @@ class Calls(ABC):
         return status
 
     def _call_back(self) -> None:
-        """Tell the program's callbacks of the views in which calls were finished, and of stragglers."""
+        """Run the program's callbacks for the views in which calls were finished, and for stragglers."""
         plane = self._lives.life.plane
         while self._untold or plane.news.due or plane.step_times.fallen:
             if self._untold:
                 with torch.enable_grad():
-                    self._untold.pop(0)()  # where it raises, the next call goes on with the others
+                    self._untold.pop(0)()  # if it raises, the next call runs the remaining callbacks
             elif plane.news.due:
                 with plane.changed:
                     view = plane.news.due.pop(0)

@@ -1,4 +1,4 @@
-"""One checkpoint: taken from the registered state within moments, written at leisure, read with everything checked."""
+"""One checkpoint: copied from the registered state quickly, written beside the training, read with everything checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Taken:
 
     @classmethod
     def of(cls, tree: object, name: Name, size: int) -> Taken:
-        """Copy all tensors of ``tree``. ConfigError by path where something in it cannot be kept."""
+        """Copy all tensors of ``tree``. Raises ConfigError with the path of anything in it that cannot be kept."""
         state, originals = flatten(tree)
         copies = {
             path: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -35,7 +35,7 @@ class Taken:
         return cls(name, size, state, copies)
 
     def write(self, directory: Path) -> int:
-        """Into a new ``directory``, and on the disk; its bytes. OSError, or RuntimeError from torch."""
+        """Write to a new ``directory``, synced to the disk; returns its bytes. Raises OSError, or RuntimeError from torch."""
         directory.mkdir()
         if self.copies:
             from . import tensors  # noqa: PLC0415 - takes longer to import than all the rest, and only this needs it
@@ -50,7 +50,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint that was read: intact."""
+    """An intact checkpoint that was read."""
 
     directory: Path
     name: Name
@@ -60,13 +60,13 @@ class Found:
 
 
 def publish(part: Path, directory: Path) -> None:
-    """Give ``part`` its name, for good. OSError, where ``directory`` is there already, or ``part`` is not."""
+    """Rename ``part`` to ``directory``, durably. Raises OSError if ``directory`` exists already, or ``part`` does not."""
     part.rename(directory)  # never replaces a directory that has something in it
     _sync(directory.parent)
 
 
 def read(directory: Path) -> object:
-    """The tree of the one in ``directory``, its tensors on the CPU. TornError; OSError."""
+    """Return the tree of the checkpoint in ``directory``, with its tensors on the CPU. Raises TornError or OSError."""
     manifest = CheckpointManifest.read(directory)
     manifest.verify(directory)
     try:
@@ -83,7 +83,10 @@ def read(directory: Path) -> object:
 
 
 def newest(path: Path) -> Found | None:
-    """The newest intact one in ``path``, or the one that ``path`` is; None where there are none. TornError, OSError."""
+    """Return the newest intact checkpoint in ``path``, or ``path`` itself if it is one; None if there is no checkpoint.
+
+    Raises TornError if there are checkpoints and none is intact, and OSError.
+    """
     own = Name.parse(path.name)
     if own is not None and path.is_dir():
         return Found(path, own, read(path))
@@ -95,7 +98,7 @@ def newest(path: Path) -> Found | None:
         except (TornError, OSError) as error:
             if isinstance(error, OSError) and not (isinstance(error, FileNotFoundError) or error.errno in OF_ONE):
                 raise
-            if os.path.lexists(directory):  # else a job that goes on has newer ones, and took this one away
+            if os.path.lexists(directory):  # else a job that still runs has newer ones, and removed this one
                 torn[names[0]] = str(error)
     if torn:
         raise TornError("; ".join(f"{name}: {text}" for name, text in torn.items()))
@@ -103,7 +106,7 @@ def newest(path: Path) -> Found | None:
 
 
 def remove(directory: Path) -> None:
-    """Take it away, whatever is in it, if possible. Its name goes first: half of it shall not pass for a torn one."""
+    """Remove ``directory`` with all its contents, if possible. Renamed first, so that half of it does not look torn."""
     doomed = directory if directory.name.startswith(".") else directory.with_name(f".{directory.name}-removed.part")
     try:
         if doomed != directory:
@@ -114,7 +117,7 @@ def remove(directory: Path) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """What stands in a directory is on the disk only once the directory is."""
+    """Sync ``directory``: its entries are on the disk only once the directory itself is."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,16 +1,17 @@
-"""Who writes a checkpoint, when it becomes complete, and which are kept.
+"""Which member writes a checkpoint, when it becomes complete, and which checkpoints are kept.
 
-All members call ``save`` at the same point of the program. The one with rank 0 copies its state and lets a thread write it
-beside the training; the others return at once. Should the writer die, its successor as rank 0 writes the next one.
+All members call ``save`` at the same point of the program. The member with rank 0 copies its state, and a thread writes the
+copy beside the training; the other members return at once. If the writer dies, the next rank 0 writes the next checkpoint.
 
-A checkpoint of step k gets its name once a later call has finished here: that takes all members, so all have finished k as it
-was finished here. A member that is cut off with its last call finished may have a result that the others redid without it; it
-never finishes a later one, so what it wrote is never completed. Leaving is the other end of waiting: who leaves while it is a
-member, as when the job is done, has nothing later to wait for. Should the others have redone step k meanwhile after all,
+A checkpoint of step k gets its name once a later call has finished here. A call takes all members, so then all have finished k
+with the same result. A member that is cut off right after a call may have a result that the others computed again without it.
+It never finishes a later call, so its checkpoint never becomes complete. A worker that leaves while it is a member, as when
+the job is done, has no later call to wait for, and completes its checkpoint. If the others computed step k again after all,
 they did so in a newer epoch, and of one step the newest epoch counts.
 
-A plain file cannot refuse a writer that was stopped before its last operation and wakes up after it was excluded. What it
-completes then is older than what the others completed meanwhile, and says so by its name; it replaces nothing.
+A plain file cannot refuse a writer that was stopped before its last operation and wakes up after it was excluded. The
+checkpoint that it completes then is older than what the others completed meanwhile; its name shows that, and it replaces
+nothing.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from .names import Name, Part, complete, parts
 logger = logging.getLogger("ftlib")
 
 LOOK = 0.5
-"""Seconds between two looks whether a later call has finished; whoever enters one makes it look at once."""
+"""Seconds between two checks whether a later call has finished; entering a call causes a check at once."""
 NAMING = 2.0
-"""Seconds that ``save`` gives the one before, where that has only to get its name."""
+"""Seconds that ``save`` waits for the checkpoint before, if that is written and only has to get its name."""
 _ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -51,29 +52,30 @@ class _Stage(Enum):
 
 
 class _GivenUp(Exception):
-    """No error: there is nothing to write, or nobody may complete it."""
+    """No error: there is nothing to write, or the checkpoint may not be completed."""
 
 
 class _Foreign(Exception):
-    """There is a checkpoint that must not be outdone by this one."""
+    """The directory has a checkpoint of another job, which this one must not replace as the newest."""
 
 
 class Keeper:
-    """One process's, for all its lifetimes."""
+    """Writes the checkpoints of one process, in all its lifetimes."""
 
     def __init__(self, keep: int, timeout: float) -> None:
-        """``keep``: complete ones that stay in a directory. ``timeout``: seconds that waiting for one may take."""
+        """``keep``: complete checkpoints that stay in a directory. ``timeout``: seconds to wait for one at most."""
         self._keep = keep
         self._timeout = timeout
         self._writing: _Writing | None = None
         self._lock = threading.Lock()
         self._checked = False
-        """Whether the state is known to be of a kind that can be kept; then only who writes looks at it."""
+        """Whether the state is known to be of a kind that can be kept; from then on only the writer flattens the state."""
 
     def save(self, path: Path, plane: Plane, registered: Registered, *, wait: bool) -> None:
-        """Begin to write, where it is this member's part; on the training thread, outside of calls.
+        """Begin to write if this member has rank 0; called on the training thread, outside of calls.
 
-        ``wait``: for the one under way, if any, instead of leaving this one out. ConfigError where the state cannot be kept.
+        ``wait``: wait for a checkpoint under way instead of leaving this one out. Raises ConfigError if the state cannot be
+        kept.
         """
         if not self._checked:
             flatten(registered.tree(plane.step))
@@ -81,7 +83,7 @@ class Keeper:
         with self._lock:
             with plane.changed:
                 session, number = plane.session, plane.finished - plane.lag.calls
-                step = plane.step - plane.lag.steps  # what is registered knows of no others, where this worker is late
+                step = plane.step - plane.lag.steps  # the registered state lacks the steps by which this worker is late
                 outdated = plane.origin != plane.authority  # the next call brings the state
                 if session is None or session.rank != 0 or plane.phase is Phase.STOPPED or outdated:
                     return
@@ -101,7 +103,7 @@ class Keeper:
             self._writing.start()
 
     def close(self) -> None:
-        """Wait until the one under way is complete, or was given up; at most ``timeout`` seconds. Idempotent."""
+        """Wait until the checkpoint under way is complete or given up; at most ``timeout`` seconds. Idempotent."""
         writing = self._writing
         if writing is None or writing.ended(0.0):
             return
@@ -111,7 +113,7 @@ class Keeper:
             logger.error("%s was not written within %g s, and is left incomplete", writing, self._timeout)
 
     def _free(self, plane: Plane, directory: Path, *, wait: bool) -> bool:
-        """Whether nothing is under way any more."""
+        """Return True if no checkpoint is under way any more, so that ``directory`` can be written; else logs why not."""
         writing = self._writing
         if writing is None or writing.ended(0.0):
             return True
@@ -142,7 +144,7 @@ class _Writing:
         self._taken: Taken | None = taken
         self._keep = keep
         self._torn: list[Name] = []
-        """Newer ones that are damaged, as if they were not there."""
+        """Newer checkpoints that are damaged: they are ignored."""
         self._began = plane.threads.now()
         self._written, self._over = threading.Event(), threading.Event()
 
@@ -154,7 +156,7 @@ class _Writing:
         self._plane.threads.thread(self._run, "ftlib-checkpoint").start()
 
     def written(self, timeout: float) -> bool:
-        """Whether it is on the disk, or nobody writes it any more; within so many seconds."""
+        """Wait at most ``timeout`` seconds; True if the checkpoint is on the disk, or no longer being written."""
         return self._written.wait(timeout)
 
     def due(self) -> bool:
@@ -162,7 +164,7 @@ class _Writing:
         return self._plane.finished > self._number
 
     def ended(self, timeout: float) -> bool:
-        """Whether it is over, within so many seconds."""
+        """Wait at most ``timeout`` seconds; True if this is over."""
         return self._over.wait(timeout)
 
     # --- on its thread -------------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class _Writing:
         self._tidy()
 
     def _look_around(self) -> None:
-        """What is there that is no older than this one. Other jobs' are never written over."""
+        """Check the checkpoints that are not older than this one. Those of other jobs are never written over."""
         for name in complete(self._path):
             if name < (self._name.step, 0):
                 break
@@ -218,11 +220,11 @@ class _Writing:
                 raise _GivenUp(f"{name} is complete already")
             raise _Foreign(f"{name} in it is of a later step, which this job does not continue")
         for part in parts(self._path):
-            if part.name.step > self._name.step:  # of a run that this job does not continue: it must not complete it any more
+            if part.name.step > self._name.step:  # of a run that this job does not continue, which must not complete it now
                 remove(self._path / str(part))
 
     def _await_later_call(self) -> None:
-        """Return once this may be completed. _GivenUp if it never may."""
+        """Return once this checkpoint may be completed. Raises _GivenUp if it never may."""
         plane = self._plane
         with plane.changed:
             while not self.due() and plane.phase is not Phase.STOPPED:
@@ -231,11 +233,11 @@ class _Writing:
                 raise _GivenUp("this worker is no member any more")
 
     def _said_goodbye(self) -> bool:
-        """Whether this worker left in a later call, and was excluded only as the others were quicker to go on without it."""
+        """Whether this worker left in a later call, and was excluded only because the others went on without it first."""
         return self._plane.leaving() and self.due()
 
     def _tidy(self) -> None:
-        """Take away what is no longer needed: older complete ones beyond those to be kept, and what never became complete."""
+        """Remove older complete checkpoints beyond those to be kept, and older ones that never became complete."""
         for name in [name for name in complete(self._path) if name < self._name][self._keep - 1 :]:
             remove(self._path / str(name))
         for part in parts(self._path):
@@ -254,7 +256,7 @@ class _Writing:
         plane.counters.checkpoint_failures += 1
 
     def _diagnosis(self, error: Exception) -> tuple[str, str]:
-        """What is wrong, and what to do. torch says of a full disk only that writing failed."""
+        """Return what is wrong, and what to do. On a full disk, torch reports only that writing failed."""
         number = error.errno if isinstance(error, OSError) else None
         text = error.strerror or str(error) if isinstance(error, OSError) else " ".join(str(error).split())
         if isinstance(error, _Foreign):
@@ -270,7 +272,7 @@ class _Writing:
 
 
 def _damage(directory: Path) -> Exception | None:
-    """Why nobody can load it; None where it is intact. OSError where something else is wrong than this checkpoint."""
+    """Return why the checkpoint cannot be loaded; None if it is intact. Raises OSError if the fault is a more general one."""
     try:
         CheckpointManifest.read(directory).verify(directory)
     except TornError as error:

@@ -1,8 +1,8 @@
 """What is in a checkpoint, as JSON: everything but the tensors themselves, and size and digest of every other file.
 
-It is written last, and has a digest of its own: a checkpoint whose files are not what they were when it was written is *torn*
-(a disk that lied about ``fsync``, a copy that was cut short), and a reader takes the next older one. The digests find damage,
-not malice: whoever can write to the directory can write another manifest.
+The manifest is written last, and has a digest of its own. A checkpoint whose files are not what they were when written is
+*torn* (a disk that lied about ``fsync``, a copy that was cut short), and a reader takes the next older one. The digests find
+damage, not malice: anyone who can write to the directory can write another manifest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OF_ONE = frozenset(
         errno.ENAMETOOLONG,
     }
 )
-"""What is wrong with one checkpoint, whatever becomes of the others: it is not ours to read, on a bad block, no file."""
+"""Errors of one checkpoint that say nothing of the others: this user may not read it, a bad block, not a file."""
 
 
 class TornError(ValueError):
@@ -48,7 +48,7 @@ class TornError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One of the other files."""
+    """Size and digest of one of the other files."""
 
     size: int
     digest: str
@@ -56,7 +56,7 @@ class File:
 
     @classmethod
     def of(cls, path: Path) -> File:
-        """That of a file as it is now."""
+        """Return size and digest of the file as it is now."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST))
             return cls(os.fstat(file.fileno()).st_size, digest.hexdigest())
@@ -64,7 +64,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """A checkpoint's."""
+    """The manifest of one checkpoint."""
 
     step: int
     epoch: int
@@ -82,7 +82,7 @@ class CheckpointManifest:
         return sum(file.size for file in self.files.values())
 
     def write(self, directory: Path) -> None:
-        """Into ``directory``, and on the disk. OSError."""
+        """Write to ``directory``, synced to the disk. Raises OSError."""
         body = {
             "format": _FORMAT,
             "step": self.step,
@@ -99,7 +99,7 @@ class CheckpointManifest:
 
     @classmethod
     def read(cls, directory: Path) -> CheckpointManifest:
-        """That in ``directory``, without a look at the other files. TornError; OSError where it cannot be read."""
+        """Read the manifest in ``directory``, but not the other files. Raises TornError; OSError if it cannot be read."""
         try:
             with open(directory / FILE, "rb", opener=_opened) as file:
                 data = file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
@@ -121,7 +121,7 @@ class CheckpointManifest:
             raise TornError(f"{FILE} is not readable: {error!r}") from None
 
     def verify(self, directory: Path) -> None:
-        """Read all files once. TornError naming the first that is not what it was; OSError."""
+        """Read all files once. Raises TornError naming the first file that was changed; OSError."""
         for name, file in self.files.items():
             path = directory / name
             if not path.is_file():
@@ -133,7 +133,7 @@ class CheckpointManifest:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Without waiting, should somebody have put a pipe there."""
+    """Open without blocking, in case the file is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -143,7 +143,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def _plain(packed: Any) -> Any:
-    """JSON has neither bytes nor inf and nan: those become objects, which ``packed`` has none of."""
+    """Convert for JSON, which has neither bytes nor inf and nan: they become objects, of which ``packed`` has none."""
     if isinstance(packed, list):
         return [_plain(item) for item in packed]
     if isinstance(packed, bytes):

@@ -1,11 +1,11 @@
-"""What checkpoints are called, which is the newest, and which are left over. Directory names only; no torch.
+"""The names of checkpoints: which is the newest, and which are left over. Directory names only; no torch.
 
     step-000000000400-epoch-00000003                   complete, as its name was given to it by one ``rename``
     .step-000000000500-epoch-00000003-57dbaa.part      being written by member 57dbaa, or left over by it
 
-The highest step is the newest; of one step that of the highest epoch. Not the other way round: a job that was restarted as a
-whole counts its epochs from 1 again, and goes on from the step it had. Within one run both orders are the same, as an epoch
-never goes back behind a step that was fit to be written.
+The highest step is the newest; of one step, the highest epoch is. Not the other way round: a job that was restarted as a
+whole counts its epochs from 1 again, and goes on from the step it had. Within one run both orders are the same, since a newer
+epoch never goes back before a step that could be written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PART = re.compile(r"\.step-(\d{12,})-epoch-(\d{8,})-([0-9A-Za-z]+)\.part", re.A
 
 
 class Name(NamedTuple):
-    """Of one checkpoint; the highest is the newest."""
+    """The name of one checkpoint; the highest is the newest."""
 
     step: int
     epoch: int
@@ -36,7 +36,7 @@ class Name(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One that is not complete, and may never be."""
+    """The name of a checkpoint that is not complete, and may never be."""
 
     name: Name
     writer: str
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, name: Name, member_id: str) -> Part:
-        """That of ``member_id``."""
+        """Return the name for the writer ``member_id``."""
         return cls(name, "".join(letter for letter in member_id if letter.isascii() and letter.isalnum()))
 
     @classmethod
@@ -57,12 +57,12 @@ class Part(NamedTuple):
 
 
 def complete(path: Path) -> list[Name]:
-    """All that have their name, the newest first; none where there is no such directory. OSError where it cannot be read."""
+    """List complete checkpoints, the newest first; none if there is no such directory. Raises OSError if it cannot be read."""
     return sorted({name for text in _entries(path) if (name := Name.parse(text)) is not None}, reverse=True)
 
 
 def parts(path: Path) -> list[Part]:
-    """All that have not."""
+    """List all checkpoints that are not complete."""
     return sorted(part for text in _entries(path) if (part := Part.parse(text)) is not None)
 
 

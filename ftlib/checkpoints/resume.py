@@ -1,8 +1,9 @@
-"""The founders of a job begin from one checkpoint: one of them reads it, the others get it from that one.
+"""The founders of a job begin from one checkpoint: one of them reads it, and the others get it from the reader.
 
-Who reads: the most senior of those whose state counts (see ``salvage``), on its host; the others need not have the files. It
-returns only when all founders have what it has, so that one which does not call ``load`` is found out before the first call;
-and the state's name in the flush reports changes, so that after a death in the middle the plan says who has which.
+The reader is the most senior member of those whose state counts (see ``salvage``); the other hosts need not have the files.
+``load`` returns at the reader only when all founders have the state, so that a founder which does not call ``load`` is found
+before the first call. The state's id in the flush reports changes too: after a death in the middle, the plan has the state of
+each member.
 
 Joiners get the state from the job, as always.
 """
@@ -45,10 +46,10 @@ class Loaded(NamedTuple):
 
 
 class Resumption(Observer):
-    """Both sides of it at one member, in one lifetime."""
+    """Reader and receiver of a checkpoint at one member, in one lifetime."""
 
     def __init__(self, plane: Plane, transfer: Transfer, patience: float, observers: Observers) -> None:
-        """``patience``: seconds without any progress after which a worker waits for others no longer. ``observers``: of this
+        """``patience``: seconds without progress after which a worker stops waiting for others. ``observers``: of this
         member's calls.
         """
         self._observers = observers
@@ -60,21 +61,22 @@ class Resumption(Observer):
         self._loaded: Loaded | None = None
         # Guarded by the plane's lock:
         self._decided: list[bytes] = []
-        """What was found in each round, for the others; empty where it is not kept any more."""
+        """What the reader found in each round, for the others; empty once it is not kept any more."""
         self._finished = 0
-        """Calls finished when that was decided."""
+        """Calls finished at the last decision."""
         self._reading = False
         self._served: set[tuple[int, str]] = set()
-        """(round, member) of those who got it."""
+        """(round, member) of each member that got the state."""
         self._progress = 0.0
-        """When one of them got something."""
+        """Time at which a member last got a piece."""
 
     # --- on the training thread ----------------------------------------------------------------------------------------
 
     def load(self, path: Path) -> Loaded | None:
-        """Load the newest intact checkpoint in ``path`` at all founders; None where there is none, and at joiners.
+        """Load the newest intact checkpoint in ``path`` at all founders; returns None if there is none, and at joiners.
 
-        ConfigError where there are some and none is intact, where it does not fit, and where others do not call this.
+        Raises ConfigError if there are checkpoints but none is intact, if it does not fit, and if other founders do not call
+        this.
         """
         plane, registered = self._plane, self._transfer.registered
         if registered is None:
@@ -93,13 +95,13 @@ class Resumption(Observer):
         return self._loaded
 
     def entering(self, number: int) -> None:  # noqa: ARG002 - whichever it is
-        """See ``Observer``: where a call has finished since, nobody asks for what was loaded any more."""
+        """See ``Observer``: once a call has finished since, no member requests the loaded state any more."""
         if self._plane.finished > self._finished:
             self.forget()
             self._observers.detach(self)
 
     def forget(self) -> None:
-        """Let go of what others might have needed."""
+        """Drop the copies kept for other members."""
         with self._plane.changed:
             if any(self._decided):
                 self._decided = [b"" for _ in self._decided]
@@ -109,7 +111,7 @@ class Resumption(Observer):
         deadline = plane.threads.now() + self._patience
         while True:
             session = self._transfer.active(deadline)
-            if plane.step > 0 and plane.origin == plane.authority:  # it was loaded, and kept through a view change
+            if plane.step > 0 and plane.origin == plane.authority:  # the state was loaded, and kept through a view change
                 return self._loaded
             reader = (*session.plan.holders, plane.member_id)[0]
             if reader == plane.member_id:
@@ -139,16 +141,16 @@ class Resumption(Observer):
                 raise ConfigError(f"{who} has not called load within {self._patience:g} s, but this worker has: {_EVERYWHERE}")
 
     def _too_late(self, session: Session, reader: str, path: Path) -> Loaded:
-        """The reader is in a call: the state comes with the first call, or ConfigError where it never loaded anything."""
+        """Handle a reader that is in a call: the state comes with the first call; ConfigError if the reader loaded nothing."""
         if self._plane.step > 0:
             return Loaded(self._plane.step, path)
         raise ConfigError(f"load was called here, but not by {session.name(reader)}, which is in a call: {_EVERYWHERE}")
 
-    # --- whoever reads -------------------------------------------------------------------------------------------------
+    # --- at the reader -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _told_of_reading(self) -> Iterator[None]:
-        """Meanwhile the others are told that it takes long."""
+        """Answer the others, while this block runs, that reading takes long."""
         self._reading = True
         try:
             yield
@@ -176,7 +178,7 @@ class Resumption(Observer):
         return found
 
     def _take(self, session: Session, found: Found | None, registered: Registered) -> bool:
-        """Begin with what was ``found``, and let the others have it; False if the session ended meanwhile."""
+        """Begin with the checkpoint ``found``, and offer it to the others; False if the session ended meanwhile."""
         plane = self._plane
         if found is None:
             data = snapshot(None)
@@ -200,7 +202,7 @@ class Resumption(Observer):
         return True
 
     def _await_others(self) -> None:
-        """Return once all founders in the view have got it. ConfigError naming those who do not ask."""
+        """Return once all founders in the view have got the state. Raises ConfigError naming members that do not request it."""
         plane, number = self._plane, len(self._decided) - 1
         with plane.changed:
             self._progress = plane.threads.now()
@@ -225,7 +227,7 @@ class Resumption(Observer):
     # --- the others ----------------------------------------------------------------------------------------------------
 
     def _follow(self, session: Session, got: object, registered: Registered) -> bool:
-        """Begin with what the reader found; False if the session ended meanwhile."""
+        """Begin with the checkpoint that the reader found; False if the session ended meanwhile."""
         plane = self._plane
         match got:
             case None:
@@ -247,7 +249,7 @@ class Resumption(Observer):
     # --- on a worker thread of the agent -------------------------------------------------------------------------------
 
     def source(self, query: Mapping[str, str]) -> Body:
-        """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
+        """Serve ``PATH``. Raises LookupError with the reason if there is nothing, or nothing yet."""
         plane, text, member = self._plane, query.get("round", ""), query.get("member", "")
         if not text.isdigit() or not member:
             raise LookupError("expected ?round=NUMBER&member=ID")

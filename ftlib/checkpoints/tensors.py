@@ -1,10 +1,10 @@
 """Tensors to a directory and back with ``torch.distributed.checkpoint``, by one process and without a process group.
 
-Its planner and storage are used as ``save`` and ``load`` do, which would need ``no_dist`` and warn each time.
+This module uses torch's planner and storage directly, since torch's ``save`` and ``load`` need ``no_dist`` and warn each time.
 
-Its ``.metadata`` is a pickle. Reading it here resolves nothing but the few classes that it is made of, so that a checkpoint
-runs no code, whoever wrote it; whatever is no plain tensor is refused, as it would be another pickle. The tensors themselves
-are read with ``weights_only``. (Its other format, safetensors, would need one more library; this one any tool can read.)
+torch's ``.metadata`` is a pickle. The reader here resolves only the few classes that such a file is made of, so that a foreign
+checkpoint runs no code. Anything but a plain tensor is refused, since it would be another pickle. The tensors themselves are
+read with ``weights_only``. (torch's other format, safetensors, would need one more library; any tool can read this one.)
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _KNOWN = {
         )
     ),
 }
-"""Of what such metadata is made, dtypes aside."""
+"""The classes that such metadata is made of, besides dtypes."""
 
 
 def write(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Create ``directory``, with all ``tensors`` in it, and on the disk. OSError, or RuntimeError from torch."""
+    """Write all ``tensors`` to ``directory``, synced to the disk. Raises OSError, or RuntimeError from torch."""
     writer = _Writer(directory, sync_files=True, overwrite=False)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     writer.set_up_storage_writer(is_coordinator=True)
@@ -54,7 +54,7 @@ def write(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read(directory: Path, tensors: Mapping[str, torch.Tensor], files: Collection[str]) -> None:
-    """Fill ``tensors``, of these very shapes and dtypes. TornError where they are not these, or not in ``files``; OSError."""
+    """Fill ``tensors``. Raises TornError if shapes or dtypes differ, or a file is not among ``files``; OSError."""
     with (directory / _METADATA).open("rb") as file:
         metadata = _load(file)
     _check(metadata, tensors, files)
@@ -79,13 +79,13 @@ def _fill(directory: Path, tensors: Mapping[str, torch.Tensor], metadata: Metada
 
 class _Writer(FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
-        """Without the directory: it gets another name once it is complete, and may be copied."""
+        """Leave out the directory: it is renamed once the checkpoint is complete, and may be copied."""
         return StorageMeta(save_id=self.save_id)
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """What was written, and nothing else."""
+        """Resolve only the classes that such metadata is made of."""
         if (module, name) in _KNOWN:
             return super().find_class(module, name)
         found = getattr(torch, name, None) if module == "torch" else None

@@ -1,1 +1,1 @@
-"""The command ``ftlib`` and what it shows."""
+"""The command ``ftlib`` and its output."""

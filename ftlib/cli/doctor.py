@@ -1,4 +1,4 @@
-"""``ftlib doctor``: what is wrong between this host and a member at another, in one line. See ``consensus.tools.diagnosis``."""
+"""``ftlib doctor``: the fault between this host and a member at another, in one line. See ``consensus.tools.diagnosis``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..launch.credentials import drawn_rings, ring_of_user
 
 LISTEN = "0.0.0.0:7070"
 _MOST = 16
-"""Of a name's addresses so many are examined."""
+"""Most addresses of a name that are examined."""
 _COLOURS = {Grade.GOOD: "green", Grade.NOTED: "yellow", Grade.BAD: "red", Grade.SKIPPED: "dim"}
 
 
 def examine(address: str, *, job: str | None, timeout: float, environment: Mapping[str, str] | None = None) -> list[Diagnosis]:
-    """Diagnose every address that ``address`` (host:port) stands for. ConfigError where it is malformed."""
+    """Diagnose every address that ``address`` (host:port) stands for. Raises ConfigError if it is malformed."""
     environment = os.environ if environment is None else environment
     try:
         host, port = parse_address(address)
@@ -46,7 +46,7 @@ def examine(address: str, *, job: str | None, timeout: float, environment: Mappi
         return [diagnosis]
     hosts = list(dict.fromkeys(str(item[4][0]) for item in found))
     if any("." in each for each in hosts) and ":" not in host:
-        hosts = [each for each in hosts if "." in each]  # as members do: one family a name
+        hosts = [each for each in hosts if "." in each]  # as members do: one address family for a name
     job = job if job is not None else environment.get("FTLIB_JOB")
     ring = ring_of_user(environment)
     result: list[Diagnosis] = []
@@ -69,7 +69,7 @@ def _locked(diagnosis: Diagnosis) -> bool:
 
 
 def _named(name: str, host: str) -> list[Examination]:
-    """What a name stands for; the usual trap is a line of /etc/hosts that makes a host's own name loopback."""
+    """Examine the address of a name. A common fault is a line of /etc/hosts that makes a host's own name loopback."""
     if name.strip("[]") == host:
         return []
     if ipaddress.ip_address(host).is_loopback and name != "localhost":
@@ -79,7 +79,7 @@ def _named(name: str, host: str) -> list[Examination]:
 
 
 def _own_bind(host: str, bind: str) -> list[Examination]:
-    """Whether a worker here, bound as FTLIB_BIND says, could be reached from there."""
+    """Examine whether ``host`` could reach a worker here that is bound to FTLIB_BIND."""
     try:
         own = ipaddress.ip_address(parse_address(bind)[0])
     except ValueError:
@@ -91,7 +91,7 @@ def _own_bind(host: str, bind: str) -> list[Examination]:
 
 
 def as_record(address: str, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    """For programs."""
+    """Return plain values, for programs."""
     return {
         "address": address,
         "ok": all(diagnosis.healthy for diagnosis in diagnoses),
@@ -111,7 +111,7 @@ def as_record(address: str, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
 
 
 def show(diagnoses: Sequence[Diagnosis], console: Console, *, verbose: bool) -> None:
-    """One line an address; ``verbose``: a table of the checks before it."""
+    """Print one line for each address; ``verbose``: a table of the checks before it."""
     for diagnosis in diagnoses:
         if verbose:
             console.print(_table(diagnosis))
@@ -128,7 +128,7 @@ def _table(diagnosis: Diagnosis) -> Table:
 
 
 def listen(address: str, console: Console) -> int:
-    """Be what ``ftlib doctor`` at another host can examine, until interrupted: a member of a job that nobody knows."""
+    """Run a member of an unknown job, until interrupted, that ``ftlib doctor`` at another host can examine."""
     gossip = Gossip(Config(job=f"doctor-{secrets.token_hex(8)}", bind=address, agent=Home.THREAD, insecure=True))
     over = threading.Event()
     try:

@@ -1,7 +1,7 @@
-"""``ftlib explain``: which evidence from whom led to each view, and where the time of each change went.
+"""``ftlib explain``: the evidence that led to each view, with its source, and how the time of each change was spent.
 
-Every member keeps its own record of the newest changes (``history`` in its status); who drove a change knows most, since
-all reports and READYs came to it. So the asked member gives its record, and each driver its own, where it answers.
+Every member keeps its own record of the newest changes (``history`` in its status). The driver of a change knows most, since
+it got all reports and READYs. So the requested member gives its record, and each driver gives its own if it answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import FTLibError
 from .status import fetch_status
 
 _DRIVER_TIMEOUT = 2.0
-"""Seconds that a driver may take for its record; it may be gone."""
+"""Seconds to wait for a driver's record; the driver may be gone."""
 
 _Change = Mapping[str, Any]
 _DECISIVE = ("proof", "silence", "unready", "severed", "leave", "frozen")
@@ -24,14 +24,14 @@ _DECISIVE = ("proof", "silence", "unready", "severed", "leave", "frozen")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One view change as the best informed member that answered tells it."""
+    """The record of one view change, from the best informed member that answered."""
 
     change: _Change
     teller: str
     """Id of the member whose record it is."""
 
     missing: str = ""
-    """Why it is not the driver's own record, empty where it is."""
+    """Why it is not the driver's own record; empty if it is."""
 
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
@@ -40,13 +40,13 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What one member tells: changes that led to a view, oldest first, and the one under way."""
+    """The history of one member: changes that led to a view, oldest first, and the change under way."""
 
     accounts: tuple[Account, ...]
     under_way: _Change | None = None
 
     def as_list(self) -> list[dict[str, Any]]:
-        """For programs: one record a change; of the one that has not led to an active view yet, ``under_way`` is true."""
+        """For programs: one record for each change; ``under_way`` is true in a change that has led to no active view yet."""
         told = [account.as_dict() for account in self.accounts]
         return told if self.under_way is None else [*told, {**self.under_way, "under_way": True}]
 
@@ -59,9 +59,9 @@ def fetch_story(
     last: int | None = None,
     fetch: Callable[[str, float], dict[str, Any]] = fetch_status,
 ) -> Story:
-    """The changes that the member at ``address`` knows: that to one epoch, or the ``last`` ones and what is under way.
+    """Return changes that the member at ``address`` knows: the one to ``epoch``, or the ``last`` ones and the one under way.
 
-    FTLibError where it does not answer, keeps no history, or no longer knows that epoch.
+    Raises FTLibError if the member does not answer, keeps no history, or no longer knows that epoch.
     """
     status = fetch(address, timeout)
     changes = status.get("history")
@@ -102,7 +102,7 @@ def _with_drivers(
         try:
             answer = fetch(address, timeout)
         except FTLibError as error:
-            return str(error).split(": ")[0]  # the remedy is for whoever asked for that member
+            return str(error).split(": ")[0]  # without the remedy, which is for a user who names that member
         return answer if answer.get("member") == driver else f"another lifetime answers at {address}"
 
     with ThreadPoolExecutor(8) as pool:
@@ -119,14 +119,14 @@ def _best(own: str, change: dict[str, Any], answers: Mapping[str, dict[str, Any]
         return Account(change, own, answer)
     for theirs in answer.get("history", ()):
         if theirs["view_id"] == change["view_id"]:
-            # Who leaves does not install its own removal: what it lacks is told by the member that was asked.
+            # A member that leaves does not install its own removal: the requested member has the moments that it lacks.
             moments = {**_shifted(change, theirs), **theirs["moments"]}
             return Account({**theirs, "moments": moments, "names": {**change["names"], **theirs["names"]}}, driver)
     return Account(change, own, "it no longer keeps this change")
 
 
 def _shifted(change: _Change, theirs: _Change) -> dict[str, float]:
-    """The activation as the asked member saw it, for a driver that was not in the view; by the wall clock."""
+    """Return the activation as the requested member saw it, for a driver that was not in the view; by the wall clock."""
     if "activated" in theirs["moments"] or "activated" not in change["moments"] or "time" not in change or "time" not in theirs:
         return {}
     return {"activated": change["moments"]["activated"] + change["time"] - theirs["time"]}
@@ -136,7 +136,7 @@ def _shifted(change: _Change, theirs: _Change) -> dict[str, float]:
 
 
 def explain(story: Story, now: datetime | None = None) -> str:
-    """The changes for a person, oldest first. FTLibError where the records are of another version."""
+    """Return the changes as text, oldest first. Raises FTLibError if the records are of another version."""
     now = now or datetime.now().astimezone()
     try:
         texts = [_told(account, now) for account in story.accounts]
@@ -150,7 +150,7 @@ def explain(story: Story, now: datetime | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what would steer a terminal: names and details come from other processes."""
+    """Replace control characters of a terminal, since names and details come from other processes."""
     return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
 
 
@@ -164,7 +164,7 @@ def _told(account: Account, today: datetime) -> str:
 
 
 def _waiting(change: _Change, now: datetime) -> str:
-    """A change that is not active yet: what is known of its reasons, and what it waits for."""
+    """Return a change that is not active yet: its known reasons, and what it waits for."""
     since = max(0.0, now.timestamp() - float(change["time"]))
     lines = [f"epoch {change['epoch']}  under way for {_span(since)}"]
     for item in change["findings"]:
@@ -176,7 +176,7 @@ def _waiting(change: _Change, now: datetime) -> str:
 
 
 def _headline(change: _Change, today: datetime) -> str:
-    """Epoch, time of day (with the date where it was not today), sizes and duration."""
+    """Return epoch, time of day (with the date if it was not today), sizes and duration."""
     at = datetime.fromtimestamp(float(change.get("time", 0.0))).astimezone()
     clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
     if at.date() != today.date():
@@ -189,7 +189,7 @@ def _headline(change: _Change, today: datetime) -> str:
 
 
 def _causes(change: _Change) -> list[str]:
-    """Who came and went, and why."""
+    """Return the members removed and joined, with the reasons."""
     found = []
     for removal in change["removed"]:
         cause, source = removal["cause"] or "nothing known here", removal["source"]
@@ -211,7 +211,7 @@ def _causes(change: _Change) -> list[str]:
 
 
 def _before(change: _Change) -> str:
-    """What led there without being a reason by itself."""
+    """Return the findings that led to the change without being its reason."""
     parts = []
     for item in change["findings"]:
         who, when = _short(change, item["accused"]), _apart(item["after"])
@@ -225,7 +225,7 @@ def _before(change: _Change) -> str:
 
 
 def _way(change: _Change) -> str:
-    """The moments on the way, in milliseconds from the first evidence, with who was last."""
+    """Return the moments of the change, in milliseconds from the first evidence, with the last member of each."""
     moments = change["moments"]
     parts: list[tuple[float, str]] = []
     decisive = [item for item in change["findings"] if item["kind"] in _DECISIVE]

@@ -1,7 +1,7 @@
 """``ftlib keys``: make secrets and exchange them in a file, in steps that never leave two members without a common key.
 
-Files are replaced as a whole, so a reader sees the old ring or the new one, and stay readable by whom they were: their owner,
-at most his group.
+Files are replaced as a whole, so a reader sees the old ring or the new one. The same users can read them as before: the owner,
+at most the owner's group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..launch.credentials import drawn_files, new_secret, ring_of_user
 
 
 def add_key(path: Path) -> None:
-    """Append a new secret as the last: accepted from now on, used by nobody."""
+    """Append a new secret as the last: members accept it from now on, and none seals with it."""
     keys = _read(path) if path.exists() else []
     _write(path, [*keys, new_secret()])
 
@@ -36,7 +36,7 @@ def drop_keys(path: Path) -> None:
 
 
 def metrics_token(path: Path | None) -> str:
-    """The bearer token for ``GET /metrics``: of the secret in ``path``, or in the user's settings, or of the only run here."""
+    """Return the bearer token for ``GET /metrics``: of the secret in ``path``, the user's settings, or the only run here."""
     ring = ring_of_user() if path is None else None
     if ring is None:
         ring = _ring_in(_only_drawn() if path is None else path)
@@ -68,7 +68,7 @@ def _several(path: Path) -> list[str]:
 
 def _read(path: Path) -> list[str]:
     try:
-        keys, _ = read_secrets(path, most=None)  # complains where members would, but of too many: then these are to be dropped
+        keys, _ = read_secrets(path, most=None)  # refuses what members refuse, but not too many: ``drop`` is the remedy
     except ConsensusConfigError as error:
         raise ConfigError(str(error)) from None
     return list(dict.fromkeys(keys))
@@ -95,7 +95,7 @@ def _write(path: Path, keys: list[str]) -> None:
 
 
 def _keep_access(handle: int, path: Path) -> None:
-    """Let those read the new file who could read the old one: else they could not follow it. A first one is its owner's."""
+    """Give the new file the readers of the old one, who otherwise could not follow it. A first file is its owner's."""
     try:
         old = path.stat()
     except FileNotFoundError:

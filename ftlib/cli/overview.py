@@ -1,4 +1,4 @@
-"""``ftlib status`` for a person: who this member is, what it believes of the others, and what it has counted."""
+"""``ftlib status`` for a person: the member itself, its view of the others, and its counters."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from ..errors import FTLibError
 from .explain import Account, Story, explain, printable
 
 _NOTES = 8
-"""So many remarks of the agent are shown, the newest."""
+"""The number of remarks of the agent that are shown, the newest."""
 
 _SPARES = 8
-"""So many members that wait are named."""
+"""The number of waiting members that are named."""
 
 _ENDLESS = 10_000
 _STILL = 1.5
-"""Seconds after which it is worth a word that a peer tells the same again; pings come every half second or so."""
+"""Seconds without change after which a peer's progress is shown as unchanged; pings come about every half second."""
 
 _Values = Mapping[str, Any]
 _COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red"}
 
 
 def show(status: _Values, console: Console | None = None) -> None:
-    """Print it once."""
+    """Print ``status`` once."""
     console = console or _console()
     console.print(overview(status))
 
 
 def _console() -> Console:
-    """Stdout; nothing is cut where it goes into a file or a pipe."""
+    """Return a console on stdout; lines are not cut if stdout is a file or a pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_ENDLESS)
 
 
 def watch_status(fetch: Callable[[], _Values], console: Console | None = None, every: float = 1.0) -> int:
-    """Show what ``fetch`` returns, anew ``every`` so many seconds, until Ctrl-C; 0 then. Its FTLibError ends the watch."""
+    """Show what ``fetch`` returns, again every ``every`` seconds, until Ctrl-C; returns 0. Its FTLibError ends the watch."""
     console = console or _console()
     try:
         with Live(overview(fetch()), console=console, auto_refresh=False, screen=console.is_terminal) as live:
@@ -56,7 +56,7 @@ def watch_status(fetch: Callable[[], _Values], console: Console | None = None, e
 
 
 def overview(status: _Values) -> RenderableType:
-    """Header, members, counters, remarks; what the answer lacks is left out. FTLibError where it is of another version."""
+    """Return header, members, counters, remarks; missing parts are left out. Raises FTLibError for another version's answer."""
     try:
         return _overview(status)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -111,7 +111,7 @@ def _header(status: _Values) -> Iterator[str]:
 
 
 def _upper(status: _Values) -> _Values:
-    """What the training process said; empty where it has not said anything yet."""
+    """Return the training process's part of the status; empty if it has not sent any yet."""
     upper: _Values = status.get("ftlib") or {}
     return upper if "phase" in upper else {}
 
@@ -122,7 +122,7 @@ def _label(member: _Values) -> str:
 
 
 def _members(status: _Values) -> Table:
-    """One row a member, in seniority order. Progress: what pings told, or what this member itself does."""
+    """Return one row for each member, in seniority order. Progress: from pings, or this member's own."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("member", "id", "address", "status", "against it", "progress"):
         table.add_column(column, overflow="fold")
@@ -142,7 +142,7 @@ def _members(status: _Values) -> Table:
 
 
 def _against(member: _Values) -> str:
-    """The evidence, and how often it had to refute a suspicion."""
+    """Return the evidence, and how often the member had to refute a suspicion."""
     refuted = f"refuted {member['incarnation']} times" if member.get("incarnation") else ""
     return ", ".join(part for part in (str(member.get("evidence") or ""), refuted) if part) or "-"
 
@@ -170,7 +170,7 @@ def _progress(status: _Values, member_id: str) -> str:
 
 
 def _pace(upper: _Values, member_id: str) -> str:
-    """How long its steps take it outside of calls, as the asked member was told."""
+    """Return the member's time outside of calls for each step, as the requested member knows it."""
     times = (upper.get("step_times") or {}).get(member_id)
     if not times:
         return ""
@@ -179,7 +179,7 @@ def _pace(upper: _Values, member_id: str) -> str:
 
 
 def _getting(upper: _Values) -> str:
-    """How far it is with that, while it lasts."""
+    """Return how far the member is with getting the state, while it does."""
     return f", gets the state: {told(upper['recovery'])}" if upper.get("recovery") else ""
 
 
@@ -228,7 +228,7 @@ def _store(store: _Values) -> str:
 
 
 def _clock(wall: float) -> str:
-    """Time of day, with the date where it was not today."""
+    """Return the time of day, with the date if it was not today."""
     at = datetime.fromtimestamp(wall).astimezone()
     clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
     return clock if at.date() == datetime.now().astimezone().date() else f"{at:%Y-%m-%d} {clock}"

@@ -1,6 +1,6 @@
-"""Asking one member what it believes: ``ftlib status`` and ``ftlib explain`` show it.
+"""Requests of one member's status, which ``ftlib status`` and ``ftlib explain`` show.
 
-A request is signed with the user's secret, or one that a run of this user has drawn.
+A request is signed with the user's secret, or with one that a run of this user has drawn.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..launch.credentials import drawn_rings, ring_of_user
 
 _MAX_ANSWER = 16 << 20
 _FOLLOWER_TIMEOUT = 1.0
-"""Seconds that a member may take which is asked only for what it adds."""
+"""Seconds to wait for the answer of a follower, whose status is only added to that of the requested member."""
 
 
 def signed_get(address: str, target: str, timeout: float = 5.0) -> tuple[int, bytes]:
-    """HTTP status and body of ``GET target`` at ``address``, signed with the user's secret where there is one.
+    """Return HTTP status and body of ``GET target`` at ``address``, signed with the user's secret if there is one.
 
-    Without one, members that ask for it are tried with the secrets of this user's runs on this host. ConfigError:
-    malformed address or unusable secret; FTLibError: no member answers, or not with that secret.
+    Without one, the secrets of this user's runs on this host are tried at members that require a secret. Raises ConfigError for
+    a malformed address or an unusable secret, and FTLibError if no member answers, or not with that secret.
     """
     try:
         where = parse_address(address)
@@ -58,7 +58,7 @@ def _get(address: Address, target: str, ring: KeyRing | None, timeout: float) ->
 
 
 def fetch_status(address: str, timeout: float = 5.0) -> dict[str, Any]:
-    """``GET /status`` of the member at ``address``. ConfigError: malformed address; FTLibError: none answers."""
+    """``GET /status`` of the member at ``address``. Raises ConfigError for a malformed address, FTLibError if none answers."""
     status, body = signed_get(address, "/status", timeout)
     try:
         value = json.loads(body)
@@ -72,9 +72,9 @@ def fetch_status(address: str, timeout: float = 5.0) -> dict[str, Any]:
 def with_followers(
     status: Mapping[str, Any], timeout: float = 5.0, fetch: Callable[[str, float], dict[str, Any]] = fetch_status
 ) -> dict[str, Any]:
-    """``status`` and, as ``followers``, what those who get the state beside the others' training say of it, by id.
+    """Add to ``status``, as ``followers``, by id, the status of each member that gets the state beside the others' training.
 
-    Who does not answer is left out; so is the asked one itself.
+    Members that do not answer are left out, and so is the requested member itself.
     """
     peers = (status.get("ftlib") or {}).get("peers") or {}
     members = [member for member in status.get("members") or () if (peers.get(member["id"]) or {}).get("following")]

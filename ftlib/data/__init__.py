@@ -1,1 +1,1 @@
-"""Who takes which samples: the replicated state of the data, and the samplers that draw from it."""
+"""Which member takes which samples: the replicated state of the data, and the samplers that draw from it."""

@@ -1,7 +1,8 @@
-"""A deal: who takes which batches of an epoch's positions. Immutable; a pure function of what all members know.
+"""A deal: which member takes which batches of an epoch's positions. Immutable; a pure function of what all members know.
 
-What nobody holds is dealt in *rounds*: each drawer in turn takes one batch, its *ticket* of that round. A drawer's *sequence*
-under a deal is what it held before, then its tickets. So every member knows every other's next batches without a message.
+Positions that no drawer holds are dealt in *rounds*: each drawer in turn takes one batch, its *ticket* of that round. A
+drawer's *sequence* under a deal is the batches it held before, then its tickets. So every member knows every other member's
+next batches without a message.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Rounds:
 
     batch_size: int
     whole: bool = False
-    """Whether ``batch_size`` is the round's, however many drawers share it; else each drawer's."""
+    """True: ``batch_size`` is that of the whole round, shared by all drawers; False: each drawer's."""
 
     def sizes(self, drawers: int) -> tuple[int, ...]:
         """Samples of each drawer's ticket."""
@@ -44,7 +45,7 @@ class Deal:
         rest: Strip,
         rounds: Rounds,
     ) -> None:
-        """``held``: batches that drawers took in earlier deals, in order. ``rest``: what nobody holds."""
+        """``held``: batches that drawers took in earlier deals, in order. ``rest``: the positions that no drawer holds."""
         self.epoch = epoch
         self.number = number
         self.drawers = drawers
@@ -58,12 +59,12 @@ class Deal:
         self.checksum = zlib.crc32(repr((epoch, number, drawers, self.held, rest.ranges)).encode())
 
     def length(self, member: str) -> int:
-        """Count the batches of its sequence, used up or not; 0 for who is no drawer."""
+        """Count the batches of the member's sequence, used up or not; 0 if it is no drawer."""
         place = self._place.get(member)
         return 0 if place is None else len(self.held[member]) + self._tickets(place)
 
     def batch(self, member: str, index: int) -> Ranges:
-        """Give the positions of its batch ``index``, below ``length``."""
+        """Return the positions of batch ``index`` (below ``length``) of the member's sequence."""
         held = self.held[member]
         return held[index] if index < len(held) else self._ticket(self._place[member], index - len(held))
 
@@ -76,10 +77,10 @@ class Deal:
         *,
         number: int | None = None,
     ) -> Deal:
-        """Deal anew. ``used``: batches of each sequence that are done with; ``kept``: how many after these its owner keeps.
+        """Deal again. ``used``: batches of each sequence that are done with; ``kept``: how many after these its owner keeps.
 
-        ``returned``: ranges of those ``used`` that go back. All that nobody keeps is dealt, lowest positions first.
-        ``number``: of the new deal; the next one where it is not given.
+        ``returned``: ranges of the ``used`` batches that go back. All positions that no member keeps are dealt, lowest first.
+        ``number``: of the new deal; None: the next number.
         """
         keeps = {member: kept.get(member, 0) if member in drawers else 0 for member in self.drawers}
         pieces = list(returned)
@@ -122,7 +123,7 @@ class Deal:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], rounds: Rounds) -> Deal:
-        """Read such a state."""
+        """Read what ``state`` returned."""
         numbers = iter(unpacked(state["held"]))
         held = {}
         for member in state["drawers"]:

@@ -31,8 +31,8 @@ class DistributedSampler(torch.utils.data.DistributedSampler[Any]):
         """Take shard ``group_rank + num_replicas * replica_rank`` of ``num_replicas * num_replica_groups``.
 
         ``num_replica_groups``: the most there will be. ``group_rank``, ``num_replicas``: rank and size within the group;
-        those of ``torch.distributed`` where it is initialized, else a group of one. ``kwargs``: ``shuffle``, ``seed``,
-        ``drop_last``, as in torch. ConfigError where a rank is out of range.
+        None: those of ``torch.distributed`` if it is initialized, else a group of one. ``kwargs``: ``shuffle``, ``seed``,
+        ``drop_last``, as in torch. Raises ConfigError if a rank is out of range.
         """
         grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
         if group_rank is None:

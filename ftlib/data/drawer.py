@@ -1,12 +1,12 @@
-"""One member's part in the dealing: what it has drawn and not used up, what it tells the others, what it may draw next.
+"""One member's part in the dealing: what it has drawn and not used up, what it reports to the others, what it may draw next.
 
 Pure: no lock, clock or permutation. Between calls a member draws from its sequence (see ``deal``) as far as its loader looks
-ahead, and says nothing. Where there is nothing to draw, it hands out a *filler*: a batch that counts nothing.
+ahead, and sends nothing. If there is nothing to draw, it hands out a *filler*: a batch that counts nothing.
 
-*When a ticket may be drawn.* A member may learn of a view that another one never hears of, because a third dies too soon. So
-what a view change deals is a proposal until a call has finished in that view, which proves that everybody knows it. Until then
-a member draws only what it holds: what it reported it had taken, which is a little more than it had. The next view change
-starts from the last state that everybody has (``_base``), as if the one between had not been.
+*When a ticket may be drawn.* A member may learn of a view that another member never learns of, because a third one dies too
+soon. So the deal of a view change is a proposal until a call has finished in that view: this proves that every member knows
+it. Until then a member draws only what it holds: the batches that it reported as taken, a little more than it had taken. The
+next view change starts from the last state that every member has (``_base``), as if the one in between had never happened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILLER: Ranges = ()
 """Drawn where there is nothing to draw."""
 _ALONE = "alone"
 _MOST = 0xFFFF
-"""What a slot's fields can say."""
+"""The highest value of a share's 16-bit fields."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Drawer:
         self._base: Replica | None = fresh.dealt([_ALONE])
         self._now: Replica | None = self._base
         self._proposed = False
-        """Whether ``_now`` follows from a view change in whose view no call has finished yet."""
+        """True while ``_now`` follows from a view change, and no call has finished in the new view yet."""
         self._over = False
         """Whether the lifetime is over."""
         self._report: DrawnReport | None = None
@@ -62,20 +62,20 @@ class Drawer:
         self._loop: int | None = None
         """The epoch of the loop under way or last ended; None: there was none, or it began before the state was here."""
         self._last = -1
-        """The same, as last known: a member that gets the state anew is in the loop that it was in."""
+        """The epoch of the last loop that was known: a member that gets the state again is still in its old loop."""
         self._looping = False
-        """Whether a loop is under way that was not told to end."""
+        """Whether a loop is under way whose loader has not got the end yet."""
         self._asked: int | None = None
-        """The epoch that it was begun for."""
+        """The epoch that the loop was begun for."""
         self._call: _Call | None = None
         self._halted: tuple[int, int] | None = None
-        """A call that ended without being finished: its batches, and ``attempts`` then."""
+        """A call that ended without being finished: its batches, and the value of ``attempts`` at that moment."""
         self._usual = 1
         """The most batches that a call has used up."""
         self._weight = 1.0
         self._book = self._before = fresh.ledger
         self.attempts = 0
-        """How often a loader asked for a batch: once for each that it delivers, apart from what it looks ahead at the start."""
+        """How often a loader asked for a batch: once for each batch it delivers, plus its look-ahead at the start."""
 
     # --- what is known -------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class Drawer:
 
     @property
     def ledgers(self) -> dict[int, Ledger]:
-        """Of the epoch before and of the current one."""
+        """The ledgers of the previous epoch and of the current one, by epoch."""
         return {book.epoch: book for book in (self._before, self._book) if book.epoch >= 0}
 
     @property
@@ -100,11 +100,11 @@ class Drawer:
         return self._call is not None
 
     def following(self, now: Replica) -> int:
-        """The epoch of a loop that is begun without saying which: what is left of this one, or the next."""
+        """The epoch of a loop that is begun without an epoch: the current one if samples of it are left, else the next."""
         return now.epoch + (now.left == 0 or (now.left is not None and self._loop == now.epoch))
 
     def upcoming(self) -> int:
-        """The epoch that a program which runs through all of them begins or goes on with now."""
+        """The epoch that a program going through all epochs begins, or goes on with, now."""
         now = self._now
         if now is None:
             return 0
@@ -112,18 +112,18 @@ class Drawer:
 
     @property
     def looped(self) -> int:
-        """The epoch of the loop under way, or of the last one; -1 where there was none, or where it is not known yet."""
+        """The epoch of the loop under way, or of the last one; -1 if there was none, or if it is not known yet."""
         return self._last if self._loop is None else self._loop
 
     @property
     def using(self) -> int:
-        """Batches that the call under way uses up; 0 where there is none."""
+        """Batches that the call under way uses up; 0 if there is none."""
         return 0 if self._call is None else self._call.batches
 
     # --- the loader ----------------------------------------------------------------------------------------------------
 
     def start(self, epoch: int | None) -> None:
-        """Begin a loop over ``epoch``; None: over the current one, or the next where that is complete. ConfigError."""
+        """Begin a loop over ``epoch``; None: over the current one, or the next if that is complete. Raises ConfigError."""
         self._queue.discard(len(self._queue.items))
         self._halted = None
         self._looping, self._asked = True, epoch
@@ -140,11 +140,11 @@ class Drawer:
                 raise ConfigError(f"epoch {epoch} after epoch {now.epoch}: at most {FAR} can be skipped at once")
             self._begin(epoch)
         elif self._base is not None and epoch == now.epoch > self._base.epoch:
-            self._base = self._base.begin(epoch)  # begun by a view change, so far; now by this program
+            self._base = self._base.begin(epoch)  # so far only a view change had begun it; now this program does
         self._loop = epoch
 
     def draw(self) -> Ranges | None:
-        """Give the next batch, ``FILLER``, or None at the loop's end; then again perhaps, where other members have more."""
+        """Return the next batch, ``FILLER``, or None at the loop's end; after None perhaps more, if other members have more."""
         self.attempts += 1
         self._settle()
         batch = self._next()
@@ -153,7 +153,7 @@ class Drawer:
 
     def _next(self) -> Ranges | None:
         if self._loop is None and not self._looping:
-            return None  # it has ended, before this member became another
+            return None  # the loop ended before this process became another member
         now = self._now
         if now is not None and not self._over:
             now = self._join(now)
@@ -179,7 +179,7 @@ class Drawer:
         self._settle()
         if self._call is None:
             self._call = _Call(batches)
-            if batches:  # else it neither repeats the call that came to nothing, nor ends it
+            if batches:  # a call without batches neither repeats the unfinished call, nor ends it
                 self._halted = None
         if self._call.share is None:
             self._call.share = self._share(self._call.batches)
@@ -188,13 +188,13 @@ class Drawer:
         return self._call.share
 
     def weight(self, batches: int) -> float:
-        """See ``Sampling.weight``; without a batch, as much as the last ones had."""
+        """See ``Sampling.weight``; without a batch, the weight of the last ones."""
         self._settle()
         used = self._queue.next(batches)
         return float(sum(used)) if used else self._weight
 
     def counts(self, index: int) -> int:
-        """Samples of the batch ``index`` since the last call; 0 for a filler, or where none was drawn."""
+        """Samples of the batch ``index`` since the last call; 0 for a filler, or if none was drawn."""
         self._settle()
         sizes = self._queue.next(index + 1)
         return sizes[index] if index < len(sizes) else 0
@@ -204,10 +204,10 @@ class Drawer:
         return Share(ahead=min(_MOST, self._queue.waiting))
 
     def late(self) -> Share:
-        """See ``Sampling.late``. The program's next call uses up some of what waits, and its loader may draw as many again.
+        """See ``Sampling.late``. The program's next call uses up some waiting batches; its loader may draw as many again.
 
-        There is always one batch more than that call uses. So should the epoch be complete now, all loops go on beyond that
-        call; in the one after it the program itself says how far its loader is.
+        The share always has one batch more than that call uses. So if the epoch is complete now, all loops go on beyond that
+        call; in the call after it the program itself reports how far its loader is.
         """
         return Share(ahead=min(_MOST, max(self._queue.waiting, self._usual + 1)), late=True)
 
@@ -236,7 +236,7 @@ class Drawer:
         if now is None:
             return False
         then = replace(now, ledger=Ledger(now.epoch)).finish(shares, step)
-        # As in ``_behind``: with the last batch in hand a loader does not ask again, and its loop cannot be made longer.
+        # As in ``_behind``: a loader that has its last batch does not ask again, so its loop cannot be made longer.
         return then.left is not None and then.left <= batches < self._queue.waiting - then.left
 
     def unfinished(self) -> None:
@@ -254,7 +254,7 @@ class Drawer:
             self._base = self._now = None
         self._last = self.looped
         self._me, self._bound, self._founding, self._loop = member, True, None, None
-        self._call = self._report = None  # what halted is repeated or goes back in this lifetime as well
+        self._call = self._report = None  # ``_halted`` stays: the call is repeated or its batches go back in this lifetime too
         self._proposed = self._over = False
         self._queue.void()
         self._drawn = 0
@@ -272,7 +272,7 @@ class Drawer:
         base = self._base
         if base is None:
             return b""
-        reserve = 2 * self._usual  # so that the loader need not stop for the time of the view change
+        reserve = 2 * self._usual  # so that the loader need not stop during the view change
         self._report = DrawnReport(base.epoch, base.deal.number, base.done(self._me) + self._queue.real + reserve)
         return self._report.pack()
 
@@ -288,39 +288,39 @@ class Drawer:
         self._moved(same=self._now.epoch == before)
 
     def thawed(self) -> None:
-        """See ``Sampling.thawed``: there are only fillers until it is bound anew."""
+        """See ``Sampling.thawed``: from now on there are only fillers, until ``bind`` is called again."""
         self._over = True
 
     # --- the state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What all have in common since the last finished call, as plain values; a view change since then is not in it."""
+        """The state that members share as of the last finished call, as plain values; without any view change since then."""
         base = self._fresh if self._base is None else self._base
         return {"state": base.state(), "ledger": base.ledger.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it over. What was drawn under another deal counts nothing any more."""
+        """Take over such a state. Batches drawn under another deal count nothing any more."""
         now = Replica.of(state["state"], self._fresh.deal.rounds, Ledger.of(state["ledger"]))
         if not self._bound:
             now = now.dealt([_ALONE])
-        elif self._founding is not None and self._me not in now.deal.drawers:  # of an earlier job
+        elif self._founding is not None and self._me not in now.deal.drawers:  # the state is of an earlier job
             now = now.dealt(self._founding)
         same = self._now is not None and self._now.same(now)
         self._proposed = False
-        self._report = None  # of a freeze that was over before this state was here
+        self._report = None  # its freeze was over before this state was here
         self._base, self._now, self._loaded = now, now, True
         self._last, self._loop = self.looped, None
         if self._call is not None:
             self._call.share = None
         self._book = now.ledger
         if not same:
-            self._before = self._fresh.ledger  # what was known of it may lack what happened meanwhile
+            self._before = self._fresh.ledger  # the ledger known here may lack what happened meanwhile
             self._moved(same=False)
 
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _alone(self, now: Replica, epoch: int | None) -> tuple[Replica, int]:
-        """Start over: nobody commits what a loader without a job hands out. Without ``epoch``, each loop is the next one."""
+        """Start over: without a job no call commits what a loader hands out. Without ``epoch``, each loop is the next epoch."""
         self._queue = Drawn()
         self._drawn = 0
         target = self.upcoming() if epoch is None else epoch
@@ -335,9 +335,9 @@ class Drawer:
         self._moved(same=False)
 
     def _join(self, now: Replica) -> Replica:
-        """A loop that began without the state turns out to be over the epoch that the job is in, or the one after its end.
+        """Give a loop that began without the state its epoch: the job's, or the next one if the job's epoch has ended.
 
-        The latter at a member that was in the job before: it has ended that epoch's loop already, as all have.
+        The next one only at a member that was in the job before: it has ended the job's epoch already, as all members have.
         """
         if self._loop is None and self._looping and now.epoch >= 0:
             self._loop = now.epoch
@@ -347,7 +347,7 @@ class Drawer:
         return now if self._now is None else self._now
 
     def _moved(self, *, same: bool) -> None:
-        """The deal is another. ``same``: of the same epoch, so that what was drawn is what is held first."""
+        """Adapt to another deal. ``same``: it is of the same epoch, so the batches drawn are the first ones held."""
         assert self._now is not None
         if self._now.epoch != self._book.epoch:
             self._before = self._book
@@ -362,12 +362,12 @@ class Drawer:
             self._drawn = self._now.done(self._me)
 
     def _settle(self) -> None:
-        """A call that ended without being finished either is repeated now, or its batches go back."""
+        """Settle a call that ended without being finished: it is repeated now, or its batches go back."""
         if self._call is None and self._halted is not None:
             batches, attempts = self._halted
             if self.attempts != attempts:
                 self._queue.discard(batches)
-                self.attempts -= batches  # as if they had never been asked for: no call will use them up
+                self.attempts -= batches  # as if the loader had never asked for them: no call will use them up
                 self._halted = None
 
     def _share(self, batches: int) -> Share:
@@ -381,9 +381,9 @@ class Drawer:
         return Share(sum(used), min(_MOST, ahead), min(_MOST, queue.dropped), code_of(now.epoch), now.checksum)
 
     def _behind(self, now: Replica, batches: int) -> bool:
-        """Whether the others have left the loop that this member is in, or leave it after this call and will not wait for it.
+        """Whether the others have left this member's loop, or leave it after this call without waiting for this member.
 
-        A loader that has handed out all it had does not ask again: their loops can be made longer only before that.
+        A loader that has handed out all it had does not ask again: the others' loops can be made longer only before that.
         """
         if self._loop is not None and self._loop < now.epoch:
             return True

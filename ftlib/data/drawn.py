@@ -12,20 +12,20 @@ class Drawn:
     """Batches, oldest first."""
 
     items: deque[int] = field(default_factory=deque)
-    """Samples of each; 0: a filler, or one that does not count any more."""
+    """Samples of each; 0: a filler, or a batch that does not count any more."""
     stale: int = 0
     """How many of the oldest will never be used."""
 
     def void(self) -> None:
-        """None of them counts any more."""
+        """From now on none of the batches counts."""
         self.items = deque([0] * len(self.items))
 
     def discard(self, batches: int) -> None:
-        """The next ``batches`` will never be used."""
+        """Mark the next ``batches`` as never to be used."""
         self.stale = min(len(self.items), self.stale + batches)
 
     def pop(self, batches: int) -> None:
-        """Those that will never be used, and the next ``batches``, are gone."""
+        """Remove the batches that will never be used, and the next ``batches``."""
         for _ in range(min(len(self.items), self.stale + batches)):
             self.items.popleft()
         self.stale = 0
@@ -36,15 +36,15 @@ class Drawn:
 
     @property
     def dropped(self) -> int:
-        """How many that count will never be used."""
+        """How many batches that count will never be used."""
         return sum(1 for size in itertools.islice(self.items, self.stale) if size)
 
     @property
     def waiting(self) -> int:
-        """How many will be."""
+        """How many batches will be used, fillers included."""
         return len(self.items) - self.stale
 
     @property
     def real(self) -> int:
-        """How many count."""
+        """How many batches count."""
         return sum(1 for size in self.items if size)

@@ -1,33 +1,33 @@
 """Whether a program makes one call for each batch: what the loader delivered, compared with what calls used up.
 
-A queue that fills up or is emptied does so for a few calls. A program that leaves out calls, or makes one of several batches,
-goes on in one direction.
+A queue that fills up or empties changes the difference for a few calls only. In a program that leaves out calls, or makes one
+call of several batches, the difference goes on in one direction.
 """
 
 from __future__ import annotations
 
 DRIFT = 16
-"""After so many calls that used up fewer batches than were taken from the loader, or more, a program is told."""
+"""Calls in one direction (fewer batches used up than the loader delivered, or more) after which the program is warned."""
 
 
 _MANY = 64
-"""So many that no call used up are no look ahead any more."""
+"""Batches that no call used up: with so many, the reason is not the loader's look-ahead."""
 
 
 class Drift:
-    """Of one loop, from its first call on."""
+    """The drift of one loop, from its first call on."""
 
     def __init__(self) -> None:
         self._origin: int | None = None
         self._drift = 0
         self._moves = 0
-        """Calls that changed it in one direction since it last changed in the other; below 0 where that is down."""
+        """Calls that changed the drift in one direction since it last changed in the other; below 0 if it goes down."""
         self._told = False
         self._uses = False
         """Whether any call has used up batches."""
 
     def of(self, attempts: int, used: int) -> int | None:
-        """The difference, once: when it has gone on in one direction for ``DRIFT`` calls."""
+        """Return the difference once, when it has gone on in one direction for ``DRIFT`` calls; else None."""
         if self._origin is None:
             self._origin = attempts
             return None

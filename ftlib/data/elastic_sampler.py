@@ -1,4 +1,4 @@
-"""``ElasticSampler``: every sample once an epoch, whoever comes and goes. A ``batch_sampler=`` for a ``DataLoader``."""
+"""``ElasticSampler``: every sample once an epoch, while members join and leave. A ``batch_sampler=`` for a ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .sampling import Share
 logger = logging.getLogger("ftlib")
 
 _PROBE = 1024
-"""Size of the permutation that tells whether two members shuffle alike."""
+"""Size of the permutation that shows whether two members shuffle alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Samples that one member's part in one call used up."""
+    """The samples that one member used up in one call."""
 
     epoch: int
     step: int
@@ -47,9 +47,9 @@ class LedgerRow:
 
 
 class ElasticSampler(torch.utils.data.Sampler[list[int]]):
-    """Deals the samples of a dataset to the members of a job, each once an epoch. Register it: ``register_state(sampler=)``.
+    """Deals each sample of a dataset to one member of a job, once an epoch. Register it: ``register_state(sampler=)``.
 
-    Until it is registered it deals to this process alone, as if it were the whole job, so that a program can be tried.
+    Until it is registered, it deals to this process alone, as if that were the whole job, so that a program can be tried.
     Thread-safe. One loop over it at a time.
     """
 
@@ -63,11 +63,11 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         drop_last: bool = False,
         global_batch: bool = False,
     ) -> None:
-        """Take the same arguments at every member; ConfigError where they make no sense.
+        """Take the same arguments at every member; raises ConfigError if they make no sense.
 
         ``dataset``: anything with a length. ``batch_size``: of each member; with ``global_batch`` of all members together.
-        ``seed``: of the shuffling, of which each epoch has its own. ``drop_last``: leave out the last samples of every epoch,
-        as many as do not fill a batch of ``batch_size``, so that all batches are of one size.
+        ``seed``: of the shuffling; each epoch has an order of its own. ``drop_last``: leave out the last samples of every epoch
+        that do not fill a batch of ``batch_size``, so that all batches are of one size.
         """
         self.batch_size = _integer("batch_size", batch_size, 1)
         size = _length(dataset)
@@ -90,7 +90,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
             "global_batch": bool(global_batch),
             "order": zlib.crc32(repr(probe).encode()),
         }
-        # Two samples, since batch normalization refuses one; all of them where the program wants batches of one size.
+        # Two samples, since batch normalization refuses one; a whole batch if the program wants batches of one size.
         few = self.batch_size if drop_last and not global_batch else min(2, self.batch_size)
         self._filler = [index % size for index in range(few)]
         self._total = total
@@ -103,21 +103,21 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         """The thread whose call is under way."""
         self._patience = 600.0
         self._failure: Exception | None = None
-        """Why nothing can be drawn any more."""
+        """The reason why nothing can be drawn any more; None: drawing is possible."""
         self._drift = Drift()
 
     # --- the program ---------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the data epoch of the next loop: one that is behind the job's is empty, the current one is gone on with."""
+        """Choose the data epoch of the next loop. An epoch before the job's gives an empty loop; the job's is continued."""
         with self._changed:
             self._asked = _integer("epoch", epoch, 0)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Give the data epochs below ``count`` that are left, and set each: ``for epoch in sampler.epochs(10):``.
+        """Yield the data epochs below ``count`` that are left, and set each: ``for epoch in sampler.epochs(10):``.
 
-        What a joiner gets first is 0, since it does not know yet where the job is: its first loop is over the job's epoch, and
-        ``epoch`` tells which that is.
+        A joiner gets 0 first, since it does not know yet where the job is: its first loop is over the job's epoch, which the
+        property ``epoch`` gives.
         """
         last = -1
         while True:
@@ -132,24 +132,24 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
     def epoch(self) -> int:
         """The data epoch of the loop under way, or of the last one; -1 before the first one.
 
-        At a joiner it is known once its first call has returned (until then -1), and is then the job's, whatever ``epochs``
-        has said. So it is what to compare where a program does something in certain epochs.
+        At a joiner it is -1 until its first call has returned, and then the job's epoch, whatever ``epochs`` has yielded. So a
+        program that does something in certain epochs compares this property.
         """
         with self._changed:
             return self._drawer.looped
 
     def counts(self, batch: int = 0) -> int:
-        """Count the samples that matter of the batch that the loader handed out as this one since the last call, from 0 on.
+        """Count the samples that matter in a batch of the loader. ``batch``: its index since the last call, from 0 on.
 
-        0: a filler, or none was drawn. What calls of several batches need, so that fillers add nothing to their gradients.
+        0: a filler, or none was drawn. Calls of several batches need this, so that fillers add nothing to their gradients.
         """
         with self._changed:
             return self._drawer.counts(_integer("batch", batch, 0))
 
     def ledger(self, epoch: int | None = None) -> Iterator[LedgerRow]:
-        """Tell which samples calls used up so far, of the current epoch or the one before, in the order of steps.
+        """Return the samples that calls used up so far, of the current epoch or the one before, in the order of steps.
 
-        A joiner knows the current epoch from its beginning on, and none before. ConfigError for an epoch that is not known.
+        A joiner knows the current epoch from its beginning on, and none before. Raises ConfigError if ``epoch`` is not known.
         """
         with self._changed:
             books = self._drawer.ledgers
@@ -173,7 +173,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
             return state.steps if epoch == state.epoch else state.begin(epoch).steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Begin a loop; with the first batch that is asked for."""
+        """Return a loop; it begins when its first batch is asked for."""
         return _Loop(self._draw)
 
     # --- the calls: see ``Sampling`` -----------------------------------------------------------------------------------
@@ -264,12 +264,12 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
     # --- the state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy all that members have in common: epoch, what is dealt to whom, the epoch's ledger. Plain values, about 1 KB."""
+        """Copy the replicated state: the epoch, its deal, its ledger. Plain values, about 1 KB."""
         with self._changed:
             return {"made": dict(self._made), **self._drawer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over such a state. What was drawn meanwhile counts nothing. ConfigError where it is of another sampler."""
+        """Take over such a state. Batches drawn meanwhile count nothing. Raises ConfigError if it is of another sampler."""
         made = state.get("made") if isinstance(state, Mapping) else None
         if not isinstance(made, Mapping):
             raise ConfigError("this is no state of an ElasticSampler")
@@ -300,7 +300,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
         return self._order(state.epoch).indices(batch)
 
     def _outside(self) -> None:
-        """Wait until no call is under way: it has told the others how many batches are drawn."""
+        """Wait until no call is under way, since a call has reported to the others how many batches are drawn."""
         until = time.monotonic() + self._patience
         while self._drawer.calling and self._failure is None:
             if self._caller == threading.get_ident():
@@ -311,7 +311,7 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
             raise self._failure
 
     def _order(self, epoch: int) -> Permutation:
-        """Of an epoch that is drawn from. Not under the lock, for which calls would wait; there is memory for one."""
+        """Return the order of an epoch that is drawn from. Called without the lock, so that no call waits; caches one order."""
         order = self._permutation
         if order is None or order.epoch != epoch:
             order = self._permutation = None
@@ -337,10 +337,10 @@ class ElasticSampler(torch.utils.data.Sampler[list[int]]):
 
 
 class _Loop(Iterator[list[int]]):
-    """One loop. It may go on after it has ended: a loader with workers asks again while batches are outstanding."""
+    """One loop. It may give batches after its end: a loader with workers asks again while batches are outstanding."""
 
     _numbers = itertools.count(1)
-    """Of all loops of this process."""
+    """Numbers all loops of this process."""
 
     def __init__(self, draw: Callable[[_Loop], list[int] | None]) -> None:
         self._draw = draw

@@ -1,4 +1,4 @@
-"""The ledger of one epoch: which positions were committed in which step, by whom. Run-length: steady rounds are one entry."""
+"""The ledger of one epoch: each committed position with its step and member. Run-length coded: steady rounds are one entry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one member's part in one call was, or a piece of it."""
+    """The positions that one member used up in one call, or a part of them."""
 
     step: int
     """``ft.step`` after the call."""
@@ -57,7 +57,7 @@ class _Run:
 
 
 class Ledger:
-    """Of one epoch; appended to by its one owner."""
+    """The ledger of one epoch; only its one owner appends to it."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -67,7 +67,7 @@ class Ledger:
         self._blocks: list[bytes] = []
 
     def add(self, step: int, member: str, pieces: Sequence[Range], *, granted: bool) -> None:
-        """Note that a member's call used up ``pieces``, in order."""
+        """Record that the member's call used up ``pieces``, in order."""
         run = self._open.get(member)
         if run is not None and run.continues(step, granted, pieces):
             run.count += len(pieces)
@@ -83,7 +83,7 @@ class Ledger:
                 self._replace(member, _Run(step, granted, 1, 1, piece[0], 0, _size(piece)))
 
     def __iter__(self) -> Iterator[Entry]:
-        """All entries as of now, run by run: in the order of steps for each member, not over all."""
+        """Yield all entries as of now, run by run: in the order of steps for each member, but not over all members."""
         names = list(self._members)
         runs = self._runs()
         for at in range(0, len(runs), _FIELDS):
@@ -99,7 +99,7 @@ class Ledger:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Ledger:
-        """Read such a state. Whatever comes next begins new runs."""
+        """Read what ``state`` returned. The next entries begin new runs."""
         ledger = cls(state["epoch"])
         ledger._members = {member: index for index, member in enumerate(state["members"])}
         *blocks, tail = state["runs"]
@@ -135,7 +135,7 @@ def _size(piece: Range) -> int:
 
 
 def _columns(runs: array.array[int]) -> bytes:
-    """Field by field, each as its difference to the run before: what is regular packs well."""
+    """Pack field by field, each as its difference to the run before: regular runs pack well."""
     columns = np.frombuffer(runs, dtype=np.int64).reshape(-1, _FIELDS).T if runs else np.zeros((_FIELDS, 0), np.int64)
     return packed(array.array("q", np.diff(columns, axis=1, prepend=0).tobytes()))
 

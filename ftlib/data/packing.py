@@ -1,4 +1,4 @@
-"""Many integers as few bytes: what a state of the data travels as."""
+"""Many integers as few bytes: the form in which a state of the data is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 def packed(numbers: Iterable[int]) -> bytes:
-    """As 64 bits each, little-endian, compressed."""
+    """Return 64 bits for each number, little-endian, compressed."""
     numbers = array.array("q", numbers)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -17,7 +17,7 @@ def packed(numbers: Iterable[int]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[int]:
-    """The inverse. zlib.error or ValueError where it is none."""
+    """The inverse of ``packed``. Raises zlib.error or ValueError for anything else."""
     numbers = array.array("q")
     numbers.frombytes(zlib.decompress(data))
     if sys.byteorder == "big":

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 Range = tuple[int, int]
 """Positions ``start`` to ``stop - 1``."""
 Ranges = tuple[Range, ...]
-"""Several, none of them empty, no two with a position in common."""
+"""Several ranges, none of them empty, no two with a position in common."""
 
 
 def joined(pieces: Iterable[Range]) -> Ranges:
@@ -44,7 +44,7 @@ class Strip:
         return self._ends[-1] if self._ends else 0
 
     def cut(self, start: int, stop: int) -> Ranges:
-        """Give the positions at offsets ``start`` to ``stop - 1``; fewer where the strip ends before."""
+        """Return the positions at offsets ``start`` to ``stop - 1``; fewer if the strip ends before."""
         pieces = []
         index = bisect.bisect_right(self._ends, start)
         while index < len(self.ranges) and start < stop:

@@ -1,6 +1,6 @@
-"""The replicated state of the data: every member has the same, computed from the same finished calls and view changes.
+"""The replicated state of the data: every member computes the same state from the same finished calls and view changes.
 
-Transitions return a new state. ``Replica.ledger`` alone is shared by successive states of an epoch, and only grows.
+Transitions return a new state. Only ``Replica.ledger`` is shared by successive states of an epoch; entries are only appended.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from .sampling import Share
 
 _RESIDUES = 255
 FAR = 100
-"""How many epochs may be skipped at once: slots tell an epoch modulo 255 only."""
+"""How many epochs may be skipped at once: a share has its epoch modulo 255 only."""
 _REPORT = struct.Struct("<qII")
 
 
 def code_of(epoch: int) -> int:
-    """An epoch as slots tell it."""
+    """Return the code of an epoch in a share (``Share.data_epoch``)."""
     return epoch % _RESIDUES + 1
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnReport:
-    """What a member tells when a view change freezes it: batches of its sequence it has drawn, or may draw meanwhile."""
+    """A member's report when a view change freezes it: how many batches of its sequence it has drawn, or may draw meanwhile."""
 
     epoch: int
     number: int
     taken: int
 
     def pack(self) -> bytes:
-        """16 bytes."""
+        """Return 16 bytes."""
         return _REPORT.pack(self.epoch, self.number, self.taken)
 
     @classmethod
     def unpack(cls, data: bytes) -> DrawnReport | None:
-        """None where there is none, or where it is not readable."""
+        """Return None if ``data`` is empty or not readable."""
         return cls(*_REPORT.unpack(data)) if len(data) == _REPORT.size else None
 
 
@@ -59,13 +59,13 @@ class Replica:
     turns: int
     """Batches that the busiest member used up in each call of the epoch, added up."""
     left: int | None
-    """None: the epoch is not complete. Else how many batches every loop still hands out."""
+    """How many batches every loop still hands out; None: the epoch is not complete."""
     step: int
     ledger: Ledger
 
     @classmethod
     def fresh(cls, total: int, rounds: Rounds, drawers: Sequence[str] = ()) -> Replica:
-        """No epoch has begun."""
+        """Return the state before any epoch has begun."""
         deal = Deal(-1, 0, tuple(drawers), {}, Strip(()), rounds)
         return cls(deal, total, (0,) * len(drawers), 0, 0, 0, 0, Ledger(-1))
 
@@ -76,21 +76,21 @@ class Replica:
 
     @property
     def checksum(self) -> int:
-        """16 bits of everything that decides who takes what."""
+        """16 bits of everything that decides which member takes which samples."""
         return zlib.crc32(repr((self.used, self.left, self.committed)).encode(), self.deal.checksum) & 0xFFFF
 
     @property
     def steps(self) -> int:
-        """How many batches each loop of this epoch hands out, as far as that is known."""
+        """How many batches each loop of this epoch hands out, as far as known now."""
         longest = max((self.deal.length(member) - done for member, done in self.progress()), default=0)
         return self.turns + longest + (self.left or 0)
 
     def begin(self, epoch: int) -> Replica:
-        """Begin an epoch: its first deal is over the drawers of the last one."""
+        """Begin an epoch: its first deal has the drawers of the last deal."""
         return self._first(epoch, self.deal.drawers)
 
     def dealt(self, drawers: Sequence[str]) -> Replica:
-        """Begin with ``drawers``, who have drawn nothing: all that is not committed is dealt to them. Idempotent."""
+        """Begin with ``drawers`` that have drawn nothing: all positions not committed are dealt to them. Idempotent."""
         deal = self.deal.again(dict(self.progress()), {}, (), drawers, number=0)
         return replace(self, deal=deal, used=(0,) * len(drawers))
 
@@ -124,10 +124,11 @@ class Replica:
         return done.again(kept, returned, drawers)
 
     def activate(self, view: Sequence[str], reports: Mapping[str, DrawnReport]) -> Replica:
-        """Apply a view change. The newest epoch that is reported counts; who has not reached it has drawn nothing of it."""
+        """Apply a view change. The newest reported epoch counts; a member that has not reached it has drawn nothing of it."""
         newest = max((report.epoch for report in reports.values()), default=self.epoch)
         if self.epoch > newest:
-            # Begun here alone, after the report, with nothing drawn: the others will begin it over the drawers of this view.
+            # Only this member has begun the epoch, after its report, with nothing drawn: the others will begin it with the
+            # drawers of this view.
             return self._first(self.epoch, [member for member in self.deal.drawers if member in view])
         base = self if newest == self.epoch else self.begin(newest)
         deal, kept = base.deal, {}
@@ -153,20 +154,20 @@ class Replica:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], rounds: Rounds, ledger: Ledger) -> Replica:
-        """Read such a state."""
+        """Read what ``state`` returned."""
         numbers = (state["committed"], state["turns"], state["left"], state["step"])
         return cls(Deal.of(state["deal"], rounds), state["total"], tuple(state["used"]), *numbers, ledger)
 
     def same(self, other: Replica) -> bool:
-        """Whether both deal alike, so that what was drawn under the one was drawn under the other."""
+        """Whether both deal alike, so that a batch drawn under one is the same batch under the other."""
         return (self.deal.number, self.deal.checksum, self.checksum) == (other.deal.number, other.deal.checksum, other.checksum)
 
     def done(self, member: str) -> int:
-        """Batches of its sequence that are done with."""
+        """Batches of the member's sequence that are done with."""
         return next((done for other, done in self.progress() if other == member), 0)
 
     def left_to(self, member: str) -> int:
-        """Batches of its sequence that are not."""
+        """Batches of the member's sequence that are not done with."""
         return self.deal.length(member) - self.done(member)
 
     def progress(self) -> zip[tuple[str, int]]:
@@ -178,13 +179,13 @@ class Replica:
         return replace(self, deal=deal, used=(0,) * len(drawers), committed=0, turns=0, left=None, ledger=Ledger(epoch))
 
     def again(self, kept: Mapping[str, int], returned: Sequence[Range], drawers: Sequence[str]) -> Replica:
-        """Deal anew: see ``Deal.again``."""
+        """Deal again: see ``Deal.again``."""
         return replace(self, deal=self.deal.again(dict(self.progress()), kept, returned, drawers), used=(0,) * len(drawers))
 
     def completed(self, looping: Iterable[Share]) -> Replica:
-        """Where the epoch is complete: every loop goes on until it has handed out what the farthest one has drawn.
+        """Set ``left`` if the epoch is complete: every loop hands out as many more batches as the farthest one has drawn ahead.
 
-        ``looping``: of those that are in such a loop.
+        ``looping``: shares of the members that are in a loop over this epoch.
         """
         if self.committed < self.total or self.epoch < 0:
             return self
@@ -192,12 +193,12 @@ class Replica:
         return replace(self, left=left, turns=self.turns + max(0, (self.left or 0) - left))
 
     def _told(self, code: int) -> int:
-        """Read the epoch that a slot tells: the nearest of all that leave this residue."""
+        """Decode the epoch of a share: of all epochs with this residue, the nearest one."""
         ahead = (code - 1 - self.epoch) % _RESIDUES
         return self.epoch + (ahead if ahead <= _RESIDUES // 2 else ahead - _RESIDUES)
 
     def _spent(self, member: str, at: int, share: Share) -> tuple[int, int, list[Range], list[Range]]:
-        """What a share comes to: where its sequence goes on, how many batches it used up, what goes back, what is committed."""
+        """Apply a share: returns where its sequence goes on, batches used up, ranges that go back, ranges committed."""
         deal, end = self.deal, self.deal.length(member)
         back: list[Range] = []
         for _ in range(min(share.dropped, end - at)):

@@ -1,7 +1,7 @@
-"""What the calls need of a sampler: the border between who counts the calls and who deals the samples.
+"""What the calls need of a sampler: the interface between the calls and the dealing of samples.
 
-A sampler's state is *replicated*: every member computes it alike from what the slots of every finished call say, and from
-the reports of a view change. Nothing is asked over the network.
+A sampler's state is *replicated*: every member computes the same state from the rank records of every finished call, and from
+the reports of a view change. Nothing is requested over the network.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import msgpack
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one member's slot says of its samples (see ``trailer.Slot``)."""
+    """What one member's rank record says of its samples (see ``trailer.RankRecord``)."""
 
     samples: int = 0
     """Samples of the real batches that this call uses up."""
     ahead: int = 0
     """Batches drawn beyond this call's, fillers included."""
     dropped: int = 0
-    """Batches drawn before this call's that were never used, and go back."""
+    """Batches drawn before this call's that were never used and go back."""
     data_epoch: int = 0
     """The data epoch modulo 255, plus 1; 0: this member draws nothing."""
     deal: int = 0
-    """Checksum of the replicated state on entry to the call, 16 bits. Only those with ``data_epoch`` not 0 have to agree."""
+    """Checksum of the replicated state on entry to the call, 16 bits. Only shares with ``data_epoch`` not 0 have to agree."""
     late: bool = False
-    """Whether its deputy says this: it draws nothing, but the loops do not end before its own has."""
+    """Whether the share is a deputy's: this member draws nothing, but no loop ends before this member's own."""
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class Sampling(Protocol):
     """A sampler as the calls see it. Thread-safe: draws come from other threads."""
 
     def bind(self, member_id: str, *, patience: float) -> None:
-        """Say who this member is; again at the beginning of a new lifetime, which has no state until it loads one.
+        """Set this member's id; called again at the beginning of each new lifetime, which has no state until it loads one.
 
         ``patience``: seconds that a draw waits for a call's end.
         """
@@ -45,41 +45,43 @@ class Sampling(Protocol):
         """Deal to the members of the founding view, or to one alone. Idempotent; not after the first call."""
 
     def begin(self, batches: int) -> Share:
-        """Tell what a call of the program's uses up, or its repeated attempt: the same until it ends; draws wait meanwhile."""
+        """Return the share of a call of the program's: the same for every attempt until the call ends. Draws wait meanwhile."""
 
     def weight(self, batches: int) -> float:
         """Count the real samples of the next ``batches`` batches."""
 
     def follow(self) -> Share:
-        """Tell the share in a call that is not the program's: nothing used up, data epoch 0."""
+        """Return the share in a call that is not the program's: nothing used up, data epoch 0."""
 
     def late(self) -> Share:
-        """Tell the share in a call that a deputy is in: nothing used up, and how much longer the program's loop will be."""
+        """Return the share in a call that a deputy is in: nothing used up, and how much longer the program's loop will be."""
 
     @property
     def closing(self) -> bool:
-        """Whether the epoch is complete, and all go on until their loops end together."""
+        """Whether the epoch is complete, and all members go on until their loops end together."""
 
     def finished(self, shares: Mapping[str, Share], step: int) -> None:
-        """Apply a finished call; in the calls' order, once the state is here. ``step``: ``ft.step`` after it."""
+        """Apply a finished call; in the calls' order, once the state is here. ``step``: ``ft.step`` after the call."""
 
     def unfinished(self) -> None:
         """Note that the program's call ended without being finished."""
 
     def left_behind(self, shares: Mapping[str, Share], step: int, batches: int) -> bool:
-        """Tell whether the others leave their loop after a call, or the next one, but not this member.
+        """Whether the others leave their loop after a call, or the next one, but this member does not. Changes nothing.
 
-        ``batches``: what the call would use up here; the state that was loaded last is that on entry to it. Changes nothing.
+        ``batches``: what the call would use up here. The state loaded last is the state on entry to the call.
         """
 
     def report(self) -> bytes:
-        """Say what is drawn, for the flush report (32 bytes at most). Until ``activated`` no more is drawn than it says."""
+        """Return how much is drawn, at most 32 bytes for the flush report. Until ``activated``, no more is drawn than that."""
 
     def activated(self, view_ids: Sequence[str], reports: Mapping[str, bytes]) -> None:
-        """Deal anew, in a new view. ``reports``: of members that go on (no entry: had none). An adopter: after ``finished``."""
+        """Deal again, in a new view. ``reports``: of members that go on; a member without an entry had none. At a member that
+        adopts a result: called after ``finished``.
+        """
 
     def thawed(self, error: Exception | None) -> None:
-        """End the freeze without a new view, since the lifetime is over. Draws raise ``error``; None: they give fillers."""
+        """End the freeze without a new view, since the lifetime is over. Draws raise ``error``; None: they return fillers."""
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the replicated state as of the last finished call: plain values."""
@@ -89,7 +91,7 @@ class Sampling(Protocol):
 
 
 def packed_shares(shares: Mapping[str, Share]) -> bytes:
-    """As bytes, for who adopts the call's result."""
+    """Return the shares as bytes, for a member that adopts the call's result."""
     rows = [(m, s.samples, s.ahead, s.dropped, s.data_epoch, s.deal, s.late) for m, s in shares.items()]
     data: bytes = msgpack.packb(rows)
     return data

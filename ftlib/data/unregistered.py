@@ -1,4 +1,6 @@
-"""Elastic samplers that this process reads although no job deals their samples: fine alone, and a mistake with others."""
+"""Elastic samplers read by this process without being registered, so that no job deals their samples: fine alone, a mistake
+with other members.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,14 @@ import weakref
 from typing import Any
 
 READ: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Those over which there was a loop, as long as they are."""
+"""Unregistered samplers over which there was a loop, as long as they exist."""
 
 
 def read(sampler: object) -> None:
-    """A loop over ``sampler`` begins, which is not registered."""
+    """Note that a loop begins over ``sampler``, which is not registered."""
     READ.add(sampler)
 
 
 def bound(sampler: object) -> None:
-    """It is registered now."""
+    """Note that ``sampler`` is registered now."""
     READ.discard(sampler)

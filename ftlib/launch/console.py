@@ -1,4 +1,4 @@
-"""Where everything readable goes: the terminal, one log file a worker, and the file of events; and the summary of a run."""
+"""All output of the launcher: to the terminal, one log file a worker, and the file of events; and the summary of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 class Console:
-    """The launcher's only way out. Use from the loop's thread; two ``Writer`` threads do the writing."""
+    """The only output of the launcher. Use from the loop's thread; two ``Writer`` threads do the writing."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, log_dir: Path | None = None, events: Path | None = None) -> None:
         self._loop = loop
@@ -63,7 +63,7 @@ class Console:
     def pause(self, stream: Stream) -> None:
         """Resume ``stream`` when there is room."""
         self._paused.append(stream)
-        if not self.full:  # it became so between the two calls
+        if not self.full:  # there was room again between the two calls
             self._room()
 
     # What the launcher itself says.
@@ -74,7 +74,7 @@ class Console:
         self._terminal.put(_STDERR, f"{mark} {text}\n".encode())
 
     def write(self, text: str) -> None:
-        """Text as it is to stderr."""
+        """Write text unchanged to stderr."""
         self._terminal.put(_STDERR, text.encode())
 
     @property
@@ -89,7 +89,7 @@ class Console:
             self._disk.put(self._events, json.dumps(record).encode() + b"\n")
 
     def open_log(self, index: int, header: str) -> None:
-        """Begin a lifetime in the worker's log file, which is appended to across restarts and runs."""
+        """Begin a lifetime in the worker's log file, to which restarts and later runs append."""
         if self._log_dir is None:
             return
         if index not in self._logs:

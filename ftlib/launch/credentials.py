@@ -1,8 +1,8 @@
-"""The secret of one run: what the user's settings say, else one drawn for the run and kept where only this user can read it.
+"""The secret of one run: the user's setting, else one drawn for the run and kept where only this user can read it.
 
-So workers of ``ftlib run`` authenticate each other by default, and ``ftlib status`` still finds what it must show them: a
-drawn secret lies in ``<runtime directory>/ftlib/<job>-<pid>-<place>`` (mode 600) until the launcher ends. The directory may be
-shared with other hosts and containers, where the pid is another process's or nobody's: ``place`` says whose it is.
+So workers of ``ftlib run`` authenticate each other by default, and ``ftlib status`` still finds the secret that it must show
+them: a drawn secret lies in ``<runtime directory>/ftlib/<job>-<pid>-<place>`` (mode 600) until the launcher ends. Other hosts
+and containers may share the directory, and the pid means nothing there: ``place`` shows where the pid is valid.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..errors import ConfigError
 from ..settings.config import resolve
 
 _MOST = 64
-"""Drawn secrets that are tried."""
+"""Most drawn secrets that are tried."""
 
 
 def new_secret() -> str:
@@ -32,10 +32,10 @@ def new_secret() -> str:
 
 
 def ring_of_user(environment: Mapping[str, str] | None = None) -> KeyRing | None:
-    """The key ring that the environment and the settings file name; None where they name none."""
+    """Return the key ring that the environment and the settings file name; None if they name none."""
     wanted = {key: value for key, value in (os.environ if environment is None else environment).items() if key in _VARIABLES}
     try:
-        # Of all settings only these matter; others that go together may be given in the program.
+        # Only these settings matter here; others that must fit together may be given in the program.
         return KeyRing.of(resolve({"policy": "majority"}, environment=wanted, backend=Gossip).consensus)
     except ConsensusConfigError as error:
         raise ConfigError(str(error)) from None
@@ -45,7 +45,7 @@ class Credentials:
     """The key ring of one launcher."""
 
     def __init__(self, job: str, environment: Mapping[str, str]) -> None:
-        """Draws a secret where the user gave none."""
+        """Draws a secret if the user gave none."""
         self._job = job
         ring = ring_of_user(environment)
         self._drawn = "" if ring is not None else new_secret()
@@ -53,7 +53,7 @@ class Credentials:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What workers need besides what they inherit."""
+        """Variables that workers need besides those that they inherit."""
         return {"FTLIB_SECRET": self._drawn} if self._drawn else {}
 
     @property
@@ -64,10 +64,10 @@ class Credentials:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """As long as this runs, tools of the same user find a drawn secret."""
+        """Keep a drawn secret in a file, while this block runs, so that tools of the same user find it."""
         path = None
         if self._drawn:
-            with contextlib.suppress(OSError):  # no place to keep it: tools need FTLIB_SECRET then
+            with contextlib.suppress(OSError):  # the file cannot be written: tools need FTLIB_SECRET then
                 path = _write(self._job, self._drawn)
         try:
             yield
@@ -89,7 +89,7 @@ def drawn_rings() -> list[KeyRing]:
 
 
 def drawn_files() -> list[Path]:
-    """Where the secrets of those runs lie, the latest first."""
+    """The files with the secrets of this user's runs on this host, the latest first."""
     with contextlib.suppress(OSError):
         return sorted(_drawn(alive=True), key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST]
     return []
@@ -113,7 +113,7 @@ def _write(job: str, secret: str) -> Path:
 
 
 def _drawn(*, alive: bool) -> list[Path]:
-    """The files of launchers of this place that live, or do not. Of others' nobody here can tell."""
+    """Return the files of launchers of this place that are alive, or are not. Launchers elsewhere cannot be checked."""
     pattern = re.compile(rf".+-([0-9]+)-{_place()}")
     found = [(path, match) for path in _directory().iterdir() if (match := pattern.fullmatch(path.name))]
     return [path for path, match in found if _lives(int(match[1])) is alive]
@@ -130,7 +130,7 @@ def _lives(pid: int) -> bool:
 
 
 def _place() -> str:
-    """Where a pid means the same process: this boot of this host, this pid namespace."""
+    """Return a digest of the scope in which a pid is valid: this boot of this host, this pid namespace."""
     facts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").stat().st_ino)]

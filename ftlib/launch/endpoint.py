@@ -1,16 +1,16 @@
-"""The launcher's HTTP endpoint on loopback: what workers may ask of it. Bodies are JSON or msgpack maps.
+"""The launcher's HTTP endpoint on loopback: requests that workers may send. Bodies are JSON or msgpack maps.
 
 ``POST /fence {job, pid, member, reason}``: kill that worker and answer once it is reaped. 200 ``{"reaped": true}`` is
-proof of death, the only thing that lets one of two go on at once; ``"known": false`` says that it was gone before.
-``"gone_ms"``: for so many milliseconds at least it has done nothing any more, since it was sent SIGKILL or had ended: on a
-starved machine the answer may come late, and what counts is when it died. 404 where the pid was never a worker here, 504 where
-the kernel will not let it die in time: no proof.
+proof of death, the only thing that lets one of two members go on at once; ``"known": false``: it had ended before.
+``"gone_ms"``: milliseconds, at least, since the worker was sent SIGKILL or had ended, and so did nothing any more. On a starved
+machine the answer may come late, and the time of death counts. 404: the pid was never a worker here. 504: the kernel does not
+let the worker die in time. Neither is a proof.
 
-``POST /announce {job, pid, member, address, epoch}``: a worker says where it is (see ``lifecycle.supervisor_client``).
-``GET /workers``: what the launcher believes, for people and tools.
+``POST /announce {job, pid, member, address, epoch}``: a worker sends its address (see ``lifecycle.supervisor_client``).
+``GET /workers``: the launcher's view of its workers, for people and tools.
 
-Requests carry a ``mac`` over their fields under the job's secret, and so does the answer to ``/fence``: whoever does not know
-the secret can neither have a worker killed nor, listening where a launcher was, tell its peers that it is dead.
+Requests carry a ``mac`` over their fields under the job's secret, and so does the answer to ``/fence``. Without the secret
+nobody can have a worker killed, nor listen at the address of an ended launcher and answer peers that a worker is dead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ANSWERS = {
 
 
 class Operations(Protocol):
-    """What the endpoint asks of the supervisor behind it."""
+    """What the endpoint needs of the supervisor behind it."""
 
     @property
     def job(self) -> str:
@@ -48,24 +48,24 @@ class Operations(Protocol):
 
     @property
     def ring(self) -> KeyRing:
-        """The keys of which callers must have one."""
+        """The keys; a caller must have one of them."""
         ...
 
     async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
-        """Kill a worker and wait, within a deadline, until it is reaped; for how many seconds it is gone."""
+        """Kill a worker and wait, within a deadline, until it is reaped; returns also for how many seconds it has been gone."""
         ...
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
-        """Take note; False for a pid that is no running worker."""
+        """Record an announcement; False for a pid that is no running worker."""
         ...
 
     def report(self) -> dict[str, Any]:
-        """What ``GET /workers`` shows."""
+        """Return the body of ``GET /workers``."""
         ...
 
 
 async def serve(operations: Operations, listener: socket.socket) -> web.AppRunner:
-    """Answer on ``listener`` until ``cleanup`` of the runner that this returns."""
+    """Answer on ``listener`` until ``cleanup`` of the returned runner is called."""
     endpoint = _Endpoint(operations)
     app = web.Application(client_max_size=_MAX_BODY)
     app.add_routes(
@@ -82,7 +82,7 @@ async def serve(operations: Operations, listener: socket.socket) -> web.AppRunne
 
 
 class _Endpoint:
-    """One handler a path."""
+    """One handler for each path."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -127,7 +127,7 @@ class _Endpoint:
         return fields
 
     def _key(self, fields: Mapping[str, Any], purpose: str, *names: str) -> Key:
-        """The key that vouches for these fields."""
+        """Return the key whose ``mac`` is right for these fields. Raises 403 if there is none."""
         key = self._operations.ring.vouched(str(fields.get("mac", "")), purpose, *(fields.get(name) for name in names))
         if key is None:
             raise _refusal(web.HTTPForbidden, "this launcher's workers have another secret")

@@ -1,4 +1,4 @@
-"""What a worker gets in its environment: everything ``FTLib.init`` needs, so that a script needs no arguments.
+"""The environment of a worker: everything ``FTLib.init`` needs, so that a script needs no arguments.
 
 Ranks are not given: members agree on them at run time, and a restarted worker gets another one.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .plan import StartPlan
 from .sockets import HOST
 
-# What an outer launcher may have left behind and this one does not set in every start.
+# Variables that an outer launcher may have set, and that this one does not set in every start.
 _STALE = ("FTLIB_SOCKET_FDS", "FTLIB_ADVERTISE")
 
 
@@ -25,7 +25,7 @@ class Start:
     """``host:port`` of the members to meet; a founder's own address may be among them."""
     initial_size: int
     port: int = 0
-    """The control port bound for it; 0: it binds one itself (every start after the founding)."""
+    """The control port bound for the worker; 0: it binds one itself (every start after the founding)."""
     socket_fds: tuple[int, int] | None = None
     """UDP and TCP descriptors of that port."""
 
@@ -38,13 +38,13 @@ class Start:
 def worker_environment(
     base: Mapping[str, str], plan: StartPlan, start: Start, supervisor: str, credentials: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of one worker: ``base`` plus what this start decides.
+    """Return the environment of one worker: ``base`` plus the variables of this start.
 
-    ``supervisor``: ``host:port`` of the fence endpoint. ``credentials``: the run's secret, where it was drawn.
+    ``supervisor``: ``host:port`` of the fence endpoint. ``credentials``: the run's secret, if it was drawn.
     """
     env = {key: value for key, value in base.items() if key not in _STALE}
     if plan.workers > 1:
-        env.setdefault("OMP_NUM_THREADS", "1")  # n workers with a thread per core each would fight over the cores
+        env.setdefault("OMP_NUM_THREADS", "1")  # n workers with a thread per core each would compete for the cores
     env.setdefault("PYTHONFAULTHANDLER", "1")  # a segfault then prints where it happened
     env["PYTHONUNBUFFERED"] = "1"  # the last lines of a killed worker are the interesting ones
     env |= {

@@ -1,9 +1,9 @@
 """Why nothing survives the launcher: two processes that outlive each other.
 
 The process that the user starts is only the *guard*. It forks the supervisor, passes signals on, and ends with its exit
-code. Whichever of the two is killed, the other finds every descendant (both adopt orphans, see ``process``) and kills
-it: data loaders, daemons, sessions of their own. Only killing both in the same instant leaves nothing but the kernel's
-own "workers die with their parent" to rely on.
+code. If one of the two is killed, the other finds every descendant (both adopt orphans, see ``process``) and kills it: data
+loaders, daemons, sessions of their own. Only if both are killed in the same instant, nothing remains but the kernel's
+own "workers die with their parent".
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SWEEP = 5.0
 
 
 def guarded(main: Callable[[int], int]) -> int:
-    """Run ``main(guard_pid)`` in a forked supervisor; its result. Call on the main thread of a process without others.
+    """Run ``main(guard_pid)`` in a forked supervisor; returns its result. Call on the main thread of a process without others.
 
-    ``main`` starts with signals blocked: it calls ``release_signals`` once its handlers stand, so that none is lost.
+    ``main`` starts with signals blocked: it calls ``release_signals`` once its handlers are set, so that no signal is lost.
     """
     adopt_orphans()
     sys.stdout.flush()
@@ -52,7 +52,7 @@ def release_signals() -> None:
 
 
 def on_death_of(pid: int, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> Callable[[], None]:
-    """Have ``loop`` call ``then`` once when ``pid``, this process's parent, ends. Returns what stops watching."""
+    """Have ``loop`` call ``then`` once when ``pid``, this process's parent, ends. Returns a function that stops watching."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -71,7 +71,7 @@ def on_death_of(pid: int, loop: asyncio.AbstractEventLoop, then: Callable[[], No
         then()
 
     loop.add_reader(fd, ended)
-    if os.getppid() != pid:  # it had ended, and the number may be another's by now
+    if os.getppid() != pid:  # the parent had ended, and the pid may be another process's by now
         loop.call_soon(ended)
     return stop
 
@@ -94,7 +94,7 @@ def _supervise(main: Callable[[int], int], guard: int) -> None:
 
 
 def _wait(supervisor: int) -> int:
-    """Until the supervisor ends, which has deadlines of its own for everything but the workers' work."""
+    """Wait for the end of the supervisor, which has deadlines of its own for everything but the workers' work."""
     passed_on, at = 0, float("-inf")
     while True:
         number = signal.sigwait(_BLOCKED)

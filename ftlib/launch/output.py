@@ -1,8 +1,8 @@
 """Workers' output: split into lines, prefixed, written by one thread. Bytes, so that no output can break it.
 
-A terminal that is paused (or ``| less``) blocks whoever writes to it. That must not be the loop that fences and
-restarts workers, so a thread writes, and the loop stops reading from the workers while much is waiting: they then block
-on their own pipes, as they would without a launcher.
+A paused terminal (or ``| less``) blocks its writer. That must not be the loop that fences and restarts workers, so a thread
+writes. The loop stops reading from the workers while much output waits: they then block on their own pipes, as they would
+without a launcher.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LineSplitter:
 
 
 def prefix(index: int, *, coloured: bool) -> bytes:
-    """What stands before each line of worker ``index``."""
+    """Return the prefix of each line of worker ``index``."""
     text = f"[worker {index}]"
     return f"\x1b[{_COLOURS[index % len(_COLOURS)]}m{text}\x1b[0m ".encode() if coloured else f"{text} ".encode()
 
@@ -79,7 +79,7 @@ class Writer:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that reading should pause until ``on_room``."""
+        """True while so many bytes wait that reading should pause until ``on_room``."""
         with self._lock:
             return self._waiting > self._high
 
@@ -95,7 +95,7 @@ class Writer:
             if fd not in self._broken:
                 try:
                     _write_all(fd, data)
-                except OSError as error:  # the reader is gone, the disk is full: the training is worth more than its output
+                except OSError as error:  # e.g. no reader, a full disk: the training is worth more than its output
                     self._broken.add(fd)
                     with contextlib.suppress(OSError):
                         _write_all(2, f"[ftlib] output is lost from here on: {_name(fd)}: {error.strerror}\n".encode())

@@ -34,7 +34,7 @@ class StartPlan:
     """How many are started."""
 
     job: str = field(default_factory=random_job)
-    """Members of different jobs never mix. Also what a caller of the fence endpoint must know."""
+    """Members of different jobs never mix. A caller of the fence endpoint must know it too."""
 
     min_workers: int = 1
     """Steps wait below this; the run ends when fewer can ever run again."""
@@ -46,7 +46,7 @@ class StartPlan:
     """How many restarts all workers together may have."""
 
     restart_delay: float = 1.0
-    """Between a death and the restart: keeps a worker that dies at once from spinning."""
+    """Between a death and the restart, so that a worker which dies at once is not restarted in a tight loop."""
 
     grace: float = 10.0
     """After Ctrl-C or SIGTERM, workers have so long to drain before SIGKILL."""
@@ -58,11 +58,11 @@ class StartPlan:
     """Where to append one JSON line an event; None: nowhere."""
 
     resume: Path | None = None
-    """Directory of checkpoints to go on from; None: as the script begins."""
+    """Directory of checkpoints to go on from; None: the script decides how it begins."""
 
     @property
     def beginning(self) -> str:
-        """From what founders begin, for people."""
+        """What the founders begin from, as text for people."""
         if self.resume is None:
             return "what the script starts or loads"
         if Name.parse(self.resume.name) is not None and self.resume.is_dir():
@@ -74,7 +74,7 @@ class StartPlan:
         return f"{self.resume / str(names[0])}" if names else f"scratch: there is no complete checkpoint in {self.resume}"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run, naming the option and the remedy."""
+        """Raise ConfigError if the plan cannot run, naming the option and the remedy."""
         if self.workers < 1:
             raise ConfigError(f"-n {self.workers}: give the number of workers, at least 1")
         if not 1 <= self.min_workers <= self.workers:

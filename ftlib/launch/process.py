@@ -1,8 +1,8 @@
 """Linux facts about processes: dying with one's parent, adopting orphans, finding and killing every descendant.
 
 Why: a launcher that is itself killed must leave nothing behind. A worker dies with its parent (``die_with_parent``),
-but its own children (data loaders) do not. So the launcher's processes are *subreapers*: whoever is orphaned below them
-becomes their child, whatever session it made for itself, and can be found and killed.
+but its own children (data loaders) do not. So the launcher's processes are *subreapers*: every orphaned descendant becomes
+their child, even in a session of its own, and can be found and killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fate(Enum):
 
 
 def require_linux() -> None:
-    """ConfigError where the kernel cannot keep the launcher's promises."""
+    """Raise ConfigError if the kernel cannot keep the launcher's promises."""
     if not Path("/proc/self/stat").exists():
         raise ConfigError("ftlib run needs Linux with /proc; elsewhere start the workers yourself with FTLIB_* variables")
 
@@ -64,9 +64,10 @@ def descendants(root: int) -> set[int]:
 
 
 def kill_descendants(timeout: float) -> set[int]:
-    """SIGKILL everything below this process and reap it; what is still there after ``timeout`` seconds.
+    """SIGKILL and reap all descendants of this process; returns those that are still there after ``timeout`` seconds.
 
-    Repeats, because a process may fork between being listed and being killed. Call it only where nobody else reaps.
+    Repeats, because a process may fork between being listed and being killed. Call it only if nothing else in this process
+    reaps.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -4,9 +4,9 @@ The rules, in the order in which they are tried when a worker ended otherwise th
 
 1. Before any view existed, once every worker has failed with an exit code of its own, the run ends: the script is at
    fault, and restarting it would only repeat its traceback.
-2. While restarts are left it is started again (``StartMode``): as long as no view existed, at the same address, because
-   the others were told to meet there; later as a joiner, with the live members of the view as introducers; once nobody
-   is left whom it could join, in a new founding together with all others that may start.
+2. While restarts are left, the worker is started again (``StartMode``). As long as no view existed: at the same address,
+   because the others were started with that address. Later: as a joiner, with the live members of the view as introducers.
+   Once there is no member left to join: in a new founding, together with all others that may start.
 3. Once a worker has finished and no live worker holds a view, the job is done and nothing is restarted.
 4. With fewer workers than ``--min`` able to run, and none finished, the run ends.
 
@@ -22,7 +22,7 @@ from .plan import StartPlan
 
 
 class WorkerPhase(Enum):
-    """Where a slot is. WAITING -> RUNNING | RETIRED; RUNNING -> WAITING | DONE | FAILED | RETIRED."""
+    """The state of a slot. WAITING -> RUNNING | RETIRED; RUNNING -> WAITING | DONE | FAILED | RETIRED."""
 
     WAITING = "waiting"
     """For its first start, or to be restarted."""
@@ -34,7 +34,7 @@ class WorkerPhase(Enum):
 
 
 class StartMode(Enum):
-    """How a worker is to begin."""
+    """How a worker begins."""
 
     FOUND = "at its founding address, to meet the others there"
     JOIN = "as a joiner of the live members"
@@ -43,7 +43,7 @@ class StartMode(Enum):
 
 
 class RunAction(Enum):
-    """What follows from an exit for the run as a whole."""
+    """The consequence of an exit for the run as a whole."""
 
     GO_ON = "go on"
     RETIRE = "the job is done: whoever holds no view is not needed"
@@ -52,7 +52,7 @@ class RunAction(Enum):
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """What is known of one slot. The fields from ``pid`` on are about its newest lifetime."""
+    """The facts about one slot. The fields from ``pid`` on are about its newest lifetime."""
 
     index: int
     phase: WorkerPhase = WorkerPhase.WAITING
@@ -68,12 +68,12 @@ class WorkerRecord:
     epoch: int = 0
     """Epoch of the newest view that it announced; 0: none."""
     code: int = 0
-    """How it ended, as ``subprocess`` gives it."""
+    """Its return code, as ``subprocess`` gives it."""
     cause: str = ""
     """Why the launcher killed it, if it did."""
 
     def facts(self) -> dict[str, int | str]:
-        """What others may know, as plain values."""
+        """Return the public fields, as plain values."""
         return {
             "worker": self.index,
             "phase": str(self.phase.value),
@@ -102,10 +102,10 @@ class RestartPolicy:
     last_failed: int | None = None
     """The slot that failed last."""
     past: set[str] = field(default_factory=set)
-    """Member ids that are certainly over: their process ended, or goes on under another one."""
+    """Member ids that are certainly over: their process ended, or goes on under another id."""
 
     def __post_init__(self) -> None:
-        """One record a worker."""
+        """Create one record for each worker."""
         self.records = [WorkerRecord(index) for index in range(self.plan.workers)]
         self.restarts_left = self.plan.max_restarts
 
@@ -123,7 +123,7 @@ class RestartPolicy:
         return not self.in_phase(WorkerPhase.WAITING, WorkerPhase.RUNNING)
 
     def holds_view(self, record: WorkerRecord) -> bool:
-        """Whether it runs as a member of a view: it said so, or it is a founder and another founder said so."""
+        """Whether the worker runs as a member of a view: it announced one, or it is a founder and another founder did."""
         return record.phase is WorkerPhase.RUNNING and (record.epoch > 0 or (record.founder and self.founded))
 
     def introducers(self) -> list[str]:
@@ -131,7 +131,7 @@ class RestartPolicy:
         return [record.address for record in self.records if self.holds_view(record)]
 
     def start_mode(self) -> StartMode:
-        """How a worker that is due now is to begin."""
+        """Return how a worker that is due now begins."""
         if not self.founded:
             return StartMode.FOUND
         if self.introducers():
@@ -143,7 +143,7 @@ class RestartPolicy:
         self.founded = False
 
     def started(self, index: int, pid: int, address: str, *, founder: bool) -> None:
-        """A lifetime began; ``address`` is empty where it binds its own."""
+        """Record that a lifetime began; ``address`` is empty if the worker binds its own."""
         record = self.records[index]
         if record.member:
             self.past.add(record.member)
@@ -152,7 +152,7 @@ class RestartPolicy:
         record.starts += 1
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
-        """A worker said who it is, where, and the epoch of its view (0: none yet); False if no such worker runs.
+        """Record a worker's member id, its address, and the epoch of its view (0: none yet); False if no such worker runs.
 
         Another id than before is another lifetime in the same process.
         """
@@ -160,8 +160,8 @@ class RestartPolicy:
         if record is None:
             return False
         if member in self.past:
-            return True  # overtaken by what it said later
-        if record.member not in ("", member):  # it was excluded, and is about to join again
+            return True  # a later announcement has arrived before this one
+        if record.member not in ("", member):  # the worker was excluded, and is about to join again
             self.past.add(record.member)
             record.founder, record.epoch = False, 0
         record.member, record.address, record.epoch = member, address, max(record.epoch, epoch)
@@ -170,9 +170,9 @@ class RestartPolicy:
         return True
 
     def exited(self, index: int, code: int, cause: str = "", *, sent_away: bool = False) -> RunAction:
-        """A lifetime ended. A slot left WAITING is to be restarted.
+        """Record that a lifetime ended. A slot left WAITING is to be restarted.
 
-        ``cause``: why the launcher killed it, if it did. ``sent_away``: the run needed it no more.
+        ``cause``: why the launcher killed it, if it did. ``sent_away``: the run no longer needed it.
         """
         record = self.records[index]
         record.code, record.cause = code, cause
@@ -192,13 +192,13 @@ class RestartPolicy:
         return self._consequence()
 
     def end(self, reason: str) -> RunAction:
-        """The run ends with the result as it is now; the first reason stays."""
+        """End the run with the present result; the first reason stays."""
         self.ending = self.ending or reason
         self.retire_waiting()
         return RunAction.END
 
     def retire_waiting(self) -> None:
-        """Whoever waits for a start stays away; one that failed last stays a failure."""
+        """Retire all slots that wait for a start; a slot whose last lifetime failed stays a failure."""
         for record in self.in_phase(WorkerPhase.WAITING):
             record.phase = WorkerPhase.FAILED if record.code else WorkerPhase.RETIRED
 

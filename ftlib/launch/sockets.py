@@ -45,7 +45,7 @@ def listen(port: int = 0) -> socket.socket:
     """A TCP socket listening on loopback."""
     tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the port's last owner may linger
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the port's previous owner may linger
         tcp.bind((HOST, port))
         tcp.listen(128)
     except BaseException:
@@ -55,7 +55,7 @@ def listen(port: int = 0) -> socket.socket:
 
 
 def bind_control(port: int = 0) -> ControlSockets:
-    """Both sockets on one port: ``port``, or with 0 any that is free for both. OSError where ``port`` is taken."""
+    """Bind both sockets to one port: ``port``, or with 0 any that is free for both. Raises OSError if ``port`` is taken."""
     for _ in range(_ATTEMPTS):
         with contextlib.ExitStack() as undo:
             tcp = undo.enter_context(listen(port))

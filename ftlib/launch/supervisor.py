@@ -1,4 +1,4 @@
-"""The loop that owns all workers: starts them, hears of every exit at once, and carries out what the restart policy decides.
+"""The loop that owns all workers: starts them, learns of every exit at once, and carries out the restart policy's decisions.
 
 One thread, one loop, no locks: processes, timers and requests are all events here. Every wait has a deadline, except
 the one for the workers' own work.
@@ -34,13 +34,13 @@ from .sockets import HOST, ControlSockets, bind_control, listen
 from .worker import Worker
 
 _REAP_TIMEOUT = 5.0
-"""How long a SIGKILLed process may take to go: more means that the kernel is stuck in it."""
+"""Seconds that a SIGKILLed process may take to end: if it takes longer, it is stuck in the kernel."""
 _SPAWN_FAILED = 71
 """EX_OSERR of sysexits.h: the code noted for a worker that could not be started."""
 
 
 def launch(plan: StartPlan) -> int:
-    """Run ``plan`` to its end; the shell's exit code. Call on the main thread of a process without others."""
+    """Run ``plan`` to its end; returns the shell's exit code. Call on the main thread of a process without others."""
     require_linux()
 
     def supervise(guard_pid: int) -> int:
@@ -77,12 +77,12 @@ class Supervisor:
         self._guard_pid = guard_pid
         self._base = dict(os.environ if environment is None else environment)
         self._credentials = Credentials(plan.job, self._base)
-        self._workers: dict[int, Worker] = {}  # by pid; those not reaped yet
-        self._past: dict[int, float] = {}  # pids of earlier workers, and of no present one, and when they were gone
+        self._workers: dict[int, Worker] = {}  # by pid; the workers not reaped yet
+        self._past: dict[int, float] = {}  # by pid of an earlier worker that no present one has: when it was gone
         self._tails: dict[int, deque[bytes]] = {}
         self._due: set[int] = set()  # slots that wait for their start, and whose delay is over
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._addresses: list[str] = []  # of the present founding, in the same order for everybody
+        self._addresses: list[str] = []  # of the present founding, in the same order for all workers
         self._ports: dict[int, int] = {}
         self._interrupted = 0  # the signal that ended the run, if one did
         self._born = time.monotonic()
@@ -90,7 +90,7 @@ class Supervisor:
     # The run's life.
 
     async def run(self) -> int:
-        """Start, watch, and clean up; the shell's exit code."""
+        """Start the workers, watch them, and clean up; returns the shell's exit code."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._console = Console(self._loop, log_dir=self._plan.log_dir, events=self._plan.events)
@@ -99,7 +99,7 @@ class Supervisor:
             with self._credentials.kept():
                 await self._live()
             code = self._conclude()
-            patience = 2.0 if self._interrupted else None  # else the reader decides how fast it reads
+            patience = 2.0 if self._interrupted else None  # None: wait as long as the reader of the output takes
         finally:
             self._console.close(patience)
         return code
@@ -167,7 +167,7 @@ class Supervisor:
         return Start(index, self._addresses, len(self._addresses), sockets.port, sockets.fds)
 
     def _start_due(self) -> None:
-        """Start whoever waits and may; called after everything that could have changed the answer."""
+        """Start all waiting workers that may start; called after every event that could allow a start."""
         while self.stage is RunStage.RUNNING and self._due:
             start_mode = self.policy.start_mode()
             if start_mode is StartMode.HOLD:
@@ -184,7 +184,7 @@ class Supervisor:
     def _start_at_its_address(self, index: int) -> None:
         try:
             sockets = bind_control(self._ports[index])
-        except OSError:  # somebody took the port meanwhile: meet the others at theirs
+        except OSError:  # another process took the port meanwhile: meet the others at their ports
             others = [record.address for record in self.policy.in_phase(WorkerPhase.RUNNING) if record.address]
             if others:
                 self._console.say(f"port {self._ports[index]} is taken by now: worker {index} meets the others at theirs")
@@ -195,7 +195,7 @@ class Supervisor:
             self._start(index, self._founder(index, sockets), sockets)
 
     def _refound(self, why: str) -> None:
-        """Start all that wait as the founders of a new cluster, at new addresses."""
+        """Start all waiting workers as the founders of a new cluster, at new addresses."""
         everyone = [record.index for record in self.policy.in_phase(WorkerPhase.WAITING)]
         self._console.say(f"{why}: {len(everyone)} workers begin anew, from {self._plan.beginning}")
         self.policy.refound()
@@ -216,7 +216,7 @@ class Supervisor:
             return
         finally:
             if sockets is not None:
-                sockets.close()  # ours: "connection refused" must prove that the worker is gone
+                sockets.close()  # this process's copies: "connection refused" must prove that the worker is gone
         self._workers[worker.pid] = worker
         self._past.pop(worker.pid, None)
         self._tails[index] = worker.tail
@@ -291,7 +291,7 @@ class Supervisor:
     # Ending.
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """Ctrl-C and its kind: the first drains, the second kills."""
+        """Handle Ctrl-C, SIGTERM and SIGHUP: the first drains, the second kills."""
         self._interrupted = self._interrupted or number
         if self.stage is RunStage.RUNNING:
             name = signal.Signals(number).name
@@ -314,7 +314,7 @@ class Supervisor:
             self._over.set_result(None)
 
     def _abandon(self) -> None:
-        """The guard was killed: nobody wants this run any more."""
+        """End the run because the guard was killed."""
         self._interrupted = signal.SIGKILL
         self.policy.end("the launcher was killed")
         self._end()
@@ -328,11 +328,11 @@ class Supervisor:
         self._loop.call_later(_REAP_TIMEOUT, self._give_up)
 
     def _give_up(self) -> None:
-        """Killed processes that do not go are stuck in the kernel; waiting longer helps nobody."""
+        """Stop waiting for killed processes: those left are stuck in the kernel."""
         if not self._over.done():
             self._over.set_result(None)
 
-    # What the HTTP endpoint asks (its ``Operations``).
+    # For the HTTP endpoint (its ``Operations``).
 
     @property
     def job(self) -> str:
@@ -341,17 +341,17 @@ class Supervisor:
 
     @property
     def ring(self) -> KeyRing:
-        """The keys of which callers must have one."""
+        """The keys; a caller must have one of them."""
         return self._credentials.ring
 
     async def fence(self, pid: int, member: str, reason: str) -> tuple[Fate, float]:
-        """Kill an accused worker, and wait until it is reaped; for how many seconds it is gone."""
+        """Kill an accused worker, and wait until it is reaped; returns also for how many seconds it has been gone."""
         worker = self._workers.get(pid)
         if worker is None:
             gone_at = self._past.get(pid)
             return (Fate.UNKNOWN, 0.0) if gone_at is None else (Fate.GONE, time.monotonic() - gone_at)
         if member in self.policy.past:
-            return Fate.GONE, 0.0  # the number is a later lifetime's, or the process lives on as another member
+            return Fate.GONE, 0.0  # the pid is a later lifetime's, or the process lives on as another member
         if not worker.cause and not worker.ended:
             self._console.say(f"{worker.start.name} is silent to its peers ({reason or 'no reason given'}): killed")
             self._console.event("fenced", worker=worker.start.index, pid=pid, reason=reason)
@@ -361,7 +361,7 @@ class Supervisor:
         return (Fate.REAPED, time.monotonic() - worker.gone_at) if worker.gone.done() else (Fate.STUCK, 0.0)
 
     def announced(self, pid: int, member: str, address: str, epoch: int) -> bool:
-        """Take note of a worker's member id, address and view."""
+        """Record a worker's member id, address and view."""
         known = self.policy.announced(pid, member, address, epoch)
         if known:
             self._console.event("announced", pid=pid, member=member, address=address, epoch=epoch)
@@ -369,14 +369,14 @@ class Supervisor:
         return known
 
     def report(self) -> dict[str, Any]:
-        """What ``GET /workers`` shows."""
+        """Return the body of ``GET /workers``."""
         rows = [record.facts() for record in self.policy.records]
         return {"stage": self.stage.value, "restarts_left": self.policy.restarts_left, "workers": rows}
 
     # The end.
 
     def _conclude(self) -> int:
-        """Tell what happened, the traceback that matters last; the shell's exit code."""
+        """Print what happened, with the traceback that matters at the end; returns the shell's exit code."""
         policy, console = self.policy, self._console
         code = 128 + self._interrupted if self._interrupted else shell_code(policy.result)
         seconds = time.monotonic() - self._born

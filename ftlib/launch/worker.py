@@ -1,7 +1,7 @@
-"""One child: its process, its two pipes, the last lines it wrote. Born by ``spawn``, over when ``gone`` is set.
+"""One child: its process, its two pipes, the last lines it wrote. ``spawn`` starts it; it is over when ``gone`` is set.
 
-The child is a session of its own: Ctrl-C reaches only the launcher, which drains the workers, and a dead worker's
-children can be killed with it (they would otherwise keep its sockets open, and its peers would think that it lives).
+The child is a session of its own: Ctrl-C reaches only the launcher, which drains the workers. A dead worker's children can be
+killed with it (else they would keep its sockets open, and its peers would take it for alive).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROGRESS_EVERY = 1.0
 
 
 class Sink(Protocol):
-    """Where a worker's lines go."""
+    """Takes a worker's lines."""
 
     @property
     def full(self) -> bool:
@@ -55,11 +55,11 @@ class Worker:
         self.pid = process.pid
         self.born = time.monotonic()
         self.cause = ""
-        """Why the launcher killed it, where it did."""
+        """Why the launcher killed it, if it did."""
         self.gone_at = math.inf
-        """From when on (CLOCK_MONOTONIC) none of its processes did anything: its group was sent SIGKILL, or it was reaped."""
+        """Time (CLOCK_MONOTONIC) from which on its processes did nothing: its group was sent SIGKILL, or it was reaped."""
         self.sent_away = False
-        """Whether the launcher ended it for the run's sake: its end is then no failure."""
+        """Whether the launcher ended the worker because the run no longer needed it: its end is then no failure."""
         self.gone: asyncio.Future[int] = loop.create_future()
         """Its return code as ``subprocess`` gives it, once it was reaped."""
         self.tail: deque[bytes] = deque(maxlen=TAIL)
@@ -101,7 +101,7 @@ class Worker:
         return self.gone.done() or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def send_away(self) -> None:
-        """SIGTERM, as the run needs it no more."""
+        """Send SIGTERM, because the run no longer needs the worker."""
         self.sent_away = True
         self.signal(signal.SIGTERM)
 
@@ -112,8 +112,8 @@ class Worker:
             self._kill_group()
 
     def reap(self) -> int:
-        """Called once, when the process is a zombie: end its children, take its status and its last output."""
-        self._kill_group()  # before the reaping: until then nobody else can have this number
+        """End the worker's children, take its status and its last output. Called once, when the process is a zombie."""
+        self._kill_group()  # before the reaping: until then no other process can have this pid
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # subprocess must not wait for it again
@@ -156,12 +156,12 @@ class Stream:
         loop.add_reader(fd, self._readable)
 
     def resume(self) -> None:
-        """There is room again."""
+        """Read again, since there is room again."""
         if self._open:
             self._loop.add_reader(self._fd, self._readable)
 
     def finish(self) -> None:
-        """Take what the dead worker left in the pipe, and no more: a daemon of its own may hold the other end."""
+        """Read what the dead worker left in the pipe, and no more: a daemon that it started may hold the other end."""
         taken = 0
         while self._open and taken < _DRAIN and (size := self._read()):
             taken += size
@@ -175,7 +175,7 @@ class Stream:
             self._read()
 
     def _read(self) -> int:
-        """Pass one chunk on; its size, 0 where there was none."""
+        """Pass one chunk on; returns its size, 0 if there was none."""
         try:
             chunk = os.read(self._fd, _CHUNK)
         except BlockingIOError:

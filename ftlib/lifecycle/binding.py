@@ -1,4 +1,4 @@
-"""Where a worker listens, and whether it may: on this machine only, or wherever strangers are kept out."""
+"""The address on which a worker listens. Allowed are loopback addresses, and any address if strangers are kept out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["bind"]
 
 
 def bind(consensus: Consensus, settings: Settings) -> str:
-    """Bind the control address; the host that the framework listens on. ConfigError where it must not be that one."""
+    """Bind the control address; returns the host that the framework listens on. Raises ConfigError if it is not allowed."""
     _check_bind(settings)
     try:
         bound = consensus.bind()
@@ -33,7 +33,7 @@ def bind(consensus: Consensus, settings: Settings) -> str:
 
 
 def _trust(settings: Settings, where: str) -> None:
-    """ConfigError unless members know each other, or the user said that everybody can be believed."""
+    """Raise ConfigError unless members authenticate each other, or the user set ``insecure``."""
     if not (settings.consensus.secured or settings.consensus.insecure):
         raise ConfigError(
             f"bind={where} is reachable from other hosts: give all workers the same secret or secret_file (ftlib keys new "
@@ -42,7 +42,7 @@ def _trust(settings: Settings, where: str) -> None:
 
 
 def _check_bind(settings: Settings) -> None:
-    """Before anything listens. ConfigError unless it is this machine only, or strangers are kept out."""
+    """Check before anything listens. Raises ConfigError unless the address is loopback, or strangers are kept out."""
     bind = settings.consensus.bind
     if not bind or bind.startswith(":"):
         return  # known once it is bound
@@ -56,7 +56,7 @@ def _check_bind(settings: Settings) -> None:
 
 
 def _check_bound(settings: Settings, bound: Bound) -> None:
-    """The same for an address that was derived; and a loopback address is of no use to other hosts."""
+    """Check a derived address in the same way; a loopback address is also refused if the job has other hosts."""
     host, where = bound.interface, format_address(bound.address)
     loopback = ipaddress.ip_address(host).is_loopback
     if not loopback:

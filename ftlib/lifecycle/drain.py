@@ -1,11 +1,11 @@
-"""Leaving well: a notice that this worker has to go, and what it sets in motion. SIGTERM is one, ``FTLib.drain`` another.
+"""Leaving well: a notice that this worker has to go, and its effects. SIGTERM is a notice, ``FTLib.drain`` another.
 
-A notice raises a flag. The next call tells the others in its trailer, so they go on without a failed operation; the worker
-leaves when that call has ended, and exits with 0. Whatever waits without an end (a spare, a worker that looks for the job, one
-without a quorum) leaves at once. A program that looks at ``FTLib.should_leave`` decides for itself after which call it ends.
+A notice raises a flag. The trailer of the next call carries it to the others, so they go on without a failed operation; the
+worker leaves when that call has ended, and exits with 0. A worker that waits without limit (a spare, one that looks for the
+job, one without a quorum) leaves at once. A program that reads ``FTLib.should_leave`` decides itself after which call it ends.
 
 A second SIGTERM ends the process. Two within ``TWIN`` seconds are one: ``timeout`` and some init systems signal a process, and
-then its process group, of which it is a part.
+then its process group, to which it belongs.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ __all__ = ["TWIN", "Drain"]
 logger = logging.getLogger("ftlib")
 
 TWIN = 0.2
-"""Seconds within which a second signal is the first one, sent twice."""
+"""Seconds within which a second signal counts as the first one sent twice."""
 
 
 class Drain:
-    """Whether this worker has to go, and the handler of SIGTERM, where the program has none of its own."""
+    """Whether this worker has to go, and the handler of SIGTERM if the program has none of its own."""
 
     def __init__(self, call_lock: CallLock, over: Callable[[], bool], wake: Callable[[], None]) -> None:
-        """``over``: whether this worker is no member any more. ``wake``: has whatever waits look at ``call_lock`` again."""
+        """``over``: whether this worker is no member any more. ``wake``: makes waiting threads check ``call_lock`` again."""
         self._call_lock = call_lock
         self._over = over
         self._wake = wake
         self._installed = False
         self._pid = os.getpid()
         self._signalled = float("-inf")
-        """When SIGTERM came first."""
+        """Time of the first SIGTERM."""
         self.parting = False
-        """Whether this worker is just leaving by itself: then a first SIGTERM has nothing to add."""
+        """True while this worker leaves by itself: then a first SIGTERM changes nothing."""
 
     def install(self, *, shield: bool) -> None:
-        """Take over SIGTERM if this is the main thread and nobody else has.
+        """Take over SIGTERM if this is the main thread and SIGTERM has no other handler.
 
-        ``shield``: keep it from the processes of data loaders, where it is sent to the whole process group.
+        ``shield``: keep a SIGTERM sent to the whole process group from the processes of data loaders.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -64,23 +64,23 @@ class Drain:
             multiprocessing.util.register_after_fork(self, _step_aside)
 
     def remove(self) -> None:
-        """Give SIGTERM back. Only the main thread can."""
+        """Restore the default handler of SIGTERM. Only the main thread can."""
         if self._installed and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) == self._handle:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._installed = False
 
     def notice(self, why: str) -> None:
-        """This worker has to go. Any thread, signal handlers too; the first one counts."""
+        """Note that this worker has to go. Any thread may call this, signal handlers too; the first notice counts."""
         if self._call_lock.leaving or os.getpid() != self._pid:
             return
         self._call_lock.leave()
         with contextlib.suppress(RuntimeError):  # no threads any more: the interpreter is about to end
-            # A signal handler may hold whatever its thread holds, so that it can neither log nor take a lock.
+            # The thread of a signal handler may already hold any lock, so a handler can neither log nor take a lock.
             threading.Thread(target=self._spread, args=(why,), name="ftlib-notice", daemon=True).start()
 
     def part(self, *, parting: bool = True) -> None:
-        """This worker is just leaving by itself, or is not any more."""
+        """Note that this worker is leaving by itself (``parting``), or no longer is."""
         self.parting = parting
 
     def looked(self) -> bool:
@@ -89,8 +89,8 @@ class Drain:
         return self._call_lock.leaving
 
     def _spread(self, why: str) -> None:
-        # The interpreter's last collections visit every object there is, which takes torch's half a second: at its end, and
-        # only where time is short, they are spared.
+        # The interpreter's last collections visit every object, half a second for those of torch. ``gc.freeze`` at its end
+        # saves that time, done only here, since after a notice time is short.
         atexit.register(gc.freeze)
         point = "where its program stops" if self._call_lock.own_point else "after the call in progress, or else the next"
         if not self.parting:
@@ -100,7 +100,7 @@ class Drain:
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature is given
         now, forked = time.monotonic(), os.getpid() != self._pid
         if forked or (self._over() and not self.parting):
-            # A forked child inherits the handler, but has nothing to drain; whoever is no member finishes nothing more.
+            # A forked child inherits the handler, but has nothing to drain; a worker that is no member finishes no more calls.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._signalled == float("-inf"):
@@ -111,10 +111,10 @@ class Drain:
 
 
 def _step_aside(_drain: Drain) -> None:
-    """In a child of ``multiprocessing``: a data loader's gets a process group of its own.
+    """Move a data loader's process to a process group of its own; runs in every child of ``multiprocessing``.
 
-    Else a SIGTERM to the whole group would kill it, and its loader raise in the training loop that is about to finish its step.
-    The loader ends its processes by itself, and they end when this process has.
+    Else a SIGTERM to the whole group would kill that process, and the loader would raise in the training loop, which is about
+    to finish its step. The loader ends its processes by itself, and they end when this process has ended.
     """
     target = getattr(multiprocessing.current_process(), "_target", None)
     if getattr(target, "__name__", "") == "_worker_loop":  # of torch's DataLoader, and of torchdata's

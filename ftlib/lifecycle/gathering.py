@@ -1,4 +1,4 @@
-"""How the group of a view is built: a pure function of the view, so that all come to the same place, each in its rank."""
+"""How the group of a view is built: a pure function of the view, so that all members meet at one place, each with its rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["gathering"]
 def gathering(
     view: View, own_id: str, rank_assign: RankAssignScheme, timeout: float
 ) -> tuple[Mapping[str, int], GroupSpec | None]:
-    """The ranks in ``view``, and what the group of it is built from; None where there is only one member.
+    """Return the ranks in ``view``, and the spec of its group; None if there is only one member.
 
-    RebuildError where ``rank_assign`` gives no ranks. ``timeout``: seconds for building, and for one operation.
+    Raises RebuildError if ``rank_assign`` gives no valid ranks. ``timeout``: seconds for building, and for one operation.
     """
     members = view.members
     ranks = {member.id: rank_assign.get_rank_and_size(members, member.id)[0] for member in members}
@@ -32,5 +32,5 @@ def gathering(
 
 
 def _room(view: View, host: Member) -> str:
-    """What a view's group is called in the store of ``host``: nothing that a stranger could guess."""
+    """Return the name of a view's group in the store of ``host``. Strangers cannot guess it."""
     return hashlib.blake2b(f"{host.fact('_room')}|{view.view_id}".encode(), digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
 """One lifetime: this process as one member, from looking for the job until it has left, or the others went on without it.
 
-All that belongs to a member id is here: consensus with its agent, data plane, rebuild thread, and who carries out calls. A
-process that was excluded gets another lifetime (see ``rejoin``), as no part of an old one may ever act in a new one. What
-the program registered passes on, the framework stays, and everything else is made anew.
+A lifetime owns all that belongs to a member id: consensus with its agent, data plane, rebuild thread, and the executor of
+calls. A process that was excluded gets another lifetime (see ``rejoin``), as no part of an old one may ever act in a new one.
+The program's registered state passes on, the framework stays, and everything else is made again.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ __all__ = ["CLOSE_TIMEOUT", "Lifetime", "Means"]
 logger = logging.getLogger("ftlib")
 
 CLOSE_TIMEOUT = 1.0
-"""Seconds that the others get to agree that this member leaves, where it closes; and threads to end."""
+"""Seconds that the others get, when this member closes, to agree that it leaves; also the time for threads to end."""
 SETTLED = 1.0
-"""Seconds in which a view change ends, once it is known who is gone."""
+"""Seconds in which a view change ends, once it is known which members are gone."""
 _LOOK = 0.05
-"""Seconds between two looks whether this worker has to go, while it looks for the job."""
+"""Seconds between two checks whether this worker has to go, while it looks for the job."""
 EXPLAIN_TIMEOUT = 3.0
-"""Seconds that the consensus gets, after ``join_timeout``, to say what it found at the introducers."""
+"""Seconds that the consensus gets, after ``join_timeout``, to report what it found at the introducers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What all lifetimes of a process have in common."""
+    """What all lifetimes of a process share."""
 
     settings: Settings
     framework: Framework
@@ -79,17 +79,17 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Of the lifetime before."""
+    """The lifetime before this one."""
 
     member_id: str
     why: str
-    """Why it ended, without the remedy: this is it."""
+    """Why it ended, without the remedy, which is this lifetime."""
     ended: float
-    """When that was taken up (monotonic seconds)."""
+    """When this process learned of the end (monotonic seconds)."""
 
 
 class Lifetime:
-    """NEW -> ``begin`` -> a member, or on its way -> ``end``. Neither can be done twice."""
+    """NEW -> ``begin`` -> a member, or on its way to be one -> ``end``. No way back."""
 
     def __init__(self, means: Means, consensus: Consensus, former: Lifetime | None = None, why: str = "") -> None:
         """Starts nothing. ``former``: the lifetime before this one, which ended for the reason ``why``."""
@@ -156,31 +156,33 @@ class Lifetime:
         )
         self.deputy = self._deputy(settings, means)
         self.run: Callable[[Call], Status] = self.engine.run if self.deputy is None else self.deputy.run
-        """Finish a call of the program's, in this thread's turn; the status it ends with. Raises what ends this lifetime."""
+        """Finish a call of the program's while this thread has the call lock; returns its status. Raises what ends this
+        lifetime.
+        """
         self.known: View | None = None
-        """The job as it was met."""
+        """The job's view when this worker met the job."""
         self._means = means
         self._past = None if former is None else _Past(former.plane.member_id, why.partition("; ")[0], time.monotonic())
         self._bounds = threading.Lock()
-        """Held while this begins, or ends: what is half begun could not be ended."""
+        """Held while this lifetime begins or ends: a half begun one could not be ended."""
         self._ended = False
 
     def anew(self, why: str) -> Lifetime | None:
-        """The next lifetime of this process, not begun; None where the consensus can have no other."""
+        """Return the next lifetime of this process, not begun; None if the consensus cannot begin again."""
         consensus = self.consensus.anew()
         return None if consensus is None else Lifetime(self._means, consensus, self, why)
 
     # --- the beginning -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Meet the job. ConfigError; JoinError after ``join_timeout``; LeftError where ``end`` was called meanwhile."""
+        """Meet the job. Raises ConfigError; JoinError after ``join_timeout``; LeftError if ``end`` was called meanwhile."""
         with self._bounds:
             if self._ended:
                 raise LeftError("closed")
             self._start()
         self._meet()
         if self._past is not None:
-            self._announce(0)  # before it can be in a view: who fences must not take it for the one before, which is over
+            self._announce(0)  # before it can be in a view: a fencing launcher must not take it for the past lifetime
 
     def _start(self) -> None:
         settings, consensus = self._means.settings, self.consensus
@@ -189,7 +191,7 @@ class Lifetime:
         except ConsensusError as error:
             raise JoinError(str(error)) from error
         meta = dict(self._means.framework.start(interface))
-        meta["_room"] = secrets.token_hex(8)  # members alone learn it: with the view id, the name under which a group meets
+        meta["_room"] = secrets.token_hex(8)  # only members learn it: with the view id, it names a group in the store
         if settings.name:
             meta["name"] = settings.name
         if settings.supervisor:
@@ -211,7 +213,7 @@ class Lifetime:
     def _meet(self) -> None:
         config, plane = self._means.settings.consensus, self.plane
         timeout = config.join_timeout
-        # The consensus gives up by itself, and knows best why: it looks at the introducers once more before it says so.
+        # The consensus gives up by itself, and has the best reason: it asks the introducers once more before it reports.
         self.known = self._wait_known(timeout + EXPLAIN_TIMEOUT)
         admitted = self.known is not None and self.consensus.member.id in self.known
         if admitted or self.known is None:
@@ -233,9 +235,9 @@ class Lifetime:
         )
 
     def _wait_known(self, timeout: float) -> View | None:
-        """The job's view once it is known; None at the end of the time, of the consensus, or where this worker has to go.
+        """Return the job's view once it is known; None after ``timeout``, if the consensus ends, or if this worker has to go.
 
-        No event tells of the last: a signal handler cannot set one that its own thread waits for.
+        The last is polled, not an event: a signal handler cannot set an event that its own thread waits for.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -243,7 +245,7 @@ class Lifetime:
             known = self.consensus.wait_known(min(_LOOK, max(0.0, deadline - began)))
             if known is not None or self.plane.leaving() or self.plane.phase is Phase.STOPPED or began >= deadline:
                 return known
-            if time.monotonic() - began < _LOOK:  # the consensus has ended, and the plane is about to be told
+            if time.monotonic() - began < _LOOK:  # the consensus has ended, and the plane is about to learn it
                 with self.plane.changed:
                     self.plane.changed.wait_for(lambda: self.plane.phase is Phase.STOPPED, _LOOK)
 
@@ -252,12 +254,12 @@ class Lifetime:
     def goodbye(self, timeout: float, *, ended: bool) -> None:
         """Leave, if this is still a member, and wait until the others agree, at most ``timeout`` seconds.
 
-        ``ended``: as the program has come to its end. That of a newcomer says nothing of the job.
+        ``ended``: True if the program has come to its end; a newcomer's end says nothing of the job.
         """
         plane = self.plane
         if getattr(self.consensus, "member", None) is None:
             return
-        if self.engine.said_goodbye:  # the trailer told everybody: asking again could only disturb
+        if self.engine.said_goodbye:  # the trailer carried the goodbye to all members: a second request could only disturb
             with plane.changed:
                 plane.changed.wait_for(lambda: plane.phase is Phase.STOPPED, timeout / 2)
         if plane.phase is Phase.STOPPED:
@@ -273,7 +275,7 @@ class Lifetime:
             plane.stop(LeftError("left without the others' confirmation"))
 
     def end(self) -> None:
-        """Give back everything: the agent is gone, and its port free, once this returns. Idempotent."""
+        """Release everything: the agent has ended, and its port is free, once this returns. Idempotent."""
         plane = self.plane
         group = plane.stop(LeftError("closed"))
         if group is not None and plane.running is not None:
@@ -285,13 +287,13 @@ class Lifetime:
             with contextlib.suppress(ConsensusError):
                 self.consensus.stop()
             self._rebuilder.close(CLOSE_TIMEOUT)
-        self.engine.forget()  # this may be garbage for long, and its buffers are as large as the model
+        self.engine.forget()  # this object may stay uncollected for long, and its buffers are as large as the model
         self.donor.forget()
         self.transfer.forget()
         self.resumption.forget()
 
     def register(self, registered: Registered) -> None:
-        """Note what the state is (see ``Transfer.register``). ConfigError where it does not do for what is set."""
+        """Register the state (see ``Transfer.register``). Raises ConfigError if it does not fit the settings."""
         if self.deputy is not None and (reason := replayable(registered)):
             raise ConfigError(f"straggler_deadline is set, but a late worker could not take over what it missed: {reason}")
         if self._means.settings.nonfinite == VETO and registered.of(torch.amp.GradScaler):
@@ -303,7 +305,7 @@ class Lifetime:
         self.transfer.register(registered)
 
     def _deputy(self, settings: Settings, means: Means) -> Deputy | None:
-        """Who stands in while the program is late, where that is wanted."""
+        """Return the deputy that stands in while the program is late; None if ``straggler_deadline`` is not set."""
         if settings.straggler_deadline is None:
             return None
         terms = Terms(
@@ -321,14 +323,14 @@ class Lifetime:
         return HTTPTransport(self._means.ring, self.plane.member_id, bandwidth=self._means.settings.recovery_bandwidth)
 
     def _standby(self, registered: Registered, own: Call) -> WarmStandby:
-        """How a spare gets the state while it waits."""
+        """Return the standby by which a spare gets the state while it waits."""
         max_size, allowed = self._means.settings.consensus.max_size, _allowed(self._means.settings)
         assert max_size is not None
         known = functools.partial(self.consensus.wait_known, 0.0)
         return WarmStandby(self.plane, registered, own, self._http(), known, max_size, allowed)
 
     def _transport(self) -> HTTPTransport:
-        """Where a joiner gets the state from, beside the others' training."""
+        """Return the transport by which a joiner gets the state, beside the others' training."""
         settings = self._means.settings
         if settings.recovery_transport == "http":
             return self._http()
@@ -338,7 +340,7 @@ class Lifetime:
     # --- on the rebuild thread -----------------------------------------------------------------------------------------
 
     def _rebuild(self, view: View) -> tuple[Mapping[str, int], Group | None]:
-        """From an installed view to a group, in three steps. RebuildError, never a false success."""
+        """Build the group of an installed view, in three steps. Raises RebuildError; never a false success."""
         members = self.consensus.get_member_list()
         if tuple(member.id for member in members) != view.ids:
             raise RebuildError(f"the members changed while the group of {view} was to be built")
@@ -355,7 +357,7 @@ class Lifetime:
         """Begin to build the group of a view that may be installed soon."""
         try:
             _, spec = self._gathering(view)
-        except RebuildError:  # it is raised again where it matters
+        except RebuildError:  # ``_rebuild`` raises it again
             return
         if spec is not None:
             self._means.framework.prepare(spec)
@@ -364,7 +366,7 @@ class Lifetime:
         return gathering(view, self.consensus.member.id, self._means.rank_assign, self._means.settings.step_timeout)
 
     def _activated(self, view: View) -> None:
-        """After a view was activated: tell the launcher, on a thread of its own."""
+        """Notify the launcher, on a thread of its own, after a view was activated."""
         session = self.plane.session
         if session is not None:
             self.donor.activated(session)
@@ -375,7 +377,7 @@ class Lifetime:
             threading.Thread(target=self._announce, args=(view.epoch,), name="ftlib-announce", daemon=True).start()
 
     def _given_up(self) -> None:
-        """The program hangs, as far as the others can tell: it ends where a launcher starts another, unless it may rejoin."""
+        """Handle a program that hangs, as the others see it: ends it if a launcher starts another, unless it may rejoin."""
         settings, call_lock = self._means.settings, self._means.call_lock
         returned = call_lock.returned()
         if settings.supervisor and not settings.rejoin:
@@ -414,6 +416,6 @@ class Lifetime:
 
 
 def _allowed(settings: Settings) -> RecoveryLimits:
-    """What a joiner may use."""
+    """Return the limits of time and memory for a joiner."""
     pending = int(settings.recovery_pending_mb * 2**20)
     return RecoveryLimits(settings.step_timeout / 2, pending, live=settings.recovery == "live")

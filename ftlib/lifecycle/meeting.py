@@ -1,4 +1,4 @@
-"""Meeting through torchrun's store: rank 0 says where it listens, the others wait for that. See ``environment``."""
+"""Meeting through torchrun's store: rank 0 publishes its address, the others wait for that. See ``environment``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONNECT_TIMEOUT = 2.0
 
 
 def introduced(settings: Settings) -> Settings:
-    """``settings`` with rank 0's address as introducer, once that is known. JoinError after ``join_timeout``."""
+    """Return ``settings`` with rank 0's address as introducer, once known. Raises JoinError after ``join_timeout``."""
     launched = settings.launched
     if launched is None or launched.store is None or launched.rank == 0:
         return settings
@@ -35,7 +35,7 @@ def introduced(settings: Settings) -> Settings:
 
 
 def publish(settings: Settings, bound: Bound) -> None:
-    """As rank 0: tell the others where this member listens. JoinError if the store does not answer."""
+    """Publish this member's address if it is rank 0. Raises JoinError if the store does not answer."""
     launched = settings.launched
     if launched is None or launched.store is None or launched.rank != 0:
         return
@@ -53,7 +53,7 @@ def _wait(store: Store, timeout: float) -> str:
         while True:
             if client.check([store.key]):
                 address = client.get(store.key).decode()
-                # torchrun may start a new round under the same name: what an earlier rank 0 said leads nowhere then.
+                # torchrun may start a new round under the same name: the address of an earlier rank 0 leads nowhere then.
                 if _listens(address):
                     return str(address)
                 silent = f"; {address}, which it published, does not answer"

@@ -1,4 +1,4 @@
-"""Looks for a notice of preemption until there is one, on a daemon thread; where nothing answers, in pauses that grow."""
+"""Looks for a notice of preemption until there is one, on a daemon thread; while nothing answers, with growing pauses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["LONGEST_REST", "Watch"]
 logger = logging.getLogger("ftlib")
 
 LONGEST_REST = 60.0
-"""Seconds between two looks at most, while none succeeds."""
+"""Most seconds between two looks, while none succeeds."""
 
 
 class Watch:
-    """Of one source. ``start``, then ``stop``; it ends by itself with the first notice."""
+    """Watches one source. ``start``, then ``stop``; ends by itself with the first notice."""
 
     def __init__(self, source: Source, notice: Callable[[str], None]) -> None:
-        """``notice``: told, on the thread, what the notice says."""
+        """``notice``: called, on the thread, with the text of the notice."""
         self._source = source
         self._notice = notice
         self._loop = asyncio.new_event_loop()
@@ -37,7 +37,7 @@ class Watch:
         self._thread.start()
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Look no more; waits so long for the thread's end. Idempotent, and nothing where it has not begun."""
+        """Stop looking; waits ``timeout`` seconds for the thread's end. Idempotent; does nothing if it has not begun."""
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._task.cancel)
         if self._thread.is_alive() and self._thread is not threading.current_thread():

@@ -1,8 +1,8 @@
 """The lifetimes of one worker, one after the other: whether a lifetime that ended has a successor, and when.
 
-A member that the others went on without may join again in the same process, as a new member (setting ``rejoin``): within the
-call that would raise ``Excluded``, which then is the new lifetime's first. What the program computed for it was computed on
-weights that the job has left behind, so it counts with weight 0, as for every joiner, and the state comes from the others.
+With the setting ``rejoin``, an excluded member may join again in the same process, as a new member. It does so within the call
+that would raise ``Excluded``, which then is the new lifetime's first call. The program computed its part of that call on
+outdated weights, so the part counts with weight 0, as for every joiner, and the state comes from the others.
 
 A member that is excluded again and again costs the others seconds each time, so it rests longer and longer between two
 lifetimes, and after ``_MOST`` in a row gives up.
@@ -29,7 +29,7 @@ _STEADY = 60.0
 _MOST = 8
 """Rejoins in a row."""
 _REST, _LONGEST_REST = 0.5, 8.0
-"""Seconds before the second rejoin in a row, doubled from there on; at most so long."""
+"""Seconds before the second rejoin in a row, doubled for each further one; and the most seconds."""
 
 
 class Succession:
@@ -41,18 +41,18 @@ class Succession:
         self._call_lock = call_lock
         self._rejoin = rejoin
         self._coming: Lifetime | None = None
-        """Begun, and not met the job yet."""
+        """The next lifetime, while it has begun but not met the job yet."""
         self._changing = threading.RLock()  # a signal handler may close in the middle of a change
         self._row = 0
         self._began = time.monotonic()
 
     @property
     def over(self) -> bool:
-        """Whether this worker is no member: it left, or the others went on without it and its call has told so."""
+        """Whether this worker is no member: it left, or the others went on without it and its call has ended."""
         return self._call_lock.departed or (self.life.plane.phase is Phase.STOPPED and not self._call_lock.carrying)
 
     def wake(self) -> None:
-        """Whatever waits in a lifetime looks again whether this worker has to go."""
+        """Make every thread that waits in a lifetime check again whether this worker has to go."""
         with self._changing:
             lives = [life for life in (self.life, self._coming) if life is not None]
         for life in lives:
@@ -60,12 +60,12 @@ class Succession:
                 life.plane.changed.notify_all()
 
     def carry_on(self, call: Call, error: Excluded) -> Status:
-        """Finish ``call``, this lifetime's last, in another one; in the turn of this thread. Excluded where there is none."""
+        """Finish ``call``, this lifetime's last, in the next one; this thread has the call lock. Excluded if there is none."""
         while True:
             if not self._rejoin or self.life.plane.error is not error:
                 raise error
             excluded = str(error)
-            error.__traceback__ = None  # its frames would keep the old lifetime, and that keeps it
+            error.__traceback__ = None  # its frames would keep the old lifetime alive, and that keeps the error
             if not self._succeeded(excluded):
                 return Status.ABORT
             call.anew()
@@ -75,7 +75,7 @@ class Succession:
                 error = another
 
     def goodbye(self, timeout: float, *, ended: bool) -> None:
-        """Leave, after ``CallLock.departed`` was set: no lifetime begins any more. ``ended``: the program has ended."""
+        """Leave. ``CallLock.departed`` is set before, so that no further lifetime begins. ``ended``: the program has ended."""
         with self._changing:
             life, coming = self.life, self._coming
         if coming is not None:
@@ -85,7 +85,7 @@ class Succession:
     # --- in a call -----------------------------------------------------------------------------------------------------
 
     def _succeeded(self, excluded: str) -> bool:
-        """Whether the next lifetime has met the job; False where the program leaves. Raises Excluded where there is none."""
+        """Begin the next lifetime. True if it has met the job, False if the program leaves; Excluded if there is none."""
         life = self.life
         if not life.plane.has_state:
             raise Excluded(
@@ -93,13 +93,13 @@ class Succession:
             )
         self._rest(excluded)
         if self._coming is not None:
-            self._coming.end()  # an interrupt kept it from ending
+            self._coming.end()  # an interrupt had prevented its end
         life.end()
         coming = life.anew(excluded)
         if coming is None:
             raise Excluded(f"{excluded}; {type(life.consensus).__name__} cannot rejoin: start this worker anew")
         try:
-            self._coming = coming  # before the look: whoever departs ends what is coming
+            self._coming = coming  # before ``departed`` is read: ``goodbye`` ends the coming lifetime
             if not self._call_lock.departed:
                 coming.begin()
                 self._take_over(coming)

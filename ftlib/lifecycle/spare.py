@@ -1,7 +1,7 @@
 """A spare: a worker above ``max_size``, whose program waits in its first call until the view has room for it.
 
-It waits for as long as that takes, since the job goes on without it; meanwhile it gets the state. The engine calls ``wait``
-and knows no more of it.
+A spare waits without limit, since the job goes on without it; meanwhile it gets the state. The engine calls ``wait`` and knows
+nothing else of spares.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Spare:
     """One worker's wait for its first view. Used by the training thread."""
 
     def __init__(self, plane: Plane, catchup: Catchup) -> None:
-        """``catchup``: gets the state while this worker waits, and goes on with that in its first view."""
+        """``catchup``: gets the state while this worker waits, and continues in its first view."""
         self._plane = plane
         self._catchup = catchup
 
     def wait(self, call: Call) -> None:
         """Return once this worker is in a view; the time allowed for ``call`` begins then.
 
-        Raises what ended this lifetime, LeftError where this worker has to go, and ConfigError where its state does not fit
-        the job's.
+        Raises the error that ended this lifetime, LeftError if this worker has to go, and ConfigError if its state does not
+        fit the job's.
         """
         self._catchup.stand_by(call)
         try:

@@ -1,7 +1,7 @@
-"""What a worker tells its launcher about itself. Standard library only; called by ``FTLib``, not by users.
+"""Announces a worker to its launcher. Standard library only; called by ``FTLib``, not by users.
 
-The launcher knows where its first workers listen; a restarted one binds its own port and must say which. It must also
-know who holds a view, because only such a member can introduce others.
+The launcher knows where its first workers listen; a restarted worker binds its own port and must announce it. The launcher
+must also know which workers hold a view, because only such a member can introduce others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 __all__ = ["announce"]
 
 _refused: set[str] = set()
-"""Launchers whose refusal was logged: each activated view would bring another one."""
+"""Launchers whose refusal was logged, so that it is not logged again at each activated view."""
 
 
 def announce(
@@ -28,10 +28,10 @@ def announce(
     epoch: int,
     timeout: float = 5.0,
 ) -> bool:
-    """Tell the launcher at ``supervisor`` (``FTLIB_SUPERVISOR``) this process's member id, control address and view.
+    """Send the launcher at ``supervisor`` (``FTLIB_SUPERVISOR``) this process's member id, control address and view.
 
     Call it whenever a view was activated (``epoch``: its number), off the training thread. Blocks at most about
-    ``timeout`` seconds; whether the launcher took note. ``vouch``: ``Key.vouch`` of the job's key.
+    ``timeout`` seconds; returns True if the launcher accepted. ``vouch``: ``Key.vouch`` of the job's key.
     A refusal is logged once.
     """
     facts = {"job": job, "pid": os.getpid(), "member": member, "address": address, "epoch": epoch}

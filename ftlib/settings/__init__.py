@@ -1,1 +1,1 @@
-"""Settings: where they come from, how they are read, and what they become."""
+"""Settings: their sources, their readers, and the resulting values."""

@@ -1,8 +1,8 @@
-"""Settings: where each may be given, which wins, and what they become.
+"""Settings: the sources of each, their precedence, and the resulting values.
 
 Precedence: argument of ``FTLib.init`` > variable ``FTLIB_<NAME>`` > file (``config=``, ``FTLIB_CONFIG``, ``./ftlib.toml``;
-table ``[ftlib]``) > what torchrun or Slurm say (``environment``) > default. An unknown setting is an error with the nearest
-name: a misspelt one would silently do nothing.
+table ``[ftlib]``) > variables of torchrun or Slurm (``environment``) > default. An unknown setting is an error with the nearest
+name, since a misspelt one would silently do nothing.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ Count: TypeAlias = int
 
 
 class _Unsaid(str):
-    """A default that can be told from the same word given by somebody."""
+    """A default that differs from the same word given by a user."""
 
     __slots__ = ()
 
 
 UNSAID = _Unsaid("gossip")
-"""The backend where nobody chose one."""
+"""The backend if none was chosen."""
 
 BACKENDS: Mapping[str, type[Membership]] = {"gossip": Gossip, "shared_storage": SharedStorage}
-"""By the names that the setting ``consensus`` takes."""
+"""The backends, by the names that the setting ``consensus`` takes."""
 
 _PREFIX = "FTLIB_"
 _OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT", "FENCE_NAME"})
-"""Variables that are no settings, though some look like one."""
+"""Variables that are no settings, though some look like settings."""
 _DEFAULT_FILE = Path("ftlib.toml")
 VETO = "veto"
 BUCKET_MB = 8.0
 """Default size of a bucket: smaller ones cost more operations, larger ones overlap copying and sending less."""
 _SECRETS = ("secret", "secret_file")
-"""Two ways to say one thing: of several sources the one that wins decides both."""
+"""Two ways to give one value: the source that wins decides both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Settings:
 
 
 def _readers_of(kind: type, *left_out: str) -> dict[str, readers.Reader]:
-    """By the names of the settings that are fields of ``kind``."""
+    """Return the readers of the settings that are fields of ``kind``, by name."""
     return {
         item.name: item.metadata.get("reader") or readers.BY_TYPE[str(item.type)]
         for item in dataclasses.fields(kind)
@@ -125,10 +125,10 @@ def _readers_of(kind: type, *left_out: str) -> dict[str, readers.Reader]:
 _OWN = _readers_of(Settings, "consensus", "backend", "supervisor", "name", "launched")
 READERS: Mapping[str, readers.Reader] = {
     "consensus": one_of(*BACKENDS),
-    **_readers_of(consensus.Config, "liveness"),  # which follows from the backend
+    **_readers_of(consensus.Config, "liveness"),  # left out, since it follows from the backend
     **_OWN,
 }
-"""How each setting is read."""
+"""The reader of each setting."""
 
 
 def resolve(
@@ -138,8 +138,8 @@ def resolve(
     *,
     backend: type[Membership] | None = None,
 ) -> Settings:
-    """All settings, checked, for that ``backend`` (None: the one that the settings name). ConfigError naming the setting, where
-    it came from and the remedy.
+    """Return all settings, checked, for ``backend`` (None: the one that the settings name). Raises ConfigError naming the
+    setting, its source and the remedy.
     """
     environment = os.environ if environment is None else environment
     found: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def resolve(
             found = {name: value for name, value in found.items() if name not in _SECRETS}
         for name, value in values.items():
             if source == "the environment" and name not in READERS and not _close(name, 0.75):
-                continue  # somebody else's variable
+                continue  # a variable of another program
             label = f"{_PREFIX}{name.upper()}" if source == "the environment" else f"{name} in {source}"
             found[name] = _checked(name, value, label)
     named = BACKENDS[found.pop("consensus", "") or "gossip"]
@@ -161,14 +161,14 @@ def resolve(
     if launch is not None:
         found = {**launch.settings, **found}
     if found.get("introducers"):
-        found.setdefault("bind", "")  # the first of them that is this host's and free
+        found.setdefault("bind", "")  # empty: the first introducer that is this host's and free
     own = {name: found.pop(name) for name in _OWN if name in found}
     own.setdefault("rejoin", found.get("policy") is consensus.Policy.ANY)
     if backend is SharedStorage and found.get("policy", consensus.Policy.STORAGE) is not consensus.Policy.STORAGE:
         raise ConfigError(f"policy={found['policy'].value} goes with consensus='gossip': with shared storage the store decides")
     try:
-        # Members cut their tensors into buckets alike, or they could not reduce them: refused at join where they would not.
-        # Nor would they agree whether a step counts, if some let nan pass.
+        # Members must cut their tensors into equal buckets to reduce them, and must agree whether a step with nan counts: a
+        # joiner with other settings is refused.
         agreement = f"bucket_mb={own.get('bucket_mb', BUCKET_MB):g} nonfinite={own.get('nonfinite', VETO)}"
         inner = backend.settled(consensus.Config(**{"agreement": agreement, **found}))
     except consensus.ConfigError as error:
@@ -192,7 +192,7 @@ def resolve(
 
 
 def check_storage(settings: Settings) -> None:
-    """ConfigError where a store is named that nothing would use: whoever named it expects otherwise."""
+    """Raise ConfigError if a store is given that nothing would use, since the user expects it to be used."""
     chosen = settings.consensus
     if chosen.storage and chosen.policy is not consensus.Policy.STORAGE:
         raise ConfigError(

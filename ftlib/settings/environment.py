@@ -1,15 +1,16 @@
-"""What another launcher says about this process: torchrun (or whoever sets its variables) and Slurm. A pure function.
+"""Settings from another launcher's variables: torchrun (or a program that sets its variables) and Slurm. A pure function.
 
-``ftlib run`` and explicit settings come first: whoever gives ``introducers`` has said how the members meet, and nothing is
-taken from here. Otherwise each setting counts unless it is given elsewhere.
+``ftlib run`` and explicit settings come first: if ``introducers`` are given, it is known how the members meet, and nothing is
+taken from here. Otherwise each setting found here counts unless it is given elsewhere.
 
 How the members meet:
 
 * **torchrun** runs a store at ``MASTER_ADDR:MASTER_PORT`` for its workers (``TORCHELASTIC_USE_AGENT_STORE``). Rank 0 listens on
-  any free port and publishes its address there (``meeting``): no port has to be guessed, so none can be taken, and several
-  jobs on one host do not meet. A port derived from ``MASTER_PORT`` would be a guess within the range from which the kernel
-  gives ports to everybody, torchrun's own store included. Only without that store it is the one after ``MASTER_PORT``.
-* **Slurm** has nothing like it: task 0 listens on a port that follows from the job id.
+  any free port and publishes its address in the store (``meeting``): no port has to be guessed, so the port cannot be taken,
+  and several jobs on one host do not meet. A port derived from ``MASTER_PORT`` would be a guess within the range from which
+  the kernel gives ports to all programs, torchrun's own store included. Only without that store rank 0 listens on the port
+  after ``MASTER_PORT``.
+* **Slurm** has no such store: task 0 listens on a port that follows from the job id.
 
 ``FTLIB_PORT`` replaces the derived port, and torchrun's store.
 """
@@ -26,12 +27,12 @@ from typing import Any
 from ..errors import ConfigError
 
 SLURM_PORTS = range(20_000, 30_000)
-"""Where the ports of Slurm jobs are: below what Linux and Slurm give to others (32768 and up; 60001 and up)."""
+"""Ports of Slurm jobs: below those that Linux (32768 and up) and Slurm (60001 and up) give to other programs."""
 
 _MAX_JOB = 64
 _MAX_NODES = 100_000
 _BATCH_STEPS = 1 << 31
-"""Step ids from here on are Slurm's own (batch, extern, interactive): not srun, so there is one process only."""
+"""Step ids from here on are Slurm's own (batch, extern, interactive): not of srun, so there is one process only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What was found. ``settings``: by name; ``says``: one line for the log; ``name``: what logs call this worker."""
+    """What a launcher's variables give. ``settings``: by name; ``says``: a log line; ``name``: of this worker in logs."""
 
     by: str
     rank: int
@@ -58,7 +59,9 @@ class Launched:
 
 
 def launched(environment: Mapping[str, str]) -> Launched | None:
-    """Who launched this process as one of several, None where nobody did. ConfigError for variables that contradict."""
+    """Return the launcher that started this process as one of several; None if there is none. Raises ConfigError if its
+    variables contradict each other.
+    """
     if all(environment.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return _torchrun(environment)
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
@@ -130,7 +133,7 @@ def expand(text: str, variable: str = "hostlist") -> tuple[str, ...]:
 
 
 def _split(text: str, variable: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Split at the commas outside of brackets."""
     if not re.fullmatch(r"[^\[\],\s]*(?:\[[0-9,-]+\][^\[\],\s]*)*(?:,[^\[\],\s]*(?:\[[0-9,-]+\][^\[\],\s]*)*)*", text):
         raise ConfigError(f"{variable}={text!r} is no list of hosts: expected the like of node[01-03,07],login1")
     parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text)

@@ -1,6 +1,6 @@
-"""From what a setting was given as, in a program, a file or a variable, to its value.
+"""Readers: from a setting as given in a program, a file or a variable to its value.
 
-TypeError or ValueError says what is expected.
+They raise TypeError or ValueError with what is expected.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def as_duration(value: Any) -> float:
 
 
 def as_duration_or_zero(value: Any) -> float:
-    """The same, or 0."""
+    """A duration as ``as_duration`` reads it, or 0."""
     return 0.0 if value in (0, "0") and value is not False else as_duration(value)
 
 
 def as_number(value: Any) -> float:
-    """At least 0."""
+    """A number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError("expected a number")
     number = float(value)
@@ -68,9 +68,9 @@ def above(bound: float) -> Reader:
 
 
 def as_preemption(value: Any) -> Any:
-    """The name of a source, or a callable: checked, and made one when it is needed."""
+    """The name of a source, or a callable: checked here, and made a source when it is needed."""
     if value and not callable(value):
-        from .preemption import source_of  # noqa: PLC0415 - an HTTP client, which few need
+        from .preemption import source_of  # noqa: PLC0415 - imports an HTTP client, which few need
 
         source_of(as_text(value))
     return value
@@ -94,7 +94,7 @@ def as_count(value: Any) -> int:
 
 
 def optional(reader: Reader) -> Reader:
-    """Reads the same, or None for nothing."""
+    """Reads like ``reader``; None for None or an empty string."""
     return lambda value: None if value is None or value == "" else reader(value)
 
 
@@ -122,7 +122,7 @@ def as_descriptors(value: Any) -> tuple[int, ...]:
 
 
 def as_secrets(value: Any) -> tuple[str, ...]:
-    """One or several, without the comments of a file."""
+    """One or several secrets, without the comments of a file."""
     parts = value.splitlines() if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise TypeError("expected a secret, or a list of them")
@@ -148,7 +148,7 @@ def item_of(kind: type[Enum]) -> Reader:
 
 
 def one_of(*choices: str, empty: bool = True) -> Reader:
-    """Reads one of these words, or nothing where that may be."""
+    """Reads one of ``choices``, or nothing if ``empty``."""
 
     def read(value: Any) -> str:
         text = as_text(value).strip().lower()

@@ -1,6 +1,6 @@
 """The processes: a real ``ftlib run`` with four workers, and a fifth worker that is added by hand.
 
-Nothing is left behind: the launcher keeps its own promise, the fifth worker dies with this process, and so does the
+Nothing is left behind: the launcher ends all that it started, the fifth worker dies with this process, and so does the
 launcher if this process is killed.
 """
 
@@ -22,7 +22,7 @@ WORKERS = 4
 """Workers that the launcher starts. The added one is ``worker 4``."""
 _RESTARTS = 6
 _GRACE = 6.0
-"""Seconds to drain: on a busy machine the end of an interpreter with torch alone takes two."""
+"""Seconds to drain: on a busy machine, ending an interpreter with torch takes two seconds by itself."""
 _PACKAGE = Path(__file__).resolve().parents[3]
 
 
@@ -36,7 +36,7 @@ class Crew:
         self._secret = secrets.token_hex(32)
         self._launcher: subprocess.Popen[bytes] | None = None
         self.added: subprocess.Popen[bytes] | None = None
-        """The worker that was added."""
+        """The added worker."""
 
     def start(self) -> None:
         """Start the launcher, which starts the workers."""
@@ -46,7 +46,7 @@ class Crew:
         self._launcher = self._spawn(command, {}, "launcher.log")
 
     def add(self, introducers: Sequence[str]) -> int:
-        """Start one more worker that no launcher knows, as one would on another machine; its pid."""
+        """Start one more worker that no launcher knows, as one would on another machine; returns its pid."""
         facts = {
             "FTLIB_JOB": self._job,
             "FTLIB_INTRODUCERS": ",".join(introducers),
@@ -73,7 +73,7 @@ class Crew:
         (self._directory / STOP).touch()
 
     def end(self) -> None:
-        """End whatever still runs, politely for a few seconds. Idempotent."""
+        """End all running processes: by SIGTERM, and after a few seconds by SIGKILL. Idempotent."""
         children = [child for child in (self.added, self._launcher) if child is not None and child.poll() is None]
         for child in children:
             child.send_signal(signal.SIGTERM)
@@ -86,7 +86,7 @@ class Crew:
                 child.wait()
 
     def left(self) -> list[int]:
-        """Processes of this job that are there: none once all is over. They are known by their environment."""
+        """Return the pids of this job's processes, found by their environment; empty once all have ended."""
         mark = f"FTLIB_JOB={self._job}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -97,7 +97,7 @@ class Crew:
         return found
 
     def _spawn(self, command: list[str], facts: dict[str, str], log: str) -> subprocess.Popen[bytes]:
-        # Nothing of the user's own settings: the demo is the same everywhere.
+        # The user's own settings are left out: the demo is the same everywhere.
         env = {key: value for key, value in os.environ.items() if not key.startswith("FTLIB_")}
         env["FTLIB_SECRET"] = self._secret  # else the launcher would draw one that the added worker does not know
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_PACKAGE), env.get("PYTHONPATH"))))

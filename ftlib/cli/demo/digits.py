@@ -1,6 +1,6 @@
-"""The data: scikit-learn's 1,797 handwritten digits, split once and for all. Nothing is downloaded.
+"""The data: scikit-learn's 1,797 handwritten digits, with a fixed split. Nothing is downloaded.
 
-The demo's main process reads them and saves arrays, so that workers need not import scikit-learn (a second of CPU each).
+The demo's main process reads the digits and saves arrays, so that workers need not import scikit-learn (a second of CPU each).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Digits:
 
     @classmethod
     def bundled(cls) -> Digits:
-        """As they come with scikit-learn; the split is the same for every seed of the demo."""
+        """Return the digits of scikit-learn; the split is the same for every seed of the demo."""
         from sklearn.datasets import load_digits  # noqa: PLC0415 - an extra, and slow to import
 
         bunch: Any = load_digits()
@@ -40,10 +40,10 @@ class Digits:
 
     @classmethod
     def load(cls, path: Path) -> Digits:
-        """What ``save`` wrote."""
+        """Read what ``save`` wrote."""
         with np.load(path, allow_pickle=False) as arrays:
             return cls(*(arrays[name] for name in cls.__slots__))
 
     def save(self, path: Path) -> None:
-        """To an ``.npz`` file."""
+        """Write to an ``.npz`` file."""
         np.savez(path, **{name: getattr(self, name) for name in self.__slots__})

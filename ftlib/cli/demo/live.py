@@ -1,4 +1,4 @@
-"""What is shown: while the demo runs a screen that is redrawn on a terminal, plain lines elsewhere; then the report.
+"""The output: while the demo runs, a redrawn screen on a terminal, or plain lines elsewhere; then the report.
 
 The report fits into 80 columns.
 """
@@ -36,7 +36,7 @@ _STYLES = {
     State.FAILED: "bold red",
 }
 COLOURS = ("blue", "magenta", "yellow", "green", "cyan")
-"""Of the workers."""
+"""One for each worker."""
 _EVENTS = 12
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STATUS_EVERY = 5.0
@@ -53,14 +53,14 @@ class View(Protocol):
         """End."""
 
     def show(self, timeline: Timeline, schedule: FaultSchedule) -> None:
-        """The present state. Called often."""
+        """Show the present state. Called often."""
 
     def progress(self, text: str, done: int, total: int) -> None:
-        """Something that takes a while after the run."""
+        """Show the progress of a long task after the run."""
 
 
 class Lines:
-    """For a pipe or a log: each event as it comes, and a line on how things are every few seconds."""
+    """For a pipe or a log: each event as it comes, and a line of figures every few seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -75,7 +75,7 @@ class Lines:
         """Nothing to undo."""
 
     def show(self, timeline: Timeline, schedule: FaultSchedule) -> None:  # noqa: ARG002 - a screen shows it
-        """New events, and the figures if it is time."""
+        """Print new events, and the figures if they are due."""
         now = time.monotonic()
         for event in timeline.events:
             key = (event.t, event.text)
@@ -92,7 +92,7 @@ class Lines:
             self._next = now + _STATUS_EVERY
 
     def progress(self, text: str, done: int, total: int) -> None:  # noqa: ARG002 - a screen shows them
-        """Said once."""
+        """Print ``text`` once."""
         if text != self._text:
             self._text = text
             self._print(f"{'':14}{text}")
@@ -128,7 +128,7 @@ class Screen:
                 self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, timeline: Timeline, schedule: FaultSchedule) -> None:
-        """Draw everything anew."""
+        """Draw everything again."""
         self._timeline = timeline
         now = time.monotonic()
         room = self._console.height - 20  # what is left for the events
@@ -196,7 +196,7 @@ class Screen:
                 self._status(life, now),
             )
         for _ in range(WORKERS + 1 - len(timeline.slots())):
-            table.add_row()  # the rest stays where it is
+            table.add_row()  # what stands below keeps its place
         return table
 
     @staticmethod
@@ -209,7 +209,7 @@ class Screen:
         return Text(text, style=_STYLES[life.state])
 
     def _loss(self, timeline: Timeline, now: float, width: int) -> RenderableType:
-        """The curve in blocks, on a logarithmic axis, and marks where something was done; the report has a picture."""
+        """Return the curve in blocks, on a logarithmic axis, with marks at the faults; the report has a picture."""
         left = timeline.first or now
         right = max(now, left + self._seconds)
         losses = timeline.losses()
@@ -237,9 +237,9 @@ class Screen:
 
 
 def sparkline(points: Sequence[tuple[float, float]], left: float, right: float, width: int) -> str:
-    """One block character a column: (x, y) from ``left`` to ``right``, y on a logarithmic axis, means of a column.
+    """Return one block character for each column: (x, y) from ``left`` to ``right``, y on a logarithmic axis, column means.
 
-    What no such axis has a place for is left out: y that is not above 0 or not finite.
+    Points with y not above 0 or not finite are left out, since a logarithmic axis has no place for them.
     """
     columns: dict[int, list[float]] = {}
     for x, y in points:

@@ -1,4 +1,4 @@
-"""``ftlib demo``: start the crew, do the faults in turn, show what happens, and say whether the promises were kept."""
+"""``ftlib demo``: start the crew, cause the faults in turn, show what happens, and report whether the promises were kept."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ killed. Nobody restarts the training; dead workers come back and join it. This t
 """
 _TICK = 0.05
 _FRAMES = 5
-"""Ticks from one picture to the next: drawing must not take the workers' time."""
+"""Ticks from one redraw to the next: drawing must not take the workers' time."""
 _END_LIMIT = 20.0
-"""Seconds that the workers may take to end once they were asked to."""
+"""Seconds that the workers may take to end after the request to stop."""
 _EXTRAS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 
@@ -111,7 +111,7 @@ def _run(console: Console, seconds: float, out: Path, seed: int, rest: float) ->
             crew.start()
             _live(timeline, crew, schedule, view, out)
         finally:
-            earlier = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
+            earlier = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave workers behind
             crew.end()
             signal.signal(signal.SIGINT, earlier)
         timeline.over(crew.code)
@@ -125,11 +125,11 @@ def _run(console: Console, seconds: float, out: Path, seed: int, rest: float) ->
 
 
 def _live(timeline: Timeline, crew: Crew, schedule: FaultSchedule, view: View, out: Path) -> None:
-    """Until all processes have ended, or have been asked to and do not."""
+    """Watch until all processes have ended, or have not ended in time."""
     notes, events = Tail(), Tail()
     deadline: float | None = None
     for tick in itertools.count():
-        over = crew.over  # before the reading: what was written until then is read
+        over = crew.over  # before reading: then all that ended processes wrote is read
         timeline.launched(events.read(out / "events.jsonl"))
         timeline.noted(notes.read_all(out / STEPS))
         if crew.added is not None and crew.added.poll() is not None and timeline.lives[crew.added.pid].alive:

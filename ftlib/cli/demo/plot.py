@@ -1,4 +1,4 @@
-"""The picture: loss over time with the events marked; below, who was there."""
+"""The picture: loss over time with the events marked; below, the lifetimes of the workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def _broken(times: list[float], values: list[float]) -> tuple[list[float], list[float]]:
-    """The curve, interrupted where nobody finished an average."""
+    """Return the curve, interrupted where no worker finished an average."""
     xs, ys = [], []
     for before, t, value in zip([times[0], *times] if times else [], times, values, strict=False):
         if t - before > _PAUSE:

@@ -13,7 +13,7 @@ _TELL_EVERY = 20
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What came out. ``losses``: of each step from the first on."""
+    """The result. ``losses``: of each step from the first on."""
 
     correct: int
     losses: tuple[float, ...]
@@ -25,8 +25,8 @@ class Reference:
 
 
 def undisturbed(digits: Digits, seed: int, steps: int, tell: Callable[[int], None]) -> Reference:
-    """Do ``steps`` steps; ``tell(step)`` every few."""
-    import torch  # noqa: PLC0415 - takes a second, while which the workers could already run
+    """Do ``steps`` steps; call ``tell(step)`` every few steps."""
+    import torch  # noqa: PLC0415 - takes a second, in which the workers could already run
     from torch.nn.functional import cross_entropy  # noqa: PLC0415
 
     from . import task  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What was promised, and what was the case: figures from the timeline and a verdict. Pure."""
+"""The promises, and whether they were kept: figures from the timeline and a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ TOLERANCE = 6
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """What became of one deed. Times in seconds."""
+    """The consequence of one deed. Times in seconds."""
 
     fault: str
     worker: int
     rank: int
     at: float
-    """After the first average of all."""
+    """Time of the deed, after the first average of all."""
     recovery: float | None
-    """To the first average finished in an epoch without the victim, the slowest survivor's.
+    """Time until the slowest survivor's first average finished in an epoch without the victim.
 
-    Of an added worker: to its own first.
+    For an added worker: until its own first average.
     """
     pause: float | None
-    """The longest time between two averages of any of the others meanwhile."""
+    """The longest time between two averages of any other worker meanwhile."""
     back: float | None
-    """To the first average of the worker's next lifetime (of the added worker itself)."""
+    """Time until the first average of the worker's next lifetime (for an added worker: its own first average)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One sentence and whether it was kept."""
+    """One promise and whether it was kept."""
 
     name: str
     kept: bool
@@ -60,7 +60,7 @@ class Report:
     consequences: tuple[Consequence, ...]
     steps_lost: int
     compared: int
-    """Fingerprints that were compared: one a step and process."""
+    """Fingerprints that were compared: one for each step and process."""
     divergent: int
     """Steps after which not all fingerprints were equal."""
     correct: int | None
@@ -81,7 +81,7 @@ class Report:
 
     @classmethod
     def of(cls, timeline: Timeline, reference: Reference, *, stuck: str, left: list[int]) -> Report:
-        """Work it out. ``stuck``: what the schedule waited for in vain. ``left``: processes that were left behind."""
+        """Compute the report. ``stuck``: what the schedule waited for in vain. ``left``: pids of processes left behind."""
         lives = [life for life in timeline.lives.values() if life.steps]
         first, losses = timeline.first or timeline.start, timeline.losses()
         gaps = [b.t - a.t for life in lives for a, b in zip(life.steps, life.steps[1:], strict=False)]
@@ -123,7 +123,7 @@ class Report:
 
 
 def steps_lost(lives: list[Lifetime]) -> int:
-    """Numbers missing in any process's own sequence, at the start of all, or at the end of those that saw the end."""
+    """Count numbers missing in any process's own sequence, at the start of all, or at the end of processes that saw the end."""
     if not lives:
         return 0
     lost = 0
@@ -136,7 +136,7 @@ def steps_lost(lives: list[Lifetime]) -> int:
 
 
 def fingerprints(lives: list[Lifetime]) -> tuple[int, int]:
-    """How many were compared, and after how many steps they were not all equal."""
+    """Return how many fingerprints were compared, and after how many steps they were not all equal."""
     by_step: dict[int, list[str]] = defaultdict(list)
     for life in lives:
         for step in life.steps:
@@ -146,7 +146,7 @@ def fingerprints(lives: list[Lifetime]) -> tuple[int, int]:
 
 
 def acted_after(timeline: Timeline) -> list[Deed]:
-    """Deeds whose victim finished an average after the others had gone on without it."""
+    """Return the deeds whose victim finished an average after the others had gone on without it."""
     found = []
     for deed in timeline.deeds:
         seconds = timeline.recovery(deed)

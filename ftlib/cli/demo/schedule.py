@@ -1,6 +1,6 @@
-"""What happens to the workers, and when: a kill, a stop, a newcomer, and a kill of the most senior.
+"""The faults, and when they come: a kill, a stop, a newcomer, and a kill of the most senior.
 
-A deed waits until the one before is over and everybody is back, so that each figure is about one thing; it does not wait
+A deed waits until the one before is over and all workers are back, so that each figure is about one deed. It does not wait
 forever, since a demo that hangs shows nothing.
 """
 
@@ -15,15 +15,15 @@ from .crew import WORKERS, Crew
 from .timeline import Deed, Fault, Lifetime, State, Timeline
 
 _PLOT = ((Fault.KILL, 0.12), (Fault.STOP, 0.32), (Fault.ADD, 0.56), (Fault.SENIOR, 0.76))
-"""What is done, and after which part of the training time at the earliest."""
+"""The faults, each with the part of the training time after which it comes at the earliest."""
 LIMIT = 40.0
-"""Seconds after which a consequence that has not come is given up: that promise is broken."""
+"""Seconds to wait for a consequence; if it has not come by then, that promise is broken."""
 START_LIMIT = 90.0
-"""The same for the first average of all: four processes that import torch on a busy machine."""
+"""Seconds to wait for the first average of all: four processes that import torch on a busy machine."""
 _LAST = 1.0
-"""Seconds that everybody trains together before the end."""
+"""Seconds that all workers train together before the end."""
 _STEPS = 250
-"""Steps that are trained at least: of two nets that have hardly begun to learn the better one is better by chance."""
+"""Least number of steps: if two nets have hardly begun to learn, the better one is better by chance."""
 
 
 class FaultSchedule:
@@ -33,24 +33,24 @@ class FaultSchedule:
         self._timeline = timeline
         self._crew = crew
         self._seconds = seconds
-        self._told: set[int] = set()  # deeds whose end was told
-        self._calm: float | None = None  # since when everybody is there and nothing is pending
+        self._told: set[int] = set()  # deeds whose end was shown
+        self._calm: float | None = None  # since when all workers are there and nothing is pending
         self._restless = time.monotonic()
         self.finished = False
         """Whether the workers were asked to stop."""
         self.stuck = ""
-        """What has been waited for in vain; empty: nothing."""
+        """What the schedule waited for in vain; empty: nothing."""
 
     @property
     def next(self) -> str:
-        """What comes next, for people."""
+        """The next deed, as text for people."""
         if self.finished:
             return "everybody stops after the same step"
         done = len(self._timeline.deeds)
         return f"next: {_PLOT[done][0].value}" if done < len(_PLOT) else "the last seconds"
 
     def tick(self) -> None:
-        """Look at what has become of the last deed; do the next one if it is time."""
+        """Check the consequences of the last deed; do the next deed if it is due."""
         timeline, now = self._timeline, time.monotonic()
         if self.finished or timeline.first is None:
             if timeline.first is None and now - timeline.start > START_LIMIT:
@@ -75,12 +75,12 @@ class FaultSchedule:
             self._finish()
 
     def _trained(self, now: float) -> bool:
-        """Whether they have learnt enough for a comparison, or take too long."""
+        """Whether the workers have trained enough for a comparison, or take too long."""
         newest, calm = self._timeline.newest, self._calm or now
         return now > calm + LIMIT or (newest is not None and newest.step >= _STEPS)
 
     def give_up(self, reason: str) -> None:
-        """Something has not come that was waited for; the first reason stays."""
+        """Record that the schedule waited in vain; the first reason stays."""
         self.stuck = self.stuck or reason
 
     def _finish(self) -> None:
@@ -88,7 +88,7 @@ class FaultSchedule:
         self._crew.finish()
 
     def _pending(self) -> str:
-        """What has to happen before the next deed."""
+        """Return what has to happen before the next deed; empty: nothing."""
         timeline = self._timeline
         for number, deed in enumerate(timeline.deeds):
             if number not in self._told:
@@ -126,13 +126,13 @@ class FaultSchedule:
         victim = self._victim(fault, there)
         number = signal.SIGSTOP if fault is Fault.STOP else signal.SIGKILL
         before = time.monotonic()
-        with contextlib.suppress(ProcessLookupError):  # then its end is reported as what it is
+        with contextlib.suppress(ProcessLookupError):  # it has ended already, which is reported as its own end
             os.kill(victim.pid, number)
         timeline.done(Deed(fault, before, victim.pid, victim.worker, victim.steps[-1].rank))
 
     @staticmethod
     def _victim(fault: Fault, there: list[Lifetime]) -> Lifetime:
-        """By rank: the most senior is 0; the others are taken from the middle. The added worker is spared."""
+        """Choose by rank: the most senior has rank 0; the others are taken from the middle. The added worker is spared."""
         if fault is Fault.SENIOR:
             return there[0]
         assert all(life.state is State.TRAINING for life in there)

@@ -1,7 +1,7 @@
-"""What is trained: a small convolutional net on the digits. The same for workers and for the undisturbed run.
+"""The training task: a small convolutional net on the digits. The same for workers and for the undisturbed run.
 
-Everything random is a function of (seed, step): whoever does step 1,000 does it on the same 64 images, shifted and with
-noise added in the same way, however many workers share them.
+Everything random is a function of (seed, step): step 1,000 always has the same 64 images, shifted and with noise added in the
+same way, however many workers share them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from .digits import Digits
 
 BATCH = 64
-"""Images a step, of all workers together."""
+"""Images in a step, of all workers together."""
 _NOISE = 0.15
 _RATE = 0.05
 _RATE_HALVES_IN = 400
@@ -34,12 +34,12 @@ def network(seed: int) -> nn.Module:
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.SGD:
-    """SGD with momentum, so that there is optimizer state to bring to joiners."""
+    """SGD with momentum, so that joiners have an optimizer state to get."""
     return torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.9, weight_decay=1e-4)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """The learning rate of this step. It knows no last step: the run ends when the schedule does."""
+    """Set the learning rate of this step. It does not depend on a last step, since the run ends when the schedule does."""
     for group in optimizer.param_groups:
         group["lr"] = _RATE / (1 + step / _RATE_HALVES_IN)
 
@@ -57,14 +57,14 @@ def global_batch(digits: Digits, seed: int, step: int) -> tuple[torch.Tensor, to
 
 
 def correct(model: nn.Module, digits: Digits) -> int:
-    """How many of the test images it gets right."""
+    """Return how many test images the model gets right."""
     with torch.no_grad():
         answers = model(torch.from_numpy(digits.test_images).unsqueeze(1)).argmax(1)
     return int((answers == torch.from_numpy(digits.test_labels)).sum())
 
 
 def fingerprint(model: nn.Module) -> str:
-    """16 hex digits that tell whether two models are equal in every bit of every parameter."""
+    """Return 16 hex digits that are equal for two models if every bit of every parameter is equal."""
     digest = hashlib.blake2b(digest_size=8)
     for parameter in model.parameters():
         bits: Any = parameter.detach().numpy()

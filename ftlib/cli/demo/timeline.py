@@ -1,6 +1,6 @@
 """What has happened so far, put together from the workers' notes, the launcher's events and the demo's own deeds.
 
-One ``Lifetime`` a process. Everything that is shown, decided or reported is read from here.
+One ``Lifetime`` for each process. All output, decisions and reports read from the timeline.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Fault(Enum):
 
 
 class State(Enum):
-    """How a lifetime is doing."""
+    """The state of a lifetime."""
 
     STARTING = "starting"
     """Imports, then meets the others."""
     JOINING = "joining"
-    """Has met them; no average yet."""
+    """Has met the others; no average yet."""
     TRAINING = "training"
     STOPPED = "stopped"
-    """By SIGSTOP, and nobody has noticed yet."""
+    """By SIGSTOP, not noticed by the launcher yet."""
     KILLED = "killed"
     FENCED = "fenced"
     """Killed by the launcher, because its peers found it silent."""
@@ -41,7 +41,7 @@ class Step(NamedTuple):
     """One finished average of one worker."""
 
     t: float
-    """CLOCK_MONOTONIC when it returned, seconds."""
+    """CLOCK_MONOTONIC when the average returned, seconds."""
     step: int
     epoch: int
     rank: int
@@ -63,12 +63,12 @@ class Lifetime:
     ended: float | None = None
     code: int | None = None
     correct: int | None = None
-    """Test images it got right after the last step."""
+    """Test images that the model got right after the last step."""
     address: str = ""
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs, stopped or not."""
+        """Whether the process still runs, stopped or not."""
         return self.ended is None
 
     @property
@@ -78,13 +78,13 @@ class Lifetime:
 
     @property
     def name(self) -> str:
-        """As people say it."""
+        """The worker's name for people."""
         return f"worker {self.worker}"
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """One thing that the demo did. ``pid``: the victim, or the worker that was added. ``t``: just before it was done."""
+    """One fault that the demo caused. ``pid``: the victim, or the added worker. ``t``: the time just before."""
 
     fault: Fault
     t: float
@@ -96,7 +96,7 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line for people. ``fault``: whether it was bad luck, made by the demo."""
+    """A line for people. ``fault``: whether the demo caused it."""
 
     t: float
     text: str
@@ -104,7 +104,7 @@ class Event:
 
 
 class Timeline:
-    """Fed with lines in time's order within a file, in any order between files."""
+    """Gets lines in the order of time within a file, in any order between files."""
 
     def __init__(self, start: float) -> None:
         self.start = start
@@ -123,7 +123,7 @@ class Timeline:
     # What happened.
 
     def noted(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Lines of the workers' notes."""
+        """Take lines of the workers' notes."""
         for line in lines:
             t, pid = float(line["t"]), int(line["pid"])
             match line["event"]:
@@ -140,7 +140,7 @@ class Timeline:
                     self.lives[pid].correct = int(line["correct"])
 
     def launched(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Lines of the launcher's file of events."""
+        """Take lines of the launcher's file of events."""
         for line in lines:
             t = float(line["t"])
             match line["event"]:
@@ -159,7 +159,7 @@ class Timeline:
                     self.code = int(line["code"])
 
     def done(self, deed: Deed) -> None:
-        """The demo did something."""
+        """Record a deed of the demo."""
         self.deeds.append(deed)
         if deed.fault is Fault.ADD:
             self._life(deed.pid, deed.worker, deed.t)
@@ -170,7 +170,7 @@ class Timeline:
         self.say(deed.t, f"{deed.fault.value}: worker {deed.worker}, rank {deed.rank}, pid {deed.pid}", fault=True)
 
     def ended(self, t: float, pid: int, code: int) -> None:
-        """A process ended with ``code`` as ``subprocess`` gives it."""
+        """Record that a process ended, with ``code`` as ``subprocess`` gives it."""
         life = self.lives[pid]
         life.ended, life.code = t, code
         fell = State.FENCED if pid in self._fenced else State.KILLED
@@ -179,11 +179,11 @@ class Timeline:
             self.say(t, f"{life.name} failed with exit code {code}: see logs/worker-{life.worker}.log")
 
     def over(self, code: int | None) -> None:
-        """The launcher ended with ``code``, or does not end (None)."""
+        """Record that the launcher ended with ``code``, or does not end (None)."""
         self.code = code
 
     def say(self, t: float, text: str, *, fault: bool = False) -> None:
-        """A line for people."""
+        """Add a line for people."""
         self._events.append(Event(t, text, fault))
 
     # What is the case.
@@ -200,12 +200,12 @@ class Timeline:
 
     @property
     def newest(self) -> Step | None:
-        """The newest step that anybody finished."""
+        """The newest step that any worker finished."""
         return max((life.steps[-1] for life in self.lives.values() if life.steps), key=lambda s: (s.step, s.t), default=None)
 
     @property
     def training(self) -> list[Lifetime]:
-        """Who takes part now, by rank."""
+        """The lifetimes that train now, by rank."""
         found = [life for life in self.lives.values() if life.alive and life.state is State.TRAINING]
         return sorted(found, key=lambda life: life.steps[-1].rank)
 
@@ -220,13 +220,16 @@ class Timeline:
         return len(recent) / span
 
     def losses(self) -> list[Step]:
-        """One step a number, in order: whoever finished it first."""
+        """Return one ``Step`` for each step number, in order: that of the worker which finished it first."""
         return [self._firsts[number] for number in sorted(self._firsts)]
 
     # Consequences of deeds.
 
     def witnesses(self, deed: Deed) -> list[Lifetime]:
-        """Who was training when it was done and lived on: all but the victim and the victims of what came next."""
+        """Return the workers that were training at the deed and lived on: not its victim, nor victims of earlier deeds.
+
+        Victims of later deeds count.
+        """
         gone = {other.pid: other.t for other in self.deeds if other.fault is not Fault.ADD}
         after = min((other.t for other in self.deeds if other.t > deed.t), default=float("inf"))
         return [
@@ -240,9 +243,9 @@ class Timeline:
         ]
 
     def recovery(self, deed: Deed) -> float | None:
-        """Seconds from the deed to the first average finished in an epoch without the victim, the slowest survivor's; or None.
+        """Return the seconds from the deed to the slowest survivor's first average finished in an epoch without the victim.
 
-        Of a worker that was added: to its own first average.
+        For an added worker: to its own first average. None: not finished yet.
         """
         if deed.fault is Fault.ADD:
             steps = self.lives[deed.pid].steps

@@ -1,12 +1,12 @@
-"""The worker: what ``ftlib run`` starts. An ordinary training loop; the lines that take notes are all that is special.
+"""The worker that ``ftlib run`` starts: an ordinary training loop that also takes notes.
 
     python -m ftlib.cli.demo.trainer DIRECTORY SEED REST     (by ftlib run; DIRECTORY holds digits.npz and gets the notes)
 
-When to stop is agreed without a word of its own: everybody who sees the file ``stop`` says so in a number that is
-averaged along with the gradients, so all see it after the same step.
+The workers agree when to stop without an extra message: each worker that sees the file ``stop`` sets a number that is averaged
+along with the gradients, so all stop after the same step.
 
-Notes are one JSON line each, in one file a worker lifetime, read while they are written. A line reaches the file in one
-``write``: a worker may be killed at any time, and its file still tells the truth up to the last whole line. Times are
+Notes are one JSON line each, in one file for each worker lifetime, read while they are written. A line reaches the file in one
+``write``: a worker may be killed at any time, and its file is still right up to the last whole line. Times are
 CLOCK_MONOTONIC, which all processes of a host share.
 """
 
@@ -39,13 +39,13 @@ class Notes:
 
 
 class Tail:
-    """Reads what was added to files of JSON lines since the last time."""
+    """Reads the lines added to files of JSON lines since the last time."""
 
     def __init__(self) -> None:
         self._offsets: dict[Path, int] = {}
 
     def read(self, path: Path) -> list[dict[str, Any]]:
-        """The whole new lines of ``path``, none where it does not exist yet."""
+        """Return the new whole lines of ``path``; none if the file does not exist yet."""
         try:
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
@@ -57,13 +57,13 @@ class Tail:
         return [json.loads(line) for line in whole.splitlines()]
 
     def read_all(self, directory: Path) -> list[dict[str, Any]]:
-        """The same for all ``.jsonl`` files of a directory, in the order of their ``t``."""
+        """Return the new whole lines of all ``.jsonl`` files of a directory, in the order of their ``t``."""
         lines = [line for path in sorted(directory.glob("*.jsonl")) for line in self.read(path)]
         return sorted(lines, key=lambda line: float(line["t"]))
 
 
 def main(directory: Path, seed: int, rest: float) -> None:
-    """Train until told to stop; sleep for ``rest`` seconds after each step."""
+    """Train until the file ``stop`` exists; sleep for ``rest`` seconds after each step."""
     worker = int(os.environ["FTLIB_WORKER_INDEX"])
     notes = Notes(directory / STEPS, worker)
     notes.write("born", worker=worker)

@@ -1,5 +1,5 @@
-"""``ftlib simulate``: the protocol under faults in virtual time, every checker on, and a picture of who believed what when.
+"""``ftlib simulate``: the protocol under faults in virtual time, every checker on, and a picture of members' views over time.
 
-``order`` is what was asked for, ``run`` plays it, ``progress`` shows how far it is, ``account`` says what happened, ``rows``
-and ``picture`` draw it, and ``main`` puts them together.
+``order`` has the command line's values, ``run`` plays it, ``progress`` shows how far it is, ``account`` reports what happened,
+``rows`` and ``picture`` draw it, and ``main`` puts them together.
 """

@@ -14,13 +14,15 @@ from .run import Run
 _TOUCHING = frozenset({"pause", "stall", "isolate", "cut", "split", "lossy", "lossy_link", "clog", "slow", "jump", "refuse"})
 _EVERYBODY = frozenset({"loss", "reordering", "latency"})
 _SHOWN = 12
-"""So many view changes are told at either end."""
+"""The number of view changes shown at either end."""
 
 _NAMES = 6
 
 
 def account(run: Run) -> dict[str, Any]:
-    """Times in simulated seconds since the first process started; ``took``: from the first evidence to the new view."""
+    """Report as plain values. Times in simulated seconds since the first process started; ``took``: from the first evidence to
+    the new view.
+    """
     recorder, world, order = run.recorder, run.world, run.order
     lives = list(recorder.lifetimes.values())
     marks = Counter(mark for life in lives for mark, _ in life.marks)
@@ -60,7 +62,7 @@ def account(run: Run) -> dict[str, Any]:
 
 
 def disturbed(scenario: Scenario) -> frozenset[str] | None:
-    """Whom some event kept from answering; None where that may be everybody (messages of all were lost or late)."""
+    """Return the processes that an event kept from answering; None if that may be all (messages of all were lost or late)."""
     if any(event.command in _EVERYBODY for event in scenario.events):
         return None
     found = set()
@@ -71,7 +73,7 @@ def disturbed(scenario: Scenario) -> frozenset[str] | None:
 
 
 def _rate(run: Run) -> float:
-    """Mean bytes that a member sent in a second of its life."""
+    """Return the mean bytes that a member sent in a second of its life."""
     recorder = run.recorder
     lived = sum((recorder.time if life.over is None else life.over) - life.born for life in recorder.lifetimes.values())
     return sum(recorder.bytes_sent(key) for key in recorder.lifetimes) / lived if lived else 0.0
@@ -94,7 +96,7 @@ def _view(record: ViewRecord) -> dict[str, Any]:
 
 
 def text_of(run: Run) -> str:
-    """The summary, a few dozen lines at most."""
+    """Return the summary, a few dozen lines at most."""
     told = account(run)
     return "\n".join([*_headline(run, told), "", *_changes(told["views"]), "", *_figures(told), *_ending(run, told)])
 

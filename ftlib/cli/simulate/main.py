@@ -1,4 +1,4 @@
-"""The command: one run with its picture, or many that are only judged."""
+"""The command: one run with its picture, or many runs that are only judged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def simulate(
     picture: Path | None = None,
     transcript: Path | None = None,
 ) -> int:
-    """Exit code: 0, or 1 where a promise was broken, or 130 after Ctrl-C. ConfigError where ``order`` makes no sense."""
+    """Return the exit code: 0, 1 if a promise was broken, 130 after Ctrl-C. Raises ConfigError if ``order`` makes no sense."""
     order.scenario()
     order.config()
     if seeds is not None:
@@ -95,6 +95,6 @@ def _many(order: Order, seeds: range, *, as_json: bool) -> int:
 
 
 def _say(text: str) -> None:
-    """For people at a terminal: how fast it was is no result."""
+    """Print for people at a terminal only: the speed of a run is no result."""
     if sys.stderr.isatty():
         click.echo(text, err=True)

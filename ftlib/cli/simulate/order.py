@@ -1,4 +1,4 @@
-"""What to simulate: the command line as values, and back again, so that every run can say how it is repeated."""
+"""What to simulate: the command line as values, and back again, so that every run can print how to repeat it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_SEEDS = 1_000_000
 
 @dataclass(frozen=True)
 class Order:
-    """One run. ``faults`` as it was written; ``seconds``: of the phase with faults."""
+    """One run. ``faults``: as written in the command line; ``seconds``: of the phase with faults."""
 
     members: int
     seed: int
@@ -40,13 +40,13 @@ class Order:
     policy: str
 
     def scenario(self) -> Scenario:
-        """The history that these values stand for, always the same. ConfigError where ``faults`` makes no sense."""
+        """Return the history for these values, always the same one. Raises ConfigError if ``faults`` makes no sense."""
         policy = self.policy if self.policy == Policy.STORAGE.value else ""
         told = draw(self.seed, profile_of(self.faults), self.members, seconds=self.seconds, policy=policy)
         return replace(told, mesh_limit=Config().mesh_limit, early=False)
 
     def config(self) -> Config:
-        """The protocol's settings, but for what a store needs: that is the scenario's."""
+        """Return the protocol's settings, without those of a store, which are the scenario's."""
         policy = Policy(self.policy)
         return Config() if policy is Policy.STORAGE else replace(Config(), policy=policy)
 
@@ -61,7 +61,7 @@ class Order:
 
 
 def profile_of(text: str) -> FaultProfile:
-    """``--faults``: names, groups, ``name=weight``, ``-name``; where the network suffers it also heals now and then."""
+    """Read ``--faults``: names, groups, ``name=weight``, ``-name``. With faults of the network, it also heals now and then."""
     words = []
     for word in (part.strip() for part in text.split(",")):
         name, _, weight = word.removeprefix("-").partition("=")
@@ -80,7 +80,7 @@ def profile_of(text: str) -> FaultProfile:
 
 
 def seeds_of(text: str, first: int) -> range:
-    """``--seeds``: FROM-TO (both run), or how many from ``first`` on. ConfigError where it is neither."""
+    """Read ``--seeds``: FROM-TO (both run), or how many from ``first`` on. Raises ConfigError if it is neither."""
     found = re.fullmatch(r"(\d{1,12})(?:-(\d{1,12}))?", text.strip())
     if found is None:
         raise ConfigError(f"--seeds {text!r}: write FROM-TO, or how many")

@@ -1,4 +1,4 @@
-"""Who believed what when: a row a member, time along x, coloured by the view in which the member acts."""
+"""Each member's views over time: a row for each member, time along x, coloured by the view in which the member acts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MARKS: dict[Mark, tuple[str, str]] = {
 
 
 def refuse_nowhere(option: str, path: Path) -> None:
-    """ConfigError unless there is a directory for the file: told before a long run, not after it."""
+    """Raise ConfigError unless there is a directory for the file: before a long run, not after it."""
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{option} {path}: there is no directory {path.absolute().parent}; make it first")
 
 
 def refuse_path(path: Path) -> None:
-    """ConfigError unless the picture can be drawn there: told before a long run, not after it."""
+    """Raise ConfigError unless the picture can be drawn there: before a long run, not after it."""
     if path.suffix.lower() not in KINDS:
         raise ConfigError(f"--picture {path}: the name must end with {' or '.join(KINDS)}")
     refuse_nowhere("--picture", path)
@@ -79,7 +79,7 @@ def draw(
 
 
 def _height(row: Row) -> float:
-    """Many are thicker, but not by their number."""
+    """Return the height of a row: more for more processes, but not in proportion."""
     return 1.0 + 0.35 * log2(row.count)
 
 

@@ -20,10 +20,10 @@ REFRESH = 0.1
 
 
 class Line:
-    """``look`` is for ``run.play``; use as a context, in the main thread. Nothing is drawn where stderr is no terminal."""
+    """``look`` is for ``run.play``; use ``shown`` in the main thread. Nothing is drawn if stderr is no terminal."""
 
     def __init__(self, total: float, console: Console | None = None) -> None:
-        """``total``: what is to be done in all: simulated seconds of one run, or runs."""
+        """``total``: the whole work: simulated seconds of one run, or the number of runs."""
         console = console or Console(stderr=True, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -43,7 +43,7 @@ class Line:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[Line]:
-        """While the line is there, the first Ctrl-C makes ``look`` raise Interrupted; the second one is Python's own."""
+        """Show the line in this block. The first Ctrl-C makes ``look`` raise Interrupted; Python handles the second one."""
         with self._progress:
             before = signal.signal(signal.SIGINT, self._stop)
             try:
@@ -56,7 +56,7 @@ class Line:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def look(self, world: World) -> None:
-        """One more piece of a run is done."""
+        """Update the line; called after each piece of a run."""
         if self._stopping:
             raise Interrupted
         now = time.monotonic()
@@ -77,7 +77,7 @@ class Line:
             self._progress.update(self._task, description="simulates", completed=done_runs, told=told, refresh=True)
 
     def ran(self, world: World, done: int, failed: int) -> None:
-        """One of many runs is over."""
+        """Count one of many runs that is over."""
         self._before += world.events
         self._runs = (done, failed)
 

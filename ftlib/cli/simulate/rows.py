@@ -1,7 +1,7 @@
-"""The rows of the picture: one a process, or one for many that lived through the same.
+"""The rows of the picture: one for each process, or one for many processes with the same story.
 
-A restarted process keeps its row. With more than ``SINGLE`` processes those with the same story (the same views, faults and
-end) share a row, whose times are their means: of a thousand members that a few faults touched, the few stay to be seen.
+A restarted process keeps its row. With more than ``SINGLE`` processes, those with the same story (the same views, faults and
+end) share a row, whose times are their means. So if faults touched a few of a thousand members, those few are still visible.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from statistics import fmean
 from consensus.simulation.transcript.recorder import Cover, Lifetime, Mark, Phase, Span
 
 SINGLE = 64
-"""Up to so many processes each has a row of its own."""
+"""Up to this number of processes, each has a row of its own."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is drawn beside ``label``; ``count`` processes are in it."""
+    """One row of the picture, for ``count`` processes."""
 
     label: str
     count: int
@@ -30,7 +30,7 @@ class Row:
 
 
 def rows_of(lifetimes: Iterable[Lifetime], end: float) -> list[Row]:
-    """From top to bottom, in the order in which processes were started first."""
+    """Return the rows from top to bottom, in the order in which processes were started first."""
     processes: dict[str, list[Lifetime]] = {}
     for life in lifetimes:
         processes.setdefault(life.name, []).append(life)
@@ -62,7 +62,7 @@ def _gathered(rows: list[Row]) -> list[Row]:
 
 
 def _coarser(rows: list[Row]) -> list[Row]:
-    """Still too many stories: only how they end and which faults they met counts, the largest group stands for all."""
+    """Join rows with the same marks and the same faults, since there are still too many stories; draws the largest group."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         kinds = (frozenset(cover for cover, _, _ in row.covers), frozenset(mark for mark, _ in row.marks))

@@ -15,10 +15,10 @@ from consensus.simulation.world.host import Host
 from .order import Order
 
 VIOLATED, INTERRUPTED = "violated", "interrupted"
-"""Beside ``Outcome``: how a run can end."""
+"""Results of a run besides those of ``Outcome``."""
 
 EVERY = 256
-"""So many events pass between two looks at the clock."""
+"""Events between two calls of ``look``."""
 
 
 class Interrupted(BaseException):
@@ -36,11 +36,11 @@ class Run:
     outcome: str
     detail: str
     healed: float | None
-    """When the faults were over, in the recorder's seconds; None where it did not come so far."""
+    """When the faults were over, in the recorder's seconds; None if the run ended before."""
 
     @property
     def good(self) -> bool:
-        """Whether nothing that the protocol promises was broken."""
+        """Whether no promise of the protocol was broken."""
         return self.outcome not in (VIOLATED, Outcome.STUCK.value)
 
 
@@ -62,7 +62,7 @@ class Pulse(Observer):
 
 
 def play(order: Order, look: Callable[[World], None] = lambda _world: None, observers: Iterable[Observer] = ()) -> Run:
-    """Both phases. ``look`` is called every few events, may raise Interrupted. ConfigError where ``order`` makes no sense."""
+    """Play both phases. ``look``: called every few events; may raise Interrupted. ConfigError if ``order`` makes no sense."""
     scenario, recorder = order.scenario(), Recorder()
     world = prepare(scenario, config=order.config(), observers=[recorder, Pulse(look), *observers])
     healed = None

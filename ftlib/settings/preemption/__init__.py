@@ -1,6 +1,6 @@
-"""Where a notice is published that a machine is about to be taken away: the values of the setting ``preemption``.
+"""Sources of a notice that a machine is about to be taken away: the values of the setting ``preemption``.
 
-``sources`` says where there is something to look at, ``clouds`` how providers tell it (see ``docs/elasticity.md``).
+``sources`` has the kinds of sources, ``clouds`` the services of cloud providers (see ``docs/elasticity.md``).
 """
 
 from __future__ import annotations

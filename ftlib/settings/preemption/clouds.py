@@ -1,4 +1,4 @@
-"""How cloud providers tell a virtual machine that it will be taken away: by its metadata service, over HTTP on the link.
+"""How cloud providers notify a virtual machine that it will be taken away: by its metadata service, over HTTP on the link.
 
 * AWS: spot instance interruption notices, with a session token (IMDSv2):
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
@@ -19,15 +19,15 @@ ANSWER = 5.0
 
 
 class Cloud:
-    """What they have in common."""
+    """The common part of all providers."""
 
     service: str
-    """Where it is unless told otherwise."""
+    """The URL of the metadata service, unless another one is given."""
     interval: float
     """Seconds between two looks."""
 
     def __init__(self, base: str = "") -> None:
-        """``base``: the URL of another service that speaks the same, a proxy or a test's."""
+        """``base``: the URL of another service with the same protocol, such as a proxy or a test's."""
         self._base = (base or self.service).rstrip("/")
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Aws(Cloud):
     service = "http://169.254.169.254"
     interval = 5.0  # as their documentation recommends
     _LIFE = 21600
-    """Seconds that a token is good for; the most that may be asked for."""
+    """Seconds for which a token is valid; the most that may be requested."""
 
     def __init__(self, base: str = "") -> None:
         super().__init__(base)
@@ -72,12 +72,14 @@ class Aws(Cloud):
 
 
 class Gcp(Cloud):
-    """``instance/preempted``: FALSE, then TRUE; half a minute ahead. Asked once, and then to answer when it changes."""
+    """``instance/preempted``: FALSE, then TRUE, half a minute ahead. The first request is answered at once, later ones when the
+    value changes.
+    """
 
     service = "http://metadata.google.internal"
     interval = 1.0
     _WAIT = 60
-    """Seconds that the service may wait for a change before it answers the same again."""
+    """Seconds that the service may wait for a change before it answers with the same value again."""
     _HEADERS = {"Metadata-Flavor": "Google"}
 
     def __init__(self, base: str = "") -> None:
@@ -100,12 +102,14 @@ class Gcp(Cloud):
 
 
 class Azure(Cloud):
-    """Scheduled events that end this machine. They are of a whole scale set, so it asks for its own name."""
+    """Scheduled events that end this machine. The service lists those of a whole scale set, so ``look`` requests the name of
+    this machine first.
+    """
 
     service = "http://169.254.169.254"
     interval = 1.0  # as their documentation recommends
     _FIRST = 130.0
-    """Seconds for an answer: the first request ever enables the service, which takes it up to two minutes."""
+    """Seconds for an answer: the first request ever enables the service, which takes up to two minutes."""
     _ENDING = frozenset({"Preempt", "Terminate", "Reboot", "Redeploy"})
     _HEADERS = {"Metadata": "true"}
 
@@ -132,4 +136,4 @@ class Azure(Cloud):
 
 
 CLOUDS: dict[str, type[Aws | Gcp | Azure]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
-"""By the names that the setting ``preemption`` takes."""
+"""The providers, by the names that the setting ``preemption`` takes."""

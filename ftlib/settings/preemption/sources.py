@@ -1,4 +1,4 @@
-"""Where a notice of preemption may appear, from what the setting ``preemption`` says."""
+"""Sources of a notice of preemption, as the setting ``preemption`` names them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _EXPECTED = f"expected file:PATH, {', '.join(CLOUDS)}, one of these with =URL, o
 
 
 class Source(Protocol):
-    """Where to look for a notice. ``str`` says it to people."""
+    """A source of a notice. ``str`` gives its name for people."""
 
     interval: float
     """Seconds between two looks."""
 
     async def look(self, http: aiohttp.ClientSession) -> str:
-        """What the notice says; empty while there is none. Whatever it raises means: no answer."""
+        """Return the text of the notice; empty while there is none. Any exception means: no answer."""
 
 
 class File:
-    """A file whose appearance is the notice: what is in it does not matter."""
+    """A file whose appearance is the notice; its content does not matter."""
 
     interval = 1.0
 
@@ -36,7 +36,7 @@ class File:
         return f"file {self._path}"
 
     async def look(self, http: aiohttp.ClientSession) -> str:  # noqa: ARG002
-        """See ``Source``. Errors other than that there is none are no answer."""
+        """See ``Source``. Any error but a missing file means: no answer."""
         try:
             self._path.stat()
         except FileNotFoundError:
@@ -45,7 +45,7 @@ class File:
 
 
 class Program:
-    """The program's own function: returns what the notice says, or something true; something false while there is none."""
+    """The program's own function: returns the text of the notice, or a true value; a false value while there is none."""
 
     interval = 1.0
 
@@ -56,13 +56,13 @@ class Program:
         return getattr(self._function, "__qualname__", None) or type(self._function).__name__
 
     async def look(self, http: aiohttp.ClientSession) -> str:  # noqa: ARG002
-        """See ``Source``. The thread is its own, so it may take its time."""
+        """See ``Source``. The function may block, since it runs on a thread of the watch's own."""
         told = self._function()
         return (told if isinstance(told, str) else "it says so") if told else ""
 
 
 def source_of(named: str | Callable[[], Any]) -> Source:
-    """The source of that name. ValueError says what is expected."""
+    """Return the source of that name. Raises ValueError with the expected names."""
     if callable(named):
         return Program(named)
     if named.startswith("file:"):
