@@ -262,6 +262,7 @@ class Drawer:
     def found(self, view: Sequence[str]) -> None:
         """See ``Sampling.found``."""
         self._founding = tuple(view)
+        self._report, self._proposed = None, False
         before, self._now = self._now, (self._fresh if self._now is None else self._now).dealt(view)
         self._base = self._now
         if before is None or not before.same(self._now):

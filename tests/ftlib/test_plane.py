@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from consensus import Member, View
@@ -64,6 +65,10 @@ def test_a_founder_that_has_loaded_a_checkpoint_holds_its_state_unless_the_sessi
     assert (plane.origin, plane.authority) == ("", "saved"), "the others may not have it"
 
 
+LATER = bytes(4)
+"""Of a report, where no founder says over which members the first deal is."""
+
+
 class Heard:
     """A sampler that notes what it is told."""
 
@@ -98,12 +103,12 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
     """
     plane, sampler = Plane("c"), Heard()
     plane.data.register(sampler)  # type: ignore[arg-type]
-    plane.activate(session(2, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", b"two"),)), "c"))
+    plane.activate(session(2, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", LATER + b"two"),)), "c"))
     call = Followed(0.0, veto=False)
     plane.enter(call)
     plane.freeze(Order(3, None))
     for epoch, drawn in ((3, b"three"), (4, b"four")):
-        lost = SalvagePlan(8, 8, adoptions=(("c", "a"),), authority="a", holders=("a", "b"), drawn=(("a", drawn),))
+        lost = SalvagePlan(8, 8, adoptions=(("c", "a"),), authority="a", holders=("a", "b"), drawn=(("a", LATER + drawn),))
         newest = session(epoch, lost, "c")
         assert plane.activate(newest)
         if epoch == 3:
@@ -132,6 +137,26 @@ def test_a_founder_that_registers_late_is_told_what_was_used_up_before() -> None
     plane.data.register(sampler)  # type: ignore[arg-type]
     assert plane.loaded(founding, "a")
     assert sampler.events == [("found", ("a", "b", "c")), ("finished", 0)]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_founders_whose_first_deals_differ_begin_again(alike: bool) -> None:
+    """One of them has missed a view before the first call, and registers late: it would deal to those who had died before."""
+    plane, sampler = Plane("b"), Heard()
+    assert plane.installing(View(1, "", MEMBERS))
+    assert plane.activate(Session(View(1, "", MEMBERS), SalvagePlan(0, 0, authority="a", holders=("a",)), "b", {"a": 0, "b": 1, "c": 2}, GROUP))
+    own = plane.data.report()
+    assert len(own) == len(LATER) and own != LATER
+    plane.freeze(Order(3, None))
+    other = own if alike else b"else"
+    drawn = (("a", other + b"drawn"), ("b", own))
+    agreed = SalvagePlan(0, 0, authority="a", holders=("a",), drawn=drawn)
+    newest = Session(View(3, "parent", MEMBERS[:2]), agreed, "b", {"a": 0, "b": 1}, GROUP)
+    assert plane.activate(newest)
+    plane.data.register(sampler)  # type: ignore[arg-type]
+    assert plane.loaded(newest, "a")
+    assert sampler.events == ([("found", ("a", "b", "c")), ("activated", b"drawn")] if alike else [("found", ("a", "b"))])
+    assert (plane.data.report() == own) is alike
 
 
 def test_a_call_that_is_left_by_an_exception_uses_nothing_up() -> None:

@@ -31,7 +31,7 @@ def lag(job: Job, victim: Host, calls: int) -> None:
         return all(other.plane.finished < process.plane.finished for other in others)
 
     def happens(host: Host, moment: str) -> None:
-        between = process.plane.current is None and process.turns._holder is not None  # a call has ended, and not returned
+        between = process.plane.current is None and process.call_lock._holder is not None  # a call has ended, and not returned
         if host is not victim or moment != "frozen" or process.plane.finished <= calls or between or alone():
             return
         job.trainers.on_moment = None

@@ -7,6 +7,9 @@ becomes active. So a flush report tells what was drawn as of the call that it sa
 *Whose state is here.* A founder's is, from the founding view on. A joiner's is once the registered state is: that on entry to a
 call, and it is told what has happened since. Until then it takes part in calls with no share.
 
+*Which members the first deal is over* depends on the views before the first call, and a member may have missed one of them. So
+each founder's report says which members it believes these are. Where reports differ, all begin again with the newest view.
+
 *Founders that register late* are told all that has happened since the founding view, which is little: what was drawn and given
 back before the first step. It is kept for them until then; afterwards only what a state that was just loaded may lack.
 """
@@ -14,6 +17,7 @@ back before the first step. It is kept for them until then; afterwards only what
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +36,8 @@ NOTHING = Share()
 """Of a member that draws no samples."""
 _PATIENT = 3
 """How often a newcomer waits for the next epoch, where it might do otherwise."""
+_CODE = 4
+"""Bytes in a report that stand for the members of the first deal; zero: no founder's, or a step has been granted."""
 _START = -1
 """Instead of a call's number: the state before the founding view."""
 
@@ -41,6 +47,11 @@ class _Founded:
     """The members that the first deal is over."""
 
     ids: tuple[str, ...]
+
+    @property
+    def code(self) -> bytes:
+        """A checksum, never zero."""
+        return (zlib.crc32(repr(self.ids).encode()) | 1).to_bytes(_CODE, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +267,10 @@ class DataAccounting:
         self._events = [_Founded(tuple(ids))]
 
     def report(self) -> bytes:
-        """What this member has drawn, for its flush report; empty where it draws nothing."""
-        return self.sampler.report() if self.sampler is not None and self._here else b""
+        """For the flush report: which members this founder's first deal is over, and what it has drawn, if anything."""
+        drawn = self.sampler.report() if self.sampler is not None and self._here else b""
+        first = self._events[0] if self._events else None
+        return first.code + drawn if self._founding and isinstance(first, _Founded) else bytes(_CODE) + drawn if drawn else b""
 
     def activated(self, session: Session) -> None:
         """A view is active; the plane's counts are those that its plan grants."""
@@ -270,11 +283,16 @@ class DataAccounting:
         last = self._events[-1] if self._events else None
         if isinstance(last, _Changed) and last.call == plan.call:
             self._events.pop()  # no call has finished in that view, here or elsewhere: it is as if it had not been
-        if not plan.drawn:  # nobody who is left has the state of the data; only founders can begin without
+        codes = {report[:_CODE] for _, report in plan.drawn} - {bytes(_CODE)}
+        drawn = {member_id: report[_CODE:] for member_id, report in plan.drawn if report[_CODE:]}
+        differ = plan.call == 0 and len(codes) > 1
+        if not drawn or differ:  # nobody who is left has the state of the data, or not all the same
             if self._founding:
                 self.founded([member_id for member_id in session.view.ids if member_id not in plan.blank])
+                if self._here:
+                    self._tell(self._events[0])
             return
-        changed = _Changed(plan.call, session.view.ids, dict(plan.drawn))
+        changed = _Changed(plan.call, session.view.ids, drawn)
         self._note(changed)
         if self._here and plane.finished == plan.call:  # else the call's result is adopted first
             self._tell(changed)

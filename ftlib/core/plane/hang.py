@@ -72,7 +72,7 @@ def log_stragglers(plane: Plane, session: Session, verdict: Verdict) -> None:
         found = Straggler(member_id, session.name(member_id), session.ranks[member_id], own, median, steps)
         step_times.fallen.append(found)
         text = "%s is slow: %s between calls, the others %s (median), in %d steps in a row"
-        fields = {"straggler": member_id, "seconds": time, "median_seconds": median, "steps": steps}
+        fields = {"straggler": member_id, "seconds": own, "median_seconds": median, "steps": steps}
         logger.warning(text, found.name, span(own), span(median), steps, extra=plane.about("straggler", **fields))
     for member_id in verdict.recovered:
         extra = plane.about("straggler_recovered", straggler=member_id)

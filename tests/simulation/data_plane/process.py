@@ -11,7 +11,7 @@ from consensus.border import Installed, Order
 from consensus.simulation import Host
 from ftlib.core.calls.call import Call, Results
 from ftlib.core.calls.session import Session
-from ftlib.core.engine.call_lock import Turns
+from ftlib.core.engine.call_lock import CallLock
 from ftlib.core.engine.engine import Engine
 from ftlib.core.engine.waiting import Limits
 from ftlib.core.plane.plane import Plane
@@ -53,7 +53,7 @@ class Process:
         self._ranks = RankAssignScheme()
         self._rebuilder = Rebuilder(self.plane, self.door, self._framework, self._build, self._prepare)
         limits = Limits()
-        self.turns = Turns(limits.step_timeout, self.threads)
+        self.call_lock = CallLock(limits.step_timeout, self.threads)
         self.transfer = SimulatedTransfer(self.plane, host, self.threads, rng, jobs.transfer_of, self.door.tell)
         self.engine = Engine(self.plane, self.door, self._rebuilder, self.call_lock, limits, jobs.in_flight, load=self._load)
         self.trainer = Trainer(self, rng)

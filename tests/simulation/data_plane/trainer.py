@@ -106,7 +106,7 @@ class Trainer:
             self._backward()
             call = self._call()
             process.jobs.promises.entered(process, call)
-            status = process.turns.take(call.layout.text, functools.partial(process.engine.run, call), lambda: None)
+            status = process.call_lock.take(call.layout.text, functools.partial(process.engine.run, call), lambda: None)
             if status is Status.ABORT:
                 return
             process.jobs.promises.used_up(process, batch)
@@ -135,7 +135,7 @@ class Trainer:
     def _leave(self) -> None:
         """``FTLib.leave``: the goodbye rode on the last call."""
         process = self._process
-        process.turns.depart()
+        process.call_lock.depart()
         process.door.leave()
         end = process.threads.now() + 5.0
         with process.plane.changed:

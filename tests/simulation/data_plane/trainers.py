@@ -73,7 +73,7 @@ class Trainers(Observer):
         process = self.processes[host.id]
 
         def terminate() -> None:
-            process.turns.leaving = host.leaving = True
+            process.call_lock.leaving = host.leaving = True
 
         process.threads.happens(terminate)
 
