@@ -103,7 +103,8 @@ def test_a_view_in_which_no_call_finished_is_told_to_nobody_who_gets_the_state()
     """
     plane, sampler = Plane("c"), Heard()
     plane.data.register(sampler)  # type: ignore[arg-type]
-    plane.activate(session(2, SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", LATER + b"two"),)), "c"))
+    plan = SalvagePlan(7, 7, blank=("c",), authority="a", holders=("a", "b"), drawn=(("a", LATER + b"two"),))
+    plane.activate(session(2, plan, "c"))
     call = Followed(0.0, veto=False)
     plane.enter(call)
     plane.freeze(Order(3, None))
@@ -144,7 +145,9 @@ def test_founders_whose_first_deals_differ_begin_again(alike: bool) -> None:
     """One of them has missed a view before the first call, and registers late: it would deal to those who had died before."""
     plane, sampler = Plane("b"), Heard()
     assert plane.installing(View(1, "", MEMBERS))
-    assert plane.activate(Session(View(1, "", MEMBERS), SalvagePlan(0, 0, authority="a", holders=("a",)), "b", {"a": 0, "b": 1, "c": 2}, GROUP))
+    view = View(1, "", MEMBERS)
+    founding = SalvagePlan(0, 0, authority="a", holders=("a",))
+    assert plane.activate(Session(view, founding, "b", {"a": 0, "b": 1, "c": 2}, GROUP))
     own = plane.data.report()
     assert len(own) == len(LATER) and own != LATER
     plane.freeze(Order(3, None))
