@@ -1,8 +1,8 @@
-"""Gloo over TCP: the default backend for CPU tensors. Building groups; what they do is in ``gloo_group``.
+"""Gloo over TCP, the default backend for CPU tensors. This module builds groups; their operations are in ``gloo_group``.
 
-Each group has a Gloo device, hence a listening port, of its own. The ranks exchange these addresses when they meet,
-which tells exactly which of the process's sockets are the group's: accepted ones have that port at this end,
-initiated ones a peer's listener at the other.
+Each group has its own Gloo device, hence its own listening port. The ranks exchange these addresses when they meet. From them
+each rank knows which sockets of its process belong to the group: accepted connections have its own listening address at the
+local end, initiated ones a peer's listening address at the remote end.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ _DTYPES = {
     torch.int32,
     torch.int64,
 }
-"""What Gloo reduces; the others end in "Invalid scalar type"."""
+"""The dtypes that Gloo reduces; others end in "Invalid scalar type"."""
 _THREADS = 2
-"""Operations that one group carries out at the same time."""
+"""Number of operations that one group runs at the same time."""
 _FINISH = 2.0
-"""Seconds that ``close`` waits for old groups to be destroyed, tens of milliseconds each in fact."""
+"""Seconds that ``close`` waits at most for old groups to be destroyed, which takes tens of milliseconds each."""
 
 _REST = 0.05
-"""Seconds that the ends of connections may be told late: whoever waits for the group has the processors first."""
+"""Seconds by which the exchange of connection addresses is delayed: threads that wait for the group run first."""
 
 _REMEMBERED = 64
-"""Views whose group was dropped that are remembered."""
+"""Number of views that are remembered because their prepared group was dropped."""
 
 _making_device = threading.Lock()
 """Held while a device is made, so that the one new listening socket is its own."""
 
 
 class GlooFramework(Framework):
-    """Builds ``GlooGroup`` objects; its store serves the views that choose this member for it."""
+    """Builds ``GlooGroup`` objects; its store serves the views that choose this member as rendezvous host."""
 
     name = "gloo"
 
@@ -71,16 +71,16 @@ class GlooFramework(Framework):
         self._server: StoreServer | None = None
         self._build: _Build | None = None
         self._ahead: _Build | None = None
-        """What ``prepare`` has begun and ``rebuild`` has not asked for."""
+        """The build that ``prepare`` has begun and ``rebuild`` has not taken."""
         self._spoilt: deque[str] = deque(maxlen=_REMEMBERED)
-        """Views for which a group was prepared and dropped: no other can be built for them."""
+        """Views whose prepared group was dropped: no other group can be built for them."""
         self._turn = threading.Lock()
         self._void_before = 0
-        """Epochs below it were cancelled. Guarded, as are ``_build``, ``_ahead`` and ``_spoilt``, by ``_turn``."""
+        """Epochs below this one are cancelled. ``_turn`` guards it, ``_build``, ``_ahead`` and ``_spoilt``."""
         self._process = os.getpid()
 
     def start(self, host: str) -> Mapping[str, str]:
-        """Start the store, anew where ``host`` is another than before. ConfigError if it is no address of this machine."""
+        """Start the store; restart it if ``host`` has changed. ConfigError if ``host`` is no address of this machine."""
         self._void_before = 0
         address = interface_address(host)
         if self._server is not None and address != self._host:
@@ -95,7 +95,7 @@ class GlooFramework(Framework):
         return {"store": join_address(self._server.address)}
 
     def rebuild(self, spec: GroupSpec) -> Group:
-        """Meet the other ranks at the store, connect to all of them. GroupError names who did not come."""
+        """Meet the other ranks at the store, connect to all of them. GroupError names the missing ranks."""
         server = self._server
         if server is None:
             raise ConfigError("start the framework before building groups")
@@ -113,7 +113,7 @@ class GlooFramework(Framework):
         finally:
             if unwanted is not None:
                 unwanted.drop()
-        if build is None:  # the others may hold the address of what was dropped
+        if build is None:  # the others may hold the address of the dropped group
             raise GroupError(f"the group of epoch {spec.epoch} was built ahead and dropped: it takes another view")
         try:
             self.group = build.wait()
@@ -122,7 +122,7 @@ class GlooFramework(Framework):
         return self.group
 
     def prepare(self, spec: GroupSpec) -> None:
-        """Build it on a thread of its own (see ``Framework``)."""
+        """Build the group on a thread of its own (see ``Framework``)."""
         server, unwanted = self._server, None
         try:
             with self._turn:
@@ -138,9 +138,9 @@ class GlooFramework(Framework):
                 unwanted.drop()
 
     def _part_with_all_but(self, spec: GroupSpec | None, why: str) -> _Build | None:
-        """What was prepared for another group, or has failed before anybody could notice: given up, and to be dropped.
+        """Give up and return the prepared build if it is for another ``spec``, or failed before its address was sent.
 
-        Under ``_turn``; what is dropped closes after that.
+        The caller holds ``_turn``, and drops the returned build after releasing it.
         """
         ahead = self._ahead
         if ahead is None or (ahead.spec == spec and (ahead.told or not ahead.failed)):
@@ -192,7 +192,7 @@ class GlooFramework(Framework):
 
 
 class _Build:
-    """One attempt to build a group, on a thread of its own, so that it can be given up whatever it waits for."""
+    """One attempt to build a group, on a thread of its own, so that ``give_up`` ends it whatever that thread waits for."""
 
     def __init__(self, spec: GroupSpec, host: str, server: StoreServer) -> None:
         self.spec, self._host, self._server = spec, host, server
@@ -201,28 +201,28 @@ class _Build:
         self._ended = threading.Event()
         self._given_up = False
         self.told = False
-        """Whether others may know its address: then no other can be built for that view."""
+        """True if other ranks may know this group's address: then no other group can be built for the view."""
         self._meeting: Meeting | None = None
         self._local: set[Address] = set()
         self._remote: set[Address] = set()
         self._outcome: GlooGroup | GroupError | None = None
 
     def start(self) -> None:
-        """Begin to build; once."""
+        """Begin to build. Called once."""
         start_task("gloo-build", self._run)
 
     @property
     def failed(self) -> bool:
-        """Whether it has come to nothing."""
+        """True if the build has failed or was given up."""
         return isinstance(self._outcome, GroupError)
 
     def drop(self) -> None:
-        """After ``give_up``: give its group back, if that was built before."""
+        """After ``give_up``: close the group if it was already built."""
         if isinstance(self._outcome, GlooGroup):
             self._outcome.close()
 
     def wait(self) -> GlooGroup:
-        """What was built, or raise GroupError."""
+        """Return the group once it is built, or raise GroupError."""
         try:
             if not self._ended.wait(self.spec.timeout + 1.0):
                 self.give_up(f"no group within {self.spec.timeout:g} s")
@@ -234,7 +234,7 @@ class _Build:
         raise self._outcome or GroupError("no group was built")
 
     def give_up(self, why: str) -> None:
-        """End ``run`` with a GroupError now and make the thread end soon."""
+        """End ``wait`` with a GroupError now, and make the building thread end soon."""
         with self._lock:
             if self._outcome is not None:
                 return
@@ -270,7 +270,7 @@ class _Build:
             self._complete(outcome)
 
     def _complete(self, group: GlooGroup) -> None:
-        """Do what nobody need wait for: tell the addresses of accepted connections, tidy up the store."""
+        """Do what nobody waits for: exchange the addresses of accepted connections, delete old keys from the store."""
         meeting, me = self._meeting, str(self.spec.rank)
         if meeting is not None:
             with contextlib.suppress(GroupError):  # the group may be gone already
@@ -309,7 +309,7 @@ class _Build:
             self._local = {listener} if listener else set()
             self._remote = set(peers)
         self._proceed()
-        owned.extend((*self._local, *self._remote))  # whoever forks while Gloo connects does not know the sockets yet
+        owned.extend((*self._local, *self._remote))  # so a fork while Gloo connects closes them, too
         sockets.track(owned)
         make: Any = ProcessGroupGloo
         options = make._Options()  # noqa: SLF001
@@ -334,13 +334,16 @@ class _Build:
 
 
 def _scarce(size: int) -> bool:
-    """Whether the descriptors of two groups of that size, two a connection, are more than half of what a process may have."""
+    """True if two groups of that size, with two descriptors a connection, use more than half of the process's descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit != resource.RLIM_INFINITY and 8 * size > limit
 
 
 def _make_device(host: str) -> tuple[Any, Inode | None, Address | None, frozenset[Inode]]:
-    """Make a Gloo device on an interface, and find its listening socket if that can be told; last the sockets before it."""
+    """Make a Gloo device on an interface. Returns it, its listening socket and address, and the sockets that existed before.
+
+    Socket and address are None if they cannot be determined.
+    """
     make: Any = ProcessGroupGloo
     with _making_device:
         before = sockets.snapshot()
