@@ -289,7 +289,7 @@ class DataAccounting:
         if isinstance(error, JobEnded):
             self.sampler.thawed(None)  # the program's call ends the process
             return
-        late = plane.lag.calls > 0 and plane.leaving()  # its deputy has left: the program's next call ends the process
+        late = plane.lag.calls > 0 and plane.leaving()  # its deputy has said goodbye: the program ends at its next call
         if late or (self._rejoins and isinstance(error, Excluded)):
             self.sampler.thawed(None)
         else:

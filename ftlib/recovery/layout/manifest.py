@@ -153,7 +153,7 @@ def by_chunk(registered: Registered, flat: FlatState, chunks: Sequence[tuple[int
     return found
 
 
-# --- at who has the state ----------------------------------------------------------------------------------------------
+# --- at the donor ------------------------------------------------------------------------------------------------------
 
 
 def _opened(registered: Registered, step: int) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _borders(flat: FlatState, owners: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(start for start, one, other in zip(flat.ends, owners, owners[1:], strict=False) if one != other)
 
 
-# --- at who gets it ----------------------------------------------------------------------------------------------------
+# --- at the joiner -----------------------------------------------------------------------------------------------------
 
 
 def _take(registered: Registered, packed: bytes, *, create: bool) -> FlatState:
