@@ -1,1 +1,1 @@
-"""What every layer may use: clocks and threads, log fields, counters, units, memory."""
+"""Helpers that every layer may use: clocks and threads, log fields, counters, units, memory."""

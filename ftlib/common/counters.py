@@ -1,4 +1,4 @@
-"""What ``FTLib.metrics`` counts, from one lifetime of a worker to the next; durations are counted into buckets."""
+"""The counts behind ``FTLib.metrics``, kept from one lifetime of a worker to the next; durations go into buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 class Tally:
     """A count, a sum, a maximum and a histogram of durations, for less than a microsecond each.
 
-    One writer; readers may see a duration half counted.
+    There is one writer. Readers may see a duration that is only partly counted.
     """
 
     __slots__ = ("_bounds", "_counts", "count", "last", "maximum", "total")
@@ -39,7 +39,7 @@ class Tally:
         self.maximum = max(self.maximum, seconds)
 
     def as_dict(self) -> dict[str, Any]:
-        """``count``, ``sum``, ``last``, ``max`` and ``buckets``: ``[bound, how many were at most so long]`` each."""
+        """``count``, ``sum``, ``last``, ``max`` and ``buckets``: pairs ``[bound, number of durations up to that bound]``."""
         reached, buckets = 0, []
         for bound, count in zip(self._bounds, self._counts, strict=False):
             reached += count
@@ -58,7 +58,7 @@ class Counters:
     views: int = 0
     rebuild_failures: int = 0
     vetoed: int = 0
-    """Averages that nobody applied because of inf or nan."""
+    """Averages that no member applied because they held inf or nan."""
     bytes_averaged: int = 0
     """Bytes of tensors in finished calls."""
     pauses: Tally = field(default_factory=lambda: Tally(PAUSES))
@@ -68,25 +68,25 @@ class Counters:
     rolled_back: int = 0
     """Attempts at units that were undone."""
     last_wait: float = 0.0
-    """Seconds that a call had been in progress here at the last activation, whatever led to it included; 0 for none."""
+    """Seconds from a call's entry here to the last activation, its cause included; 0 if no call was in progress."""
     rejoins: int = 0
     """Lifetimes after the first."""
     state_loads: int = 0
     state_bytes: int = 0
     recoveries: int = 0
-    """States that came beside the others' training."""
+    """States that were loaded while the other members went on training."""
     recovery_fallbacks: int = 0
-    """Those that could not: the others waited."""
+    """State loads for which the other members had to wait."""
     averages_replayed: int = 0
     stood_in: int = 0
     """Calls in which a deputy took part, as the program was late."""
     checkpoints: int = 0
-    """Written here and complete."""
+    """Checkpoints that this member wrote completely."""
     checkpoint_failures: int = 0
     checkpoints_skipped: int = 0
-    """Because the one before was still being written."""
+    """Checkpoints left out because the previous one was still being written."""
     checkpoint_step: int = 0
-    """Of the newest that was completed here."""
+    """Step of the newest checkpoint that this member completed."""
 
     @property
     def last_pause(self) -> float:

@@ -1,4 +1,4 @@
-"""The handler of log records that is installed where the user asked for one. Their fields: ``Plane.about``.
+"""The handler for log records, installed only if the user asks for one. The records' fields: ``Plane.about``.
 
 A library does not decide where a program's log goes: without ``log_format`` and ``log_level`` nothing here touches the logging
 of the process, and the loggers ``ftlib`` and ``ftlib.consensus`` behave like any other library's.
@@ -20,10 +20,10 @@ class _Handler(logging.StreamHandler[Any]):
 
 
 def configure(log_format: str = "", log_level: str = "") -> None:
-    """Send the records of this library to stderr as asked for; nothing happens where neither is given.
+    """Send the records of this library to stderr. Does nothing if neither argument is given.
 
-    ``log_format``: one of ``FORMATS`` (default plain); ``log_level``: the lowest of ``LEVELS`` to show (default info). Records
-    no longer go to the root logger's handlers then, or each would be shown twice.
+    ``log_format``: one of ``FORMATS`` (default plain); ``log_level``: the lowest of ``LEVELS`` to show (default info). The
+    records then no longer go to the root logger's handlers, which would show each a second time.
     """
     if not log_format and not log_level:
         return

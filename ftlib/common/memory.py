@@ -1,4 +1,7 @@
-"""Memory in huge pages, where the system has them: the first touch of many small ones costs several times a copy into them."""
+"""Memory in huge pages, where the system has them.
+
+The first touch of many small pages costs several times as much as a copy into them.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,26 @@ _PIECE = 1 << 20
 
 
 def room(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """A row of ``count`` elements on the CPU, not initialized; in huge pages where it fills some."""
+    """A row of ``count`` uninitialized elements on the CPU; in huge pages if it fills at least one."""
     if count * dtype.itemsize < _HUGE:
         return torch.empty(count, dtype=dtype, device="cpu")
     return huge(count * dtype.itemsize).view(dtype)
 
 
 def huge(nbytes: int) -> torch.Tensor:
-    """Room for ``nbytes``, zero (uint8), in huge pages where the system has them; given back with the tensor.
-
-    The first touch of so many small pages would cost several times what the copy into them does.
-    """
+    """``nbytes`` zeros (uint8), in huge pages where the system has them; the memory is freed with the tensor."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
     room = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without: small pages do
+        with suppress(OSError):  # without huge pages, small ones do
             room.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(room, dtype=torch.uint8)  # holds the mapping
-    skip = -whole.data_ptr() % _HUGE  # only whole, aligned huge pages are given; what is never touched costs nothing
+    skip = -whole.data_ptr() % _HUGE  # only whole, aligned pages become huge; untouched memory costs nothing
     return whole[skip : skip + nbytes]
 
 
 def touch(memory: torch.Tensor) -> None:
-    """Fill ``memory`` (one row, on the CPU) with zeros. On this thread alone, and others may run Python meanwhile."""
+    """Fill ``memory`` (one row, on the CPU) with zeros. Uses this thread only; other threads may run Python meanwhile."""
     for piece in torch.split(memory.view(torch.uint8), _PIECE):
         np.copyto(piece.numpy(), 0)

@@ -1,4 +1,4 @@
-"""Why a member that is asked over HTTP gives nothing: a status that whoever asks acts on, and words for who reads the log."""
+"""Why a member refuses an HTTP request: a status for the requesting program, and words for the reader of the log."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from consensus import RefusalError
 
 
 class Refusal(IntEnum):
-    """The status of the answer. Any other, but for OK, means: there is no such thing here, and there will be none."""
+    """The status of the answer. Any status other than these and OK means: there is no such thing here, and never will be."""
 
     LATER = HTTPStatus.SERVICE_UNAVAILABLE
-    """Not yet: ask again. What serves all sources says it, too, where too much is asked at a time."""
+    """Not yet: ask again. The server of all sources also sends it when there are too many requests at a time."""
     READING = HTTPStatus.LOCKED
-    """The same, and it may take long: the checkpoint is being read."""
+    """Ask again, as for ``LATER``, but it may take long: the checkpoint is being read."""
     ABSENT = HTTPStatus.MISDIRECTED_REQUEST
-    """The program is late, and a deputy is in the call in its place."""
+    """The program is late, and a deputy takes its place in the call."""
     NOTHING = HTTPStatus.PRECONDITION_FAILED
     """No state is registered."""
     UNFIT = HTTPStatus.UNPROCESSABLE_ENTITY
-    """The state holds something by now that cannot be transferred."""
+    """The state now holds a value that cannot be transferred."""
     OVER = HTTPStatus.GONE
     """The request came after the call that it is about."""
 
     def error(self, why: str) -> RefusalError:
-        """For a source to raise."""
+        """The exception for a source to raise."""
         return RefusalError(f"{_WORDS.get(self, '')}{why}", self)
 
 

@@ -1,7 +1,7 @@
-"""Clock, threads and what they meet in: the operating system's here, others' in a simulation of this very code.
+"""Clock, threads, locks and queues: the operating system's here; a simulation of this code substitutes its own.
 
-Whoever works on a call asks the operating system for none of these by itself, so that a simulated process can run it in
-virtual time, with every switch between its threads decided by a seed.
+Code that works on a call gets them only from here. So a simulated process can run that code in virtual time, and a seed
+decides every switch between its threads.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ _NICE = 10
 
 
 class Thread(Protocol):
-    """Of ``threading.Thread`` what is used of it."""
+    """The part of ``threading.Thread`` that is used here."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The thread's name, for people."""
 
     @property
     def ident(self) -> int | None:
-        """None before it was started."""
+        """The thread's identifier; None before ``start``."""
 
     def start(self) -> None:
         """Begin to run."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds for the thread to end."""
 
 
 class Threads:
-    """The operating system's."""
+    """The clock, threads, locks and queues of the operating system."""
 
     now: Callable[[], float] = staticmethod(time.monotonic)
     """Seconds on a clock that never jumps back."""
 
     def sleep(self, seconds: float) -> None:
-        """The thread that asks does nothing for so long."""
+        """Block the calling thread for ``seconds``."""
         time.sleep(seconds)
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
-        """A thread that does not keep the process alive; to be started."""
+        """A new daemon thread, not yet started."""
         return threading.Thread(target=target, name=name, daemon=True)
 
     def hurry(self) -> None:
-        """The thread that asks is waited for by others, and computes little."""
+        """Give the calling thread the processor sooner, in shorter slices: others wait for it, and it computes little."""
         short_slices()
 
     current: Callable[[], Thread] = staticmethod(threading.current_thread)
-    """The thread that asks."""
+    """The calling thread."""
 
     def condition(self) -> threading.Condition:
-        """A new one, with a lock that its holder may take again."""
+        """A new condition with a reentrant lock."""
         return threading.Condition()
 
     def lock(self) -> Any:
-        """A lock that its holder may take again."""
+        """A new reentrant lock."""
         return threading.RLock()
 
     def queue(self) -> queue.SimpleQueue[Any]:
-        """A new, unbounded one."""
+        """A new, unbounded queue."""
         return queue.SimpleQueue()
 
 
@@ -75,6 +75,6 @@ SYSTEM = Threads()
 
 
 def stand_back() -> None:
-    """From now on this thread comes after others where there are not processors enough, if the system lets it."""
+    """Lower the calling thread's priority from now on, if the system lets it: others run first where processors are scarce."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

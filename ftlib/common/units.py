@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them."""
+    """``count`` bytes in a suitable unit."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             return f"{count:.3g} {unit}"
@@ -13,7 +13,7 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration in the unit that suits it."""
+    """A duration in a suitable unit."""
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

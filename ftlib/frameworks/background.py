@@ -1,11 +1,11 @@
 """Threads that run C++ code in the background and must have ended before the interpreter does.
 
 A daemon thread that returns from C++ while the interpreter finalizes is unwound in the middle of it, which terminates
-the process with SIGABRT; a thread that is no daemon would keep a process alive whose task hangs. So: daemons,
-waited for, for a bounded time.
+the process with SIGABRT. A thread that is no daemon would keep the process alive if its task hangs. So the threads are
+daemons, and ``finish_tasks`` waits for them for a bounded time.
 
-A thread that is through with its task waits a while for the next one: where the processors are busy a new thread takes a
-millisecond until it runs, which whoever starts it waits for, and state that moves through a group is hundreds of messages.
+A thread that has finished its task waits a while for the next one. On busy processors a new thread takes a millisecond until
+it runs, the starting thread waits for that, and moving state through a group takes hundreds of messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINGER = 1.0
 """Seconds that a thread waits for another task."""
 
 _changed = threading.Condition()
-"""Guards what follows; whoever is in it has started."""
+"""Guards the two collections below, which hold only started threads."""
 _busy: set[_Runner] = set()
 _idle: list[_Runner] = []
 
@@ -38,7 +38,7 @@ def start_task(name: str, function: Callable[[], None]) -> None:
 
 
 def finish_tasks(timeout: float) -> bool:
-    """Wait at most ``timeout`` seconds for all tasks; whether all have ended. Threads without one end."""
+    """Wait at most ``timeout`` seconds for all tasks. True if all have ended. Idle threads end."""
     here = threading.current_thread()
     with _changed:
         while _idle:
@@ -47,7 +47,7 @@ def finish_tasks(timeout: float) -> bool:
 
 
 def _take() -> _Runner | None:
-    """One that waits; the last one that came, so that the others end. In a forked child none is alive."""
+    """The thread that became idle last, so that the others time out; None if there is none. In a forked child none is alive."""
     while _idle:
         runner = _idle.pop()
         if runner.is_alive():
@@ -63,7 +63,7 @@ class _Runner(threading.Thread):
         self.orders: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Until nothing has come for a while, or a task raises."""
+        """Run tasks until none has come for ``_LINGER`` seconds, or one raises."""
         while (order := self._next()) is not None:
             name, function = order
             self.name = f"ftlib-{name}"
@@ -88,4 +88,4 @@ class _Runner(threading.Thread):
                 if self in _idle:
                     _idle.remove(self)
                     return None
-            return self.orders.get()  # chosen in this very moment
+            return self.orders.get()  # ``_take`` has just chosen this thread

@@ -1,7 +1,7 @@
-"""What a communication backend must offer: build a group for a view, run operations on it, abort it at once.
+"""The interface of a communication backend: build a group for a view, run operations on it, abort it at once.
 
 A ``Framework`` lives as long as the process, a ``Group`` as long as a view. Groups are built on the rebuild thread while the
-training thread may still wait in an operation of the old group; ``abort`` is what wakes it.
+training thread may still wait in an operation of the old group; ``abort`` wakes the training thread.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class GroupSpec:
     """All that building one group needs. Equal at all members but for ``rank``."""
 
     view_id: str
-    """Unique a view: prefix of every key in the store, so that no attempt reads another's keys."""
+    """Unique per view: prefix of every key in the store, so that no attempt reads another's keys."""
     epoch: int
     rank: int
     size: int
     store: Mapping[str, str]
-    """What the member that hosts this group's rendezvous advertised (see ``Framework.start``)."""
+    """The facts advertised by the member that hosts this group's rendezvous (see ``Framework.start``)."""
     timeout: float
     """Seconds until building, or one operation, gives up."""
 
@@ -50,12 +50,12 @@ class Work(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it ended, well or not: nothing writes into its tensor any more."""
+        """True once the operation has ended, with or without an error."""
 
     def future(self) -> torch.futures.Future[Any]:
-        """Completes when the operation has physically ended: with None, or with the ``GroupError`` that it failed with.
+        """A future that completes when the operation has physically ended: with None, or with its ``GroupError``.
 
-        Not when it was enqueued, as the futures of some process groups of torch.
+        Futures of some process groups of torch complete earlier, when the operation is enqueued.
         """
         future: torch.futures.Future[Any] = torch.futures.Future()
         start_task("future", functools.partial(self._complete, future))
@@ -69,7 +69,7 @@ class Work(ABC):
                     break
             except GroupError as error:
                 failure = error
-        while not self.done():  # it failed for whoever waits, and may still write
+        while not self.done():  # it has failed, and may still write
             time.sleep(_LOOK)
         if failure is None:
             future.set_result(None)
@@ -100,14 +100,14 @@ class Operation(NamedTuple):
 
 
 class Group(ABC):
-    """A process group of one view. A backend has one way in, ``submit``; the methods that name an operation lead there."""
+    """A process group of one view. A backend implements only ``submit``; the methods named after an operation call it."""
 
     rank: int
     size: int
 
     @abstractmethod
     def submit(self, operation: Operation) -> Work:
-        """Begin ``operation``, and return at once. ConfigError where this backend has none like it.
+        """Begin ``operation``, and return at once. ConfigError if this backend does not support it.
 
         An allreduce is bit-identical at all ranks. Sends and receives are safe beside collectives of other threads.
         """
@@ -134,14 +134,14 @@ class Group(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Make every operation under way here fail within milliseconds, and those of the peers too. Idempotent.
+        """Make every operation under way fail within milliseconds, here and at the peers. Idempotent.
 
-        Nothing completes at this rank after ``abort`` returned and its works have ended.
+        Once ``abort`` has returned and the group's works have ended, nothing completes at this rank any more.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back the resources of a group that is idle or aborted. Idempotent."""
+        """Release the resources of an idle or aborted group. Idempotent."""
 
 
 class Framework(ABC):
@@ -153,7 +153,7 @@ class Framework(ABC):
 
     @abstractmethod
     def start(self, host: str) -> Mapping[str, str]:
-        """Start what this member offers to others for rendezvous on interface address ``host``.
+        """Start this member's rendezvous service for the others on interface address ``host``.
 
         Returns the facts to advertise with the member, e.g. ``{"store": "127.0.0.1:41231"}``.
         """
@@ -163,16 +163,16 @@ class Framework(ABC):
         """Build the group and connect it to every rank before returning. GroupError on failure or timeout."""
 
     def prepare(self, spec: GroupSpec) -> None:  # noqa: B027 - a hint
-        """Begin to build a group that ``rebuild`` may be asked for soon, and return at once; it may never be.
+        """Begin to build a group that ``rebuild`` may be asked for soon, or never; return at once.
 
-        It takes part in nothing before. One at a time: what was prepared for another ``spec`` is dropped, as ``rebuild`` for
-        another and ``cancel`` drop it.
+        The group is not used before ``rebuild``. Only one is prepared at a time: ``prepare`` and ``rebuild`` drop a group
+        prepared for another ``spec``, and so does ``cancel``.
         """
 
     def cancel(self, before: int = 0) -> None:  # noqa: B027 - best effort: a rebuild has a deadline anyway
         """Make a ``rebuild`` under way in another thread fail soon.
 
-        With ``before`` only if it is for an earlier epoch; and any such one that begins later, until the next ``start``.
+        With ``before``, only rebuilds for an earlier epoch fail, including those that begin later, until the next ``start``.
         """
 
     def abort_communicator(self) -> None:
@@ -186,8 +186,8 @@ class Framework(ABC):
 
     @abstractmethod
     def check(self, tensor: torch.Tensor) -> None:
-        """ConfigError naming the remedy where this backend cannot reduce such a tensor (device, dtype, layout)."""
+        """ConfigError with a remedy if this backend cannot reduce such a tensor (device, dtype, layout)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back everything. Idempotent."""
+        """Release everything. Idempotent."""

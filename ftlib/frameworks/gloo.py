@@ -1,4 +1,4 @@
-"""Gloo over TCP: the default backend for CPU tensors. ``gloo_build`` builds its groups, ``gloo_group`` is what they do."""
+"""Gloo over TCP, the default backend for CPU tensors: ``gloo_build`` builds groups, ``gloo_group`` does their operations."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _DTYPES = {
     torch.int32,
     torch.int64,
 }
-"""What Gloo reduces; the others end in "Invalid scalar type"."""
+"""The dtypes that Gloo reduces; others end in "Invalid scalar type"."""
 _FINISH = 2.0
-"""Seconds that ``close`` waits for old groups to be destroyed, tens of milliseconds each in fact."""
+"""Seconds that ``close`` waits at most for old groups to be destroyed, which takes tens of milliseconds each."""
 
 
 class GlooFramework(Framework):
-    """Builds ``GlooGroup`` objects; its store serves the views that choose this member for it."""
+    """Builds ``GlooGroup`` objects; its store serves the views that choose this member as rendezvous host."""
 
     name = "gloo"
 
@@ -51,7 +51,7 @@ class GlooFramework(Framework):
         self._process = os.getpid()
 
     def start(self, host: str) -> Mapping[str, str]:
-        """Start the store, anew where ``host`` is another than before. ConfigError if it is no address of this machine."""
+        """Start the store; restart it if ``host`` has changed. ConfigError if ``host`` is no address of this machine."""
         self._builder.reset()
         address = interface_address(host)
         if self._server is not None and address != self._host:
@@ -74,14 +74,14 @@ class GlooFramework(Framework):
             self._server.forget_before(spec.epoch)
 
     def rebuild(self, spec: GroupSpec) -> Group:
-        """Meet the other ranks at the store, connect to all of them. GroupError names who did not come."""
+        """Meet the other ranks at the store, connect to all of them. GroupError names the missing ranks."""
         if self._server is None:
             raise ConfigError("start the framework before building groups")
         self.group = self._builder.rebuild(spec)
         return self.group
 
     def prepare(self, spec: GroupSpec) -> None:
-        """Build it on a thread of its own (see ``Framework``)."""
+        """Build the group on a thread of its own (see ``Framework``)."""
         if self._server is not None:
             self._builder.prepare(spec)
 
@@ -110,7 +110,7 @@ class GlooFramework(Framework):
 
 
 def _scarce(size: int) -> bool:
-    """Whether the descriptors of two groups of that size, two a connection, are more than half of what a process may have."""
+    """True if two groups of that size, with two descriptors a connection, use more than half of the process's descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit != resource.RLIM_INFINITY and 8 * size > limit
 

@@ -4,10 +4,10 @@ Gloo itself cannot be interrupted: after a peer's death only its neighbours in t
 their timeout. A ``GlooGroup`` holds duplicates of its own connected sockets (see ``sockets``); ``abort`` shuts these
 down, and all operations under way fail within milliseconds, at the peers too.
 
-Where not all sockets could be found (not Linux), ``abort`` abandons the operations instead: waiting for them fails
+If not all sockets were found (not Linux), ``abort`` abandons the operations instead: waiting for them fails
 soon, and ``done`` stays False until Gloo's own timeout has ended them, so that nobody reuses their buffers.
 
-Destroying a group joins Gloo's threads, which takes tens of milliseconds, so that happens on a thread of its own.
+Destroying a group joins Gloo's threads, which takes tens of milliseconds, so it happens on a background thread.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ OPERATIONS: dict[str, Any] = {
 _SLICE = 0.02
 """Seconds between two looks at an operation of a group that is being destroyed."""
 _LOOKED_THROUGH = 8
-"""Operations that were begun here, after which those that have ended are forgotten."""
+"""Number of remembered operations above which ended ones are forgotten."""
 _ADVICE = "This is typically caused by"
-"""What follows in Gloo's texts helps nobody."""
+"""The rest of Gloo's error text, from here on, helps nobody."""
 _ADDRESS_IN_TEXT = re.compile(r"\[([0-9a-fA-F:.]+)\]:(\d+)")
 
 
@@ -59,8 +59,8 @@ class _State(enum.Enum):
 class GlooGroup(Group):
     """The group of one view. Collectives: one thread at a time, the same ones in the same order at all ranks.
 
-    Gloo terminates a process that receives more bytes than it asked for. The calls of ``FTLib`` find out beforehand that
-    members disagree (see ``attempt``); whoever uses ``ft.group`` directly must pass equal sizes, as with torch itself.
+    Gloo terminates a process that receives more bytes than it asked for. The calls of ``FTLib`` detect beforehand that
+    members disagree (see ``attempt``). Direct users of ``ft.group`` must pass equal sizes, as with torch itself.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class GlooGroup(Group):
         peers: Mapping[Address, int],
         give_back: Callable[[], None],
     ) -> None:
-        """``links``: its connected sockets. ``peers``: ranks by the address at which each listens.
+        """``links``: the group's connected sockets. ``peers``: ranks by the address at which each listens.
 
         ``give_back`` is called after ``backend`` has been destroyed.
         """
         self.rank, self.size = spec.rank, spec.size
         self.exact = len(links) == spec.size - 1
-        """Whether all its sockets are known, so that ``abort`` interrupts."""
+        """True if all sockets of the group are known, so that ``abort`` interrupts operations."""
         self._timeout = spec.timeout
         self._backend = backend
         self._links = tuple(links)
@@ -96,11 +96,11 @@ class GlooGroup(Group):
 
     @property
     def abandoned(self) -> bool:
-        """Whether operations under way were given up rather than interrupted."""
+        """True if operations under way were abandoned, not interrupted."""
         return not self.exact and self._state is not _State.OPEN
 
     def submit(self, operation: Operation) -> Work:
-        """Begin it on Gloo's threads (a ring for more than a few KB). All but reductions go as bytes, hence any dtype."""
+        """Begin ``operation`` on Gloo's threads (a ring above a few KB). All but reductions send bytes, hence any dtype."""
         backend, kind = self._backend, operation.kind
         if self._state is not _State.OPEN or backend is None:
             return FailedWork(GroupError(f"the group of rank {self.rank} is {self._state.value}"))
@@ -121,7 +121,7 @@ class GlooGroup(Group):
             raise ConfigError(f"unknown operation {operation.op!r}: choose one of {', '.join(OPERATIONS)}") from None
         except FOREIGN as error:
             if kind in (OperationKind.ALLREDUCE, OperationKind.BROADCAST):
-                self.abort()  # one that only this rank left out: the next ones would meet wrong ones elsewhere
+                self.abort()  # only this rank left it out: its next collectives would meet wrong ones elsewhere
             return FailedWork(self.translate(error))
         with self._lock:
             works = self._works
@@ -149,7 +149,7 @@ class GlooGroup(Group):
         start_task("gloo-destroy", self._destroy)
 
     def translate(self, error: Exception) -> GroupError:
-        """Turn an exception of Gloo into a GroupError that blames the ranks whose addresses its text has."""
+        """Turn an exception of Gloo into a GroupError that blames the ranks whose addresses stand in its text."""
         text = str(error).partition(_ADVICE)[0].strip()
         ranks: set[int] = set()
         for host, digits in _ADDRESS_IN_TEXT.findall(text):
@@ -159,15 +159,15 @@ class GlooGroup(Group):
         return GroupError(f"rank {self.rank} of {self.size}: {text}", tuple(sorted(ranks)))
 
     def locals(self) -> dict[int, Address]:
-        """Tell this end of every connection to a known address, by the rank at the other end."""
+        """The local address of every connection to a known address, by the rank at the other end."""
         return {self._peers[link.remote]: link.local for link in self._links if link.remote in self._peers}
 
     def name(self, peers: Mapping[Address, int]) -> None:
-        """Add addresses by which errors may mean a rank."""
+        """Add addresses by which error texts may identify a rank."""
         self._peers = {**self._peers, **peers}
 
     def _destroy(self) -> None:
-        """Drop the backend once no operation is under way: its destructor would wait for them."""
+        """Drop the backend once no operation is under way: its destructor would wait for the operations."""
         deadline = time.monotonic() + 2 * self._timeout
         with self._lock:
             works = list(self._works)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 FOREIGN = (RuntimeError, ValueError, TypeError, IndexError)
-"""What torch raises, in C++ and in the binding."""
+"""The exceptions that torch raises, in C++ and in the binding."""
 
 _ABANDONED_SLICE = 0.1
-"""Seconds after which a wait looks whether its operation was abandoned; only where sockets cannot be cut."""
+"""Seconds after which a wait checks whether its operation was abandoned; only if sockets cannot be cut."""
 
 
 class _Owner(Protocol):
-    """What a work asks its group."""
+    """What a work needs of its group."""
 
     exact: bool
 
@@ -35,7 +35,7 @@ class _Owner(Protocol):
 
 
 def _in_slices(wait: Callable[[float], bool], timeout: float) -> bool:
-    """Wait so that an abort which cuts nothing is seen."""
+    """Wait in slices, to notice an abort that could not cut the sockets."""
     deadline = time.monotonic() + timeout
     while not wait(min(_ABANDONED_SLICE, deadline - time.monotonic())):
         if time.monotonic() >= deadline:
@@ -44,7 +44,7 @@ def _in_slices(wait: Callable[[float], bool], timeout: float) -> bool:
 
 
 class GlooWork(Work):
-    """A collective under way in Gloo's threads."""
+    """A collective under way on Gloo's threads."""
 
     __slots__ = ("_error", "_owner", "_raw")
 
@@ -66,17 +66,17 @@ class GlooWork(Work):
         return True
 
     def done(self) -> bool:
-        """Tell whether Gloo is through with it and with its buffer."""
+        """True once Gloo has finished the operation and no longer uses its buffer."""
         raw = self._raw
         return raw is None or bool(raw.is_completed())
 
     def _ended(self, timeout: float) -> bool:
-        """Whether it ended in time; how is noted. Several threads may ask at a time: one may be destroying the group."""
+        """True if the operation ended in time; notes its error. Threads may call it concurrently, as one destroys the group."""
         raw = self._raw
         if raw is None:
             return True
         try:
-            # A timeout of zero means for ever there, and fractions of a millisecond are cut off.
+            # Gloo takes a timeout of zero as infinite, and cuts off fractions of a millisecond.
             raw.wait(timedelta(seconds=max(0.001, timeout)))
         except FOREIGN:  # still under way, success at the last moment, or failure
             if not raw.is_completed():
@@ -106,7 +106,7 @@ class GlooTransfer(Work):
         return self._wait(timeout)
 
     def done(self) -> bool:
-        """Tell whether Gloo is through with it and with its buffer."""
+        """True once Gloo has finished the transfer and no longer uses its buffer."""
         return self._ended.is_set()
 
     def _wait(self, timeout: float) -> bool:
@@ -138,5 +138,5 @@ class FailedWork(Work):
         raise self._error.afresh()
 
     def done(self) -> bool:
-        """Tell the truth: it ended before it began."""
+        """True: the operation ended before it began."""
         return True

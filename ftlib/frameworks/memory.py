@@ -1,8 +1,7 @@
 """Process groups among threads of one process: deterministic, abortable, with faults on request.
 
-For tests and for trying out. Frameworks of one ``MemoryHub`` meet in a ``_Room`` a view. An operation is carried out,
-in rank order, by the last rank to enter it, under the room's lock; so it ends for all ranks at once unless a fault
-says otherwise.
+For tests and for trying out. Frameworks of one ``MemoryHub`` meet in one ``_Room`` per view. The last rank to enter an
+operation carries it out, in rank order, under the room's lock; so it ends for all ranks at once unless a fault is injected.
 """
 
 from __future__ import annotations
@@ -85,16 +84,16 @@ class MemoryHub:
         return MemoryFramework(self, member)
 
     def fail_next(self, rank: int, skip: int = 0, *, finish_elsewhere: bool = False) -> None:
-        """Make one collective fail: the next one that ``rank`` (of whatever group) starts, or the one ``skip`` later.
+        """Make one collective fail: the next one that ``rank`` starts, in any group, or the one ``skip`` later.
 
-        ``finish_elsewhere``: only at that rank; the others finish this operation and fail in the next, as after a
-        death late in an operation. Otherwise it fails at all ranks. The group is of no use afterwards in both cases.
+        ``finish_elsewhere``: it fails only at that rank; the others finish it and fail in the next operation, as after a
+        death late in an operation. Otherwise it fails at all ranks. In both cases the group is unusable afterwards.
         """
         with self._lock:
             self._faults.append(_Fault(rank, skip, finish_elsewhere))
 
     def kill(self, member: str, *, silent: bool = False) -> None:
-        """Let a member die: the groups it is in fail, blaming its rank, and it can do nothing any more.
+        """Let ``member`` die: its groups fail, blaming its rank, and it can do nothing any more.
 
         ``silent``: its peers see no error and wait until somebody aborts, as behind a dead link.
         """
@@ -106,12 +105,12 @@ class MemoryHub:
                 room.lose(member)
 
     def is_dead(self, member: str) -> bool:
-        """Whether ``kill`` was called for it."""
+        """True if ``kill`` was called for ``member``."""
         with self._lock:
             return member in self._dead
 
     def room(self, spec: GroupSpec) -> _Room:
-        """The room of a view, made by the first who asks."""
+        """The room of a view, made by the first request."""
         with self._lock:
             room = self._rooms.setdefault(spec.view_id, _Room(self, spec.view_id, spec.size))
             while len(self._rooms) > _ROOMS_KEPT:
@@ -119,7 +118,7 @@ class MemoryHub:
             return room
 
     def name(self) -> str:
-        """A name for a member that was given none."""
+        """A name for a member without one."""
         return f"memory-{next(self._numbers)}"
 
     def fault(self, rank: int) -> _Fault | None:
@@ -183,7 +182,7 @@ class _Room:
         return f"<room of {self._view_id}: ranks {sorted(self._members)} of {self._size}, failure {self._failure}>"
 
     def enter(self, spec: GroupSpec, member: str, cancelled: Callable[[], bool]) -> None:
-        """Wait until all ranks are here. GroupError on timeout, ``cancelled()``, or if somebody else gave up."""
+        """Wait until all ranks are here. GroupError on timeout, on ``cancelled()``, or if another rank gave up."""
         deadline = time.monotonic() + spec.timeout
         with self.changed:
             if spec.size != self._size or spec.rank in self._members:
@@ -203,7 +202,7 @@ class _Room:
                 raise self._failure.afresh()
 
     def collective(self, entry: _Entry, carry_out: _CarryOut) -> Work:
-        """Enter the next collective; the last to come carries it out."""
+        """Enter the next collective; the last rank to enter carries it out."""
         with self.changed:
             if self._admit(entry):
                 entry.fault = self._hub.fault(entry.rank)
@@ -237,14 +236,14 @@ class _Room:
             self._fail(text)
 
     def lose(self, member: str) -> None:
-        """Fail if that member is one of this room's."""
+        """Fail if ``member`` is in this room."""
         with self.changed:
             ranks = tuple(rank for rank, name in self._members.items() if name == member)
             if ranks:
                 self._fail(f"connection closed by rank {ranks[0]}", ranks)
 
     def _admit(self, entry: _Entry) -> bool:
-        """Whether an operation may start here; ends it otherwise."""
+        """True if the operation of ``entry`` may start; otherwise end it."""
         if self._hub.is_dead(self._members[entry.rank]):
             self._end(entry, GroupError(f"rank {entry.rank} of view {self._view_id} is dead"))
         elif self._failure is not None:
@@ -276,7 +275,7 @@ class _Room:
 
     def _end(self, entry: _Entry, error: GroupError | None) -> None:
         self._under_way.discard(entry)
-        # Each waiter gets an error of its own: a shared one would collect the tracebacks of all threads.
+        # Each waiter gets its own error: a shared one would collect the tracebacks of all threads.
         entry.error = None if error is None else GroupError(str(error), error.peers)
         entry.ended = True
         self.changed.notify_all()
@@ -290,7 +289,7 @@ class MemoryGroup(Group):
         self._room = room
 
     def submit(self, operation: Operation) -> Work:
-        """Reductions in rank order; a send is done once it was received."""
+        """Begin ``operation``. Reductions run in rank order; a send is done once it was received."""
         kind, tensor, op, peer, tag = operation
         if kind is OperationKind.SEND:
             return self._room.transfer(self._entry(tensor, "transfer", tag), (self.rank, peer, tag), sends=True)
@@ -308,7 +307,7 @@ class MemoryGroup(Group):
         self._room.fail(f"aborted by rank {self.rank}")
 
     def close(self) -> None:
-        """Fail all operations of all ranks, should there be any."""
+        """Fail all operations of all ranks, if any."""
         self._room.fail(f"closed by rank {self.rank}")
 
     def _entry(self, tensor: torch.Tensor, kind: str, detail: object) -> _Entry:
@@ -352,7 +351,7 @@ class MemoryFramework(Framework):
         return self.group
 
     def cancel(self, before: int = 0) -> None:
-        """Fail a rebuild under way, for all who wait in it (see ``Framework``)."""
+        """Fail a rebuild under way, for all ranks that wait in it (see ``Framework``)."""
         with self._turn:
             self._void_before = max(self._void_before, before)
             if before and self._epoch >= before:
@@ -380,4 +379,4 @@ class MemoryFramework(Framework):
 
 
 DEFAULT_HUB = MemoryHub()
-"""Where frameworks made by name meet."""
+"""The hub of frameworks that are made by name."""

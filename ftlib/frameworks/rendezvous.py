@@ -1,7 +1,7 @@
-"""Where the members of one view meet to build a group: a store at one member, reached by the others.
+"""Rendezvous of the members of one view to build a group: a store at one member, to which the others connect.
 
 Every member runs a ``StoreServer`` for as long as it lives; the members of a view meet at one of them. All keys of a
-meeting start with the epoch and the view id, so no attempt ever reads another's, and old ones can be told and deleted.
+meeting start with the epoch and the view id, so no attempt reads another's keys, and old keys can be recognized and deleted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ftlib.frameworks.sockets import Address
 
 _START_TIMEOUT = timedelta(seconds=10)
-"""For connecting to the server that this very process has just started."""
+"""Timeout for connecting to the server that this process has just started."""
 _QUICKEST, _SLOWEST, _RARELY = 0.0005, 0.02, 0.25
-"""Seconds between two questions whether the others have come: soon, after a moment, and where they seem not to come at all."""
+"""Seconds between two checks for the other ranks: at first, after a moment, and once they seem not to come at all."""
 
 
 def join_address(address: Address) -> str:
@@ -36,7 +36,7 @@ def join_address(address: Address) -> str:
 
 
 def split_address(text: str) -> Address:
-    """Read what ``join_address`` wrote; ConfigError if it is no such thing."""
+    """Parse the output of ``join_address``; ConfigError if ``text`` is no such address."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"not an address of the form host:port: {text!r}")
@@ -44,7 +44,7 @@ def split_address(text: str) -> Address:
 
 
 def interface_address(host: str) -> str:
-    """Resolve an interface given by name or number to a number; ConfigError if that fails."""
+    """Resolve an interface, given as host name or IP address, to an IP address; ConfigError if that fails."""
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
     try:
@@ -103,7 +103,7 @@ class Meeting:
         self._deadline = time.monotonic() + timeout
         self._left_early = threading.Event()
         self._prefix = f"{epoch}/{view_id}/"
-        # The store's client repeats refused connections until its timeout; a dead host should be known at once.
+        # The store's client retries refused connections until its timeout; this one detects a dead host at once.
         try:
             socket.create_connection(address, timeout=timeout).close()
         except OSError as error:
@@ -117,10 +117,10 @@ class Meeting:
         sockets.track(link.inode for link in self._links)
 
     def exchange(self, topic: str, mine: object, *, rest: float = 0.0) -> list[Any]:
-        """Tell all ranks ``mine`` (JSON); return what each told, in rank order. GroupError names who is missing.
+        """Send ``mine`` (JSON) to all ranks; return every rank's value, in rank order. GroupError names the missing ranks.
 
-        Asks again and again rather than wait in the store, whose client cannot be interrupted without a fuss. ``rest``: seconds
-        before all that, for what is not urgent: the others have told theirs by then, and one question is enough.
+        Polls instead of waiting in the store, whose client cannot be interrupted cleanly. ``rest``: seconds to wait first,
+        for what is not urgent: by then the others have written their values, and one poll is enough.
         """
         keys = [f"{self._prefix}{topic}/{rank}" for rank in range(self._size)]
         if rest:
@@ -144,7 +144,7 @@ class Meeting:
             raise GroupError(f"{self._where} broke while the ranks met ({topic}): {error}") from error
 
     def store(self) -> Any:
-        """Give the store in which a backend may write its own keys."""
+        """The store in which a backend may write its own keys."""
         self._store.set_timeout(self._left())
         return PrefixStore(self._prefix + "backend", self._store)
 
@@ -153,13 +153,13 @@ class Meeting:
         self._left_early.set()
 
     def cut(self) -> None:
-        """Make whatever else waits in the store fail now."""
+        """Make every operation that waits in the store fail now."""
         self.leave()
         for link in self._links:
             link.cut()
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self.leave()
         self._store = None
         sockets.untrack(link.inode for link in self._links)

@@ -1,9 +1,8 @@
 """Finding and cutting the sockets of one process group among all descriptors of this process.
 
 Gloo offers no way to interrupt an operation; shutting down its connected sockets does. Other parts of the process own
-sockets too, and a descriptor number may mean another socket a moment later, so everything here works on duplicates:
-duplicate first, look at the duplicate's addresses, keep it. A duplicate pins the socket itself: cutting it later hits
-nothing else.
+sockets too, and a descriptor number may mean another socket a moment later. So everything here works on duplicates:
+duplicate first, look at the duplicate's addresses, keep it. A duplicate pins the socket: cutting it later hits no other.
 
 Listening sockets are never cut: Gloo's loop thread answers that by terminating the process.
 
@@ -57,19 +56,19 @@ class Link:
 
 
 def supported() -> bool:
-    """Tell whether this system lets a process list its own sockets (Linux)."""
+    """True if this system lets a process list its own sockets (Linux)."""
     return os.path.isdir(_DESCRIPTORS)  # noqa: PTH112 - a group is built meanwhile, and paths are slow
 
 
 def snapshot() -> frozenset[Inode]:
-    """Identify all sockets of this process, so that later ones can be told from them."""
+    """Identify all sockets of this process, to distinguish later ones from them."""
     if not supported():
         return frozenset()
     return frozenset(inode for inode in map(_inode, _descriptors()) if inode is not None)
 
 
 def listeners(host: str, but: frozenset[Inode] = frozenset()) -> dict[Inode, Address]:
-    """Find the listening TCP sockets bound to this very interface address, those in ``but`` aside."""
+    """Find the listening TCP sockets bound to exactly this interface address, except those in ``but``."""
     found: dict[Inode, Address] = {}
     for inode, handle in _sockets(but):
         with handle:
@@ -80,7 +79,7 @@ def listeners(host: str, but: frozenset[Inode] = frozenset()) -> dict[Inode, Add
 
 
 def connections(local: Collection[Address], remote: Collection[Address], but: frozenset[Inode] = frozenset()) -> list[Link]:
-    """Find the connected sockets with one of these local or remote addresses, those in ``but`` aside.
+    """Find the connected sockets with one of these local or remote addresses, except those in ``but``.
 
     The caller closes the links.
     """
@@ -95,18 +94,18 @@ def connections(local: Collection[Address], remote: Collection[Address], but: fr
 
 
 def track(sockets: Iterable[Inode | Address]) -> None:
-    """Have forked children let go of these sockets, or of all that have such an address at one end."""
+    """Make forked children close these sockets, and all sockets with one of these addresses at either end."""
     _tracked.update(dict.fromkeys(sockets))
 
 
 def untrack(sockets: Iterable[Inode | Address]) -> None:
-    """Forget sockets that are closed, or about to be."""
+    """Stop tracking sockets that are closed, or about to be."""
     for entry in sockets:
         _tracked.pop(entry, None)
 
 
 def guard_forks() -> None:
-    """Install, once a process, the hook by which forked children let go of tracked sockets."""
+    """Install, once per process, the hook by which forked children close tracked sockets."""
     if _guards or not hasattr(os, "register_at_fork"):
         return
     _guards.append(None)
@@ -117,7 +116,7 @@ def guard_forks() -> None:
 def _let_go() -> None:
     """Put the null device in place of every tracked socket of a forked child.
 
-    Closing would free the numbers, and a destructor that still believes to own one would then close a stranger.
+    Closing would free the descriptor numbers, and a destructor that still holds one would then close an unrelated file.
     """
     _scanning.release()
     if not _tracked or not supported():
@@ -168,7 +167,7 @@ def _duplicate(descriptor: int, but: frozenset[Inode] = frozenset()) -> tuple[In
         copy = os.dup(descriptor)
     except OSError:
         return None
-    inode = _inode(copy)  # of the duplicate: the number may have changed hands since
+    inode = _inode(copy)  # of the duplicate: the number may mean another socket since
     if inode is None:
         os.close(copy)
         return None

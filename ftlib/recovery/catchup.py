@@ -1,8 +1,8 @@
-"""A joiner catches up: it follows the others' calls while it gets their state, until it can count.
+"""A joiner catches up: it follows the others' calls while it gets their state, until its own contribution counts.
 
-Requests name a call before the donors enter it, so that nobody waits for them. A ``Round`` fetches the shards and replays the
-averages beside the training thread. Where this cannot work, ``NoFollowing`` is raised: then the member loads the whole state
-while the others wait (``whole_state``).
+Requests name a call before the donors enter it, so that nobody waits for the requests. A ``Round`` fetches the shards and
+replays the averages beside the training thread. If this cannot work, ``NoFollowing`` is raised: then the member loads the whole
+state while the others wait (``whole_state``).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from .warm_standby import WarmStandby
 logger = logging.getLogger("ftlib")
 
 _PAUSE = 0.05
-"""Seconds between two requests that others wait for."""
+"""Seconds between two requests while the others wait."""
 _GRACE = 0.02
-"""Seconds that the others may wait for the last bytes of a small state, rather than this member a call more."""
+"""Seconds that the others may wait for the last bytes of a small state, which saves this member one more call."""
 _TRIES = 3
-"""Times that what is asked of the donors may fail."""
+"""Number of times that requests to the donors may fail."""
 _FURTHEST = 256
-"""Calls ahead that a request names at most, where calls end before a request has arrived."""
+"""How many calls ahead a request may name, if calls end before a request arrives."""
 
 
 class Catchup:
@@ -58,9 +58,9 @@ class Catchup:
         allowed: RecoveryLimits,
         standby: Callable[[Registered, Call], WarmStandby] | None = None,
     ) -> None:
-        """``registered``: what the program registered by now. ``transport``: a new one for each round.
+        """``registered``: returns what the program has registered so far. ``transport``: makes a new one for each round.
 
-        ``standby``: how a spare gets the state while it waits; None where there are no spares.
+        ``standby``: makes the warm standby of a spare that waits; None if there are no spares.
         """
         self._plane = plane
         self._registered = registered
@@ -73,26 +73,26 @@ class Catchup:
         self._round: Round | None = None
         self._slot_pool = SlotPool(allowed.pending, plane.threads)
         self._prefetch: Prefetch[SnapshotOffer, Round] | None = None
-        """An offer: what donors pin on entry to a call to come, or under way."""
+        """The request for an offer: what the donors pin on entry to a future call, or one under way."""
         self._verification: Verification | None = None
-        """As of entry to such a call."""
+        """The verification as of entry to such a call."""
         self._chunk: ChunkRequest | None = None
-        """What the prefetched offer is of; None for all of the state."""
+        """The chunk of the prefetched offer; None for the whole state."""
         self._ahead = 0
-        """Calls ahead that requests name: a follower computes nothing, and is in a call before the others are."""
+        """How many calls ahead requests name: a follower computes nothing, so it enters a call before the others."""
         self._last_session: Session | None = None
         self._hopes = 0
-        """Verifications that may still begin before all shards are here, as a small state arrives soon."""
+        """Number of verifications that may still begin before all shards are here, as a small state arrives soon."""
         self._missed = 0
-        """Verifications whose call turned out to be of another kind than the program's."""
+        """Number of verifications whose call turned out to differ from the program's."""
         self._asked: dict[str, Member] = {}
-        """Members that may have pinned something for this one."""
+        """Members that may have pinned ranges for this one."""
         self._failures = 0
         self._refused = False
-        """This lifetime does not follow any more."""
+        """True once this member does not follow any more in this lifetime."""
 
     def stand_by(self, own: Call) -> None:
-        """The program waits in its first call to be let in, and may have to for long: keep the state level with the others'."""
+        """The program waits in its first call for admission, perhaps for long: keep the state level with the others'."""
         registered = self._registered()
         if self._new_standby is None or self._standby is not None or self._refused or not self._allowed.live:
             return
@@ -102,7 +102,7 @@ class Catchup:
 
     @property
     def trouble(self) -> Exception | None:
-        """What is wrong with the state while it stands by: it does not fit the job's."""
+        """The error of a standby whose state does not fit the job's; None if there is none."""
         return None if self._standby is None else self._standby.error
 
     def wanted(self, own: Call, session: Session) -> bool:
@@ -111,7 +111,7 @@ class Catchup:
         if not wanted and self._standby is not None:
             standby, self._standby = self._standby, None
             if standby.end():
-                own.reloaded()  # its gradients were computed on other weights
+                own.reloaded()  # its gradients were computed with other parameters
         return wanted
 
     def _wanted(self, own: Call, session: Session) -> bool:
@@ -208,8 +208,8 @@ class Catchup:
             extra = plane.about("recovery_restarts", version=number)
             logger.info("getting the state begins anew, as of call %d", number, extra=extra)
         if self._prefetch is not None and (self._prefetch.session is not session or self._prefetch.version < number):
-            self._drop_prefetch()  # it is asked anew
-        # In the first call of a view the others wait for it to begin already: a request would disturb them.
+            self._drop_prefetch()  # it is requested again
+        # In the first call of a view the others already wait for it to begin: a request would disturb them.
         round_, version = self._round, number + max(self._ahead, int(fresh))
         if self._prefetch is None and not (fresh and round_ is None):
             self._ask(session, round_, version)
@@ -222,14 +222,14 @@ class Catchup:
         return plane.acting_in(session)
 
     def _goes_on(self, round_: Round, session: Session, number: int) -> bool:
-        """Whether the round can go on in ``session``."""
+        """True if the round can go on in ``session``."""
         if round_.session is session:
             return True
-        behind = self._plane.member_id in session.plan.healed  # then averages are missing
+        behind = self._plane.member_id in session.plan.healed  # if so, averages are missing
         return not behind and round_.origin == self._plane.authority and round_.move(session, number)
 
     def _ask(self, session: Session, round_: Round | None, version: int) -> None:
-        """Have the next chunk of the state on entry to that call pinned, if it is time for that."""
+        """Ask the donors to pin the next chunk of the state on entry to call ``version``, if one is due."""
         plane, plan, transport, registered = self._plane, session.plan, self._new_transport(), self._registered()
         assert registered is not None
         if round_ is not None:
@@ -258,7 +258,7 @@ class Catchup:
         self._prefetch = Prefetch(session, version, lambda go_on: ask(go_on=go_on), go_on, begin)
 
     def _begin(self, prefetch: Prefetch[SnapshotOffer, Round]) -> None:
-        """The call that it names has ended: begin the round, or add the chunk, if the donors have pinned it."""
+        """The call that ``prefetch`` names has ended: begin the round, or add the chunk, if the donors have pinned it."""
         session, version = prefetch.session, prefetch.version
         try:
             offer = prefetch.result()
@@ -275,13 +275,13 @@ class Catchup:
         return session.view.index(self._plane.member_id) % len(session.plan.holders)
 
     def _near_the_end(self, round_: Round, session: Session, number: int, version: int) -> None:
-        """All is here, or will be soon, but for the last average: ask for the inline part and for digests."""
+        """All but the last average is replayed, or will be soon: ask for the inline part and for digests."""
         verification = self._verification
         if verification is not None and (verification.session is not session or verification.number < number):
             verification.close()
             verification = self._verification = None
         if verification is None:
-            # A program may repeat calls of several kinds, one of them its average: a random distance meets it in the end.
+            # A program may repeat calls of several kinds, one of them its average: a random distance finally meets the average.
             version += random.randrange(self._missed + 1)
             self._hopes = max(0, self._hopes - 1)
             verification = self._verification = Verification(
@@ -291,17 +291,17 @@ class Catchup:
             verification.begin()
 
     def _looks(self, verification: Verification) -> bool:
-        """Whether the state on entry to the call just followed is here, or is in a moment."""
+        """True if this member has the state on entry to the call just followed, or gets it within a moment."""
         round_ = self._round
         if not verification.begun and round_ is not None:
-            with contextlib.suppress(ConfigError):  # raised on entry to the next call, which nobody has finished
+            with contextlib.suppress(ConfigError):  # raised again on entry to the next call, which nobody has finished
                 round_.apply_backpressure(verification.session, verification.number, level=True, grace=_GRACE)
             if round_.level_with(verification.number):
                 verification.begin()
         return verification.begun
 
     def _verified(self, verification: Verification) -> bool:
-        """Whether the state is here as it was on entry to the call just followed. NoFollowing where digests differ."""
+        """True if this member has the state on entry to the call just followed. NoFollowing if digests differ."""
         try:
             equal = verification.holds()
         except (FetchError, Later) as error:
@@ -314,15 +314,15 @@ class Catchup:
                 "(by default, the optimizers' step); clipping, schedulers and averages of weights belong into it"
             )
         verification.load()
-        # Else its loader would go on after the others' last batch: it comes in with the next epoch.
+        # If left behind, its loader would go on after the others' last batch: it comes in with the next data epoch.
         return not self._plane.data.left_behind(self._first.batches)
 
     def _unanswered(self, session: Session, error: Exception) -> None:
-        """No answer came: ask again, unless that has happened too often."""
+        """No answer came: ask again, unless this has happened too often."""
         if isinstance(error, Over) and self._ahead < _FURTHEST:
             self._ahead = max(1, 2 * self._ahead)
             return
-        self._plane.wait_end(session, 1.0)  # where a donor has just died, the next view will be without it
+        self._plane.wait_end(session, 1.0)  # if a donor has just died, the next view excludes it
         if self._plane.acting_in(session):
             self._failed(str(error))
 
@@ -344,7 +344,7 @@ class Catchup:
         return True
 
     def _same_kind(self, results: Results, *, alike: bool) -> None:
-        """NoFollowing where the program averages other tensors than the others do."""
+        """NoFollowing if the others average other tensors than this program."""
         if not alike and results.layout.kind == self._first.layout.kind:
             self._refused = True
             raise NoFollowing(f"the others average something else ({results.layout.text})")
@@ -368,9 +368,9 @@ class Catchup:
                 prefetch.begun.end()
 
     def _while_acting(self, session: Session, version: int = 0) -> Callable[[], bool]:
-        """True as long as ``session`` is the active one, for the time that the others may have to wait.
+        """Returns a function that is True while ``session`` is active, for as long as the others may have to wait.
 
-        That begins when call ``version`` has ended: until then nobody waits for what is asked about it.
+        That time begins when call ``version`` has ended: until then nobody waits for requests about it.
         """
         plane, patience = self._plane, self._allowed.patience
         now = plane.threads.now
@@ -391,7 +391,7 @@ class Catchup:
 
 
 def _shards_of(offer: SnapshotOffer, session: Session, turn: int, version: int, chunk: ChunkRequest) -> tuple[Shard, ...]:
-    """The shards of ``chunk``, with the donors that pinned them. FetchError where nobody has pinned one."""
+    """The shards of ``chunk``, with the donors that pinned them. FetchError if no donor has pinned one of them."""
     start, stop = offer.chunks[chunk.number]
     holders = session.plan.holders
     return pinned_shards(offer, cut(stop - start, holders, turn + chunk.number, version, start=start, first_index=chunk.first))
@@ -410,7 +410,7 @@ def _open_round(
     chunk: ChunkRequest,
     offer: SnapshotOffer,
 ) -> Round:
-    """Begin with the first chunk, pinned on entry to call ``version``, while that may be under way. Any thread.
+    """Begin a round with the first chunk, pinned on entry to call ``version``, which may still be under way. Any thread.
 
     FetchError as for ``_shards_of``.
     """

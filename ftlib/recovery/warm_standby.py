@@ -1,10 +1,10 @@
 """A warm standby: a spare gets the state while its program waits in its first call, and keeps it at the newest version.
 
-A thread of its own finds a member as *sender*, reads its replication stream, and has the members pin the state as of a call
-not yet entered. A ``Round`` does the rest: that of a joiner, but for the averages, which come from the sender. When the sender
-goes, another one continues where it stopped, if it has finished the same calls; else all begins anew. That is told by the view
-in which the newest one was computed: a sender may have died as the only one that had finished it, and then the others redo it
-without that sender's share. Once the spare is promoted, ``Catchup`` goes on with the round.
+A separate thread chooses a member as *sender*, reads the sender's replication stream, and asks the members to pin the state as
+of a future call. A ``Round`` does the rest as for a joiner, except that the averages come from the sender. When the sender
+goes, another sender continues where it stopped, if it has finished the same calls; else the recovery starts again. The view in
+which the newest call was computed shows that: a sender may have died as the only member that had finished the call, and then
+the others redo the call without that sender's share. Once the spare is promoted, ``Catchup`` goes on with the round.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ logger = logging.getLogger("ftlib")
 SILENCE = 5.0
 """Seconds without a byte, keepalives included, after which a sender is given up."""
 PATIENCE = 1.0
-"""Seconds that a promoted spare waits for what its sender still has to send, while the others wait for it."""
+"""Seconds that a promoted spare waits for its sender's last records, while the others wait for the spare."""
 _FURTHEST = 256
-"""Calls ahead that the state may be asked for."""
+"""How many calls ahead the state may be requested."""
 _REST, _LONGEST_REST = 0.2, 10.0
-"""Seconds before it begins anew, doubled each time; at most so long."""
+"""Seconds before the recovery starts again, doubled each time; and their maximum."""
 
 
 class StreamReader:
     """The replication stream of one sender."""
 
     def __init__(self, answer: Answer, signature: bytes, slots: Callable[[], Sequence[Slot]]) -> None:
-        """``slots``: gives buffers for the sums of calls with that ``signature``."""
+        """``slots``: returns buffers for the sums of calls with that ``signature``."""
         self._answer, self._signature, self._slots = answer, signature, slots
         self.hello = Hello.read(answer.readinto)
 
     def next(self) -> ReplicationRecord | None:
-        """The next call; None now and then where there is none. Raises what ``http_transport.request`` translates."""
+        """The next record; None for a keepalive. Raises what ``http_transport.request`` translates."""
         return read(self._answer.readinto, self._signature, self._slots)
 
 
 class WarmStandby:
-    """For one call of a spare: ``begin``, then ``surrender`` where it is promoted, or ``end``."""
+    """The warm standby of a spare in its first call: ``begin``, then ``surrender`` if it is promoted, or ``end``."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class WarmStandby:
         max_size: int,
         allowed: RecoveryLimits,
     ) -> None:
-        """``known``: the job's newest view, as far as this worker knows."""
+        """``known``: returns the newest view of the job that this worker knows."""
         self._plane = plane
         self._registered = registered
         self._own = own
@@ -80,33 +80,33 @@ class WarmStandby:
         self._max_size = max_size
         self._allowed = allowed
         self._spare: dict[int, list[Slot]] = {}
-        """Buffers to be used again, by the identity of their bucket."""
+        """Buffers for reuse, by the identity of their bucket."""
         self._sender: Member | None = None
         self.asked: dict[str, Member] = {}
-        """Members that may have pinned something for this spare."""
+        """Members that may have pinned ranges for this spare."""
         self._device: int | None = None
         self._ahead = 3
-        """Calls after the newest one that was finished: so many are enough for a request."""
+        """How many calls after the newest finished one a request names, so that it arrives in time."""
         self._told = False
-        """Whether the log says that this spare is level."""
+        """True once the log says that this spare is level."""
         self._changed = threading.Condition()
         # Guarded by the condition:
         self._over = False
         self._round: Round | None = None
         self._former: Round | None = None
-        """The one before, which may be about to end."""
+        """The previous round, which may be about to end."""
         self._kept = 0
         """The newest call whose record was passed to the round."""
         self._kept_in = ""
-        """The view in which it was computed."""
+        """The view in which that call was computed."""
         self._base = 0, ""
-        """The last call that the round's shards contain, and the view in which that was computed."""
+        """The last call that the round's shards contain, and the view in which that call was computed."""
         self._error: Exception | None = None
 
     # --- the training thread -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start."""
+        """Start the thread."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._device = torch.cuda.current_device()
         threading.Thread(target=self._run, name="ftlib-standby", daemon=True).start()
@@ -117,14 +117,14 @@ class WarmStandby:
         return self._error
 
     def await_call(self, number: int, go_on: Callable[[], bool]) -> None:
-        """Wait for the record of call ``number``, as long as it may still come."""
+        """Wait for the record of call ``number``, while it may still come."""
         deadline = self._plane.threads.now() + PATIENCE
         with self._changed:
             while self._round is not None and self._kept < number and go_on() and self._plane.threads.now() < deadline:
                 self._changed.wait(LOOK)
 
     def surrender(self, number: int) -> Round | None:
-        """The round, to go on with at call ``number``; None where averages are missing: then the round is dropped."""
+        """The round, to go on with at call ``number``; None if averages are missing: then the round is dropped."""
         with self._changed:
             self._over = True
             round_, self._round, former = self._round, None, self._former
@@ -138,7 +138,7 @@ class WarmStandby:
         return None
 
     def end(self) -> bool:
-        """Stop; whether the state was written. Nothing writes it once this has returned. Idempotent. RebuildTimeout."""
+        """Stop; True if the state was written. Nothing writes it once this has returned. Idempotent. RebuildTimeout."""
         with self._changed:
             self._over = True
             ends = [each for each in (self._former, self._round) if each is not None]
@@ -164,7 +164,7 @@ class WarmStandby:
             except (ConfigError, RebuildTimeout) as error:
                 self._fail(error)
                 return
-            except Exception as error:  # a spare without the state is one all the same
+            except Exception as error:  # a spare without the state is still a spare
                 extra = self._plane.about("spare_cold", why=str(error))
                 logger.exception("this spare gives up getting the state", extra=extra)
                 self._drop()
@@ -183,21 +183,21 @@ class WarmStandby:
                 self._changed.wait_for(lambda: self._over, rest)
 
     def _attend(self) -> None:
-        """Get the state, and keep pace, until it has to begin anew."""
+        """Get the state, and keep pace, until the recovery has to start again."""
         failed: dict[str, str] = {}
         while self._going():
             sender = next((member for member in self._senders() if member.id not in failed), None)
             if sender is None:
                 if failed:
                     raise FetchError("; ".join(failed.values()))
-                return  # there is room: this is no spare, or not for long
+                return  # the view has room: this worker is no spare, or not for long
             wrong: ConfigError | None = None
             try:
                 with self._averages(sender) as stream:
                     try:
                         self._take_up(sender, stream)
                         self._listen(sender, stream)
-                    except ConfigError as error:  # else it would be taken for what the connection may raise
+                    except ConfigError as error:  # else it would count as a connection error
                         wrong = error
             except (FetchError, Later) as error:
                 if self._told:
@@ -209,7 +209,7 @@ class WarmStandby:
 
     @contextmanager
     def _averages(self, sender: Member) -> Iterator[StreamReader]:
-        """Listen to it. FetchError, Later."""
+        """Open the replication stream of ``sender``. FetchError, Later."""
         signature = self._own.layout.signature
         query = {"ask": "averages", "joiner": self._plane.member_id, "signature": signature.hex()}
         with self._transport.asked(sender, query, self._going, SILENCE) as answer:
@@ -225,11 +225,11 @@ class WarmStandby:
         return (*others[first:], *others[:first])
 
     def _take_up(self, sender: Member, stream: StreamReader) -> None:
-        """Go on with the round there is, or begin one."""
+        """Go on with the present round, or begin one."""
         hello = stream.hello
         with self._changed:
             round_, kept, kept_in = self._round, self._kept, self._kept_in
-        # One that is a call behind will send that call: see ``_keep``.
+        # A sender that is one call behind will send that call: see ``_keep``.
         level = (hello.finished, hello.view_id) == (kept, kept_in) or hello.finished == kept - 1
         if round_ is not None and (round_.origin != hello.origin or not level):
             self._drop()
@@ -239,7 +239,7 @@ class WarmStandby:
         self._sender = sender
 
     def _begin(self, sender: Member, stream: StreamReader) -> None:
-        """Have one version of the state pinned at all donors: that of a call which none of them has entered yet."""
+        """Ask all donors to pin the state of one version: on entry to a call that none of them has entered yet."""
         self._told = False
         hello, plane = stream.hello, self._plane
         holders = list(hello.holders)
@@ -300,7 +300,7 @@ class WarmStandby:
             self._look()
 
     def _compare(self, record: ReplicationRecord) -> None:
-        """Refuse a program that averages other tensors than the job does. A difference in the state says why."""
+        """NoFollowing if the job averages other tensors than this program; ConfigError if the states differ, which says why."""
         own = self._own.layout
         round_ = self._round
         if record.signature != own.signature and record.kind == own.kind and round_ is not None:
@@ -308,7 +308,7 @@ class WarmStandby:
             raise NoFollowing("the others average something else")
 
     def _keep(self, record: ReplicationRecord) -> bool:
-        """Pass it on to the round; False once the round was surrendered."""
+        """Pass ``record`` on to the round; False once the round was surrendered."""
         own = self._own.layout
         with self._changed:
             round_ = self._round
@@ -334,7 +334,7 @@ class WarmStandby:
         return True
 
     def _look(self) -> None:
-        """Raise what went wrong with the round. Once it is level, log that and release the donors."""
+        """Raise the round's error, if any. Once the round is level, log that and release the donors."""
         with self._changed:
             round_, kept = self._round, self._kept
         if round_ is None:
@@ -356,7 +356,7 @@ class WarmStandby:
             self._spare.setdefault(id(slot.bucket), []).append(slot)
 
     def _drop(self) -> None:
-        """End the round: it is of no use any more."""
+        """End the round, which is of no use any more."""
         with self._changed:
             if self._over:
                 return  # surrendered

@@ -1,9 +1,9 @@
 """The whole state from one donor over HTTP, while the others wait: for founders, and for joiners that cannot follow.
 
-*Which* state: the one on entry to a call. The donor's training thread is inside that call, which cannot finish without this
-member, so nothing changes while it is read. Should this member be excluded and the call finish, the transfer breaks off before
-it has sent a byte that was changed. Founders load the most senior one's initial state from a snapshot made in
-``register_state``, so that their first step counts.
+It is the state on entry to a call. The donor's training thread is inside that call, which cannot finish without this member, so
+the state does not change while it is read. If this member is excluded and the call finishes, the transfer breaks off before it
+sends a changed byte. Founders load the most senior founder's initial state from a snapshot made in ``register_state``, so that
+their first step counts.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ logger = logging.getLogger("ftlib")
 
 PATH = "/state"
 STATE_LIMIT = 1 << 40
-"""Bytes a state may have."""
+"""Maximum bytes of a state."""
 RETRY = 0.5
-"""Seconds to wait for a view change where no donor answered."""
+"""Seconds to wait for a view change if no donor answered."""
 _COMPARED = 30.0
-"""Seconds for which a member that registered nothing asks whether the others did, at most."""
+"""Maximum seconds for which a member that registered nothing asks whether the others did."""
 REGISTERED = "registered"
 
 
 class Transfer(Observer):
-    """Both sides of it at one member, in one lifetime."""
+    """The transfer at one member in one lifetime: both the donor's and the receiver's side."""
 
     PATH = PATH
 
@@ -55,8 +55,8 @@ class Transfer(Observer):
         observers: Observers | None = None,
         former: Transfer | None = None,
     ) -> None:
-        """``observers``: of this member's calls. ``former``: that of the lifetime before. What was registered stays; the state
-        in it must be loaded anew.
+        """``observers``: of this member's calls. ``former``: that of the previous lifetime. The registered objects stay, but
+        their state must be loaded again.
         """
         self._plane = plane
         self._ring = ring
@@ -65,19 +65,19 @@ class Transfer(Observer):
         self._registered: Registered | None = None if former is None else former._registered  # noqa: SLF001 - its like
         self._outdated = former is not None
         self._compared = False
-        """Whether a member that registered nothing has asked whether the others did."""
+        """True once this member, which registered nothing, has learnt that the others did not either."""
         if self._registered is not None:
             plane.registers()
         self._observers = Observers() if observers is None else observers
         self._snapshot: bytes | None = None
-        """The state before the first step, for the other founders. Guarded by the plane's lock, as is the one above."""
+        """The state before the first step, for the other founders. Guarded by the plane's lock, like ``_registered``."""
 
     # --- the member that lacks the state, on the training thread -------------------------------------------------------
 
     def register(self, registered: Registered) -> None:
-        """Note what the state is. A founder gets the most senior member's before this returns.
+        """Note the registered objects. A founder has the most senior member's state when this returns.
 
-        ConfigError where it cannot be transferred: also at a lone worker, since it is not known who will join.
+        ConfigError if the state cannot be transferred: also at a lone worker, as others may join later.
         """
         plane = self._plane
         flatten(registered.tree(plane.step))
@@ -90,27 +90,27 @@ class Transfer(Observer):
 
     @property
     def registered(self) -> Registered | None:
-        """What the state is; None before ``register``."""
+        """The registered objects; None before ``register``."""
         return self._registered
 
     def what(self) -> Registered | None:
         """As ``registered``."""
         return self._registered
 
-    def entering(self, number: int) -> None:  # noqa: ARG002 - whichever it is
-        """See ``Observer``: after the first step nobody asks for the initial state any more."""
+    def entering(self, number: int) -> None:  # noqa: ARG002 - the same for every call
+        """See ``Observer``. After the first step no member asks for the initial state any more."""
         if self._plane.step > 0:
             self.forget()
             self._observers.detach(self)
 
     def forget(self) -> None:
-        """Let go of the initial state."""
+        """Drop the initial state."""
         self._snapshot = None
 
     def load(self, call: Call, session: Session) -> bool:
-        """Load the state on entry to ``call`` where this member lacks it. Returns early if ``session`` ends.
+        """Load the state on entry to ``call`` if this member lacks it. Returns early if ``session`` ends.
 
-        Whether the program's gradients are of no use: the state was loaded, or this worker has to go before it gets it.
+        True if the program's gradients are useless: the state was loaded, or this worker has to leave without it.
         """
         plane, plan = self._plane, session.plan
         authority = plane.authority
@@ -120,7 +120,7 @@ class Transfer(Observer):
             self._compare(call, session)
             return False
         if not authority:
-            if self._outdated:  # nobody can replace it, and it must not be used
+            if self._outdated:  # no member can replace this state, and it must not be used
                 raise ConfigError(f"nobody in {session.view} registered state, but this worker did: {_EVERYWHERE}")
             return False
         deadline = call.began + self._step_timeout
@@ -144,9 +144,9 @@ class Transfer(Observer):
         return False
 
     def _compare(self, call: Call, session: Session) -> None:
-        """ConfigError where this member has registered nothing, and the others have: its weights would never be theirs.
+        """ConfigError if this member has registered nothing but the others have: it would never get their parameters.
 
-        Where it does not learn that for long, it goes on, and waits for the others in ``call`` as always.
+        If no answer comes for long, this member goes on, and waits for the others in ``call`` as always.
         """
         plane, plan = self._plane, session.plan
         if self._compared or not plan.holders or plan.holders[0] == plane.member_id:
@@ -168,14 +168,14 @@ class Transfer(Observer):
                 return
             except FetchError as error:
                 logger.debug("%s was not asked for its state: %s", donor, error, extra=plane.about("no_state", donor=donor.id))
-                return  # it has ended, as the next session will tell
+                return  # the donor has ended, as the next session will show
             else:
                 raise ConfigError(f"this worker registered no state, but {session.name(donor.id)} did: {_EVERYWHERE}")
 
     def _load_from(
         self, holders: Sequence[Member], query: Mapping[str, str], registered: Registered, session: Session
     ) -> list[FTLibError] | None:
-        """Ask one after the other until one's state is loaded (None). Else why not, for all; fewer where ``session`` ended."""
+        """Ask the holders in turn until one's state is loaded (None). Else their errors, fewer if ``session`` ended."""
 
         def go_on() -> bool:
             return self._plane.acting_in(session) and not self._plane.leaving()
@@ -199,7 +199,7 @@ class Transfer(Observer):
             session = self.active(deadline)
             plan = session.plan
             if plane.step > 0:
-                return  # the others have loaded a checkpoint by now: that, or the first call, provides
+                return  # the others have loaded a checkpoint: that, or the first call, brings the state
             if plan.authority in (plane.member_id, plane.origin) or not plan.holders:
                 if session.size > 1:
                     data = snapshot(registered.tree(plane.step))
@@ -215,7 +215,7 @@ class Transfer(Observer):
                 if plane.loaded(session, plan.authority):
                     return
             except Nothing:
-                return  # too late for this: the first call provides
+                return  # too late for this way: the first call brings the state
             except Later:
                 pass
             except FetchError:
@@ -227,7 +227,7 @@ class Transfer(Observer):
                 )
 
     def active(self, deadline: float) -> Session:
-        """The active session, once there is one. RebuildTimeout at ``deadline``; what ended this lifetime is raised."""
+        """The active session, once there is one. RebuildTimeout at ``deadline``; raises the error that ended this lifetime."""
         plane = self._plane
         with plane.changed:
             plane.changed.wait_for(
@@ -244,7 +244,7 @@ class Transfer(Observer):
             return plane.session
 
     def _fetch(self, donor: Member, query: Mapping[str, str], registered: Registered, go_on: Callable[[], bool]) -> None:
-        """Load what ``donor`` has. FetchError, Later: it gave nothing. ConfigError where it never will, or it does not fit."""
+        """Load the state of ``donor``. FetchError, Later: it gave none. ConfigError if it never can, or if it does not fit."""
         try:
             tree = self.receive(donor, PATH, query, go_on, waited_for="call" in query)
         except Unfit as error:
@@ -255,9 +255,9 @@ class Transfer(Observer):
     def receive(
         self, donor: Member, path: str, query: Mapping[str, str], go_on: Callable[[], bool], *, waited_for: bool = False
     ) -> object:
-        """The tree that ``donor`` serves at ``path``, which nobody has taken over yet. FetchError, Later: it gave nothing.
+        """The tree that ``donor`` serves at ``path``; it is not loaded. FetchError, Later: the donor gave nothing.
 
-        ``waited_for``: whether the others wait meanwhile, for the person who watches.
+        ``waited_for``: True if the others wait meanwhile; shown to the person who watches.
         """
         began = self._plane.threads.now()
         try:
@@ -278,7 +278,7 @@ class Transfer(Observer):
         return tree
 
     def _read(self, answer: Answer, go_on: Callable[[], bool], *, waited_for: bool) -> tuple[object, int]:
-        """The tree, and its bytes. ValueError, EOFError where it is none."""
+        """The tree, and its size in bytes. ValueError or EOFError if the answer is no state."""
 
         def read(count: int) -> bytes:
             if not go_on():
@@ -298,7 +298,7 @@ class Transfer(Observer):
     # --- the donor's side, on a worker thread of the agent -------------------------------------------------------------
 
     def source(self, query: Mapping[str, str]) -> Body:
-        """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
+        """Serves ``PATH``. LookupError says why there is no state, or none yet."""
         if "founding" in query:
             return self._initial()
         if "registered" in query:
@@ -320,7 +320,7 @@ class Transfer(Observer):
         return pieces(data)
 
     def _whether(self) -> Body:
-        """Whether state is registered; asked before the first call it takes until then."""
+        """The answer whether state is registered; before the first call it waits for the registration or that call."""
         plane = self._plane
         with plane.changed:
             plane.changed.wait_for(lambda: plane.has_state or plane.step > 0 or plane.current is not None, POLL)
@@ -343,7 +343,7 @@ class Transfer(Observer):
         return self._guarded(call, entry)
 
     def _entry(self, call: int) -> Callable[[], object] | None:
-        """A function that returns the state on entry to ``call``; None unless the program is inside of it."""
+        """A function that returns the state on entry to ``call``; None unless the program is inside that call."""
         with self._plane.changed:
             current = self._plane.current
             return current.entry(self._now) if current is not None and self._plane.in_call(call) else None
@@ -355,7 +355,7 @@ class Transfer(Observer):
     def _guarded(self, call: int, entry: Callable[[], object]) -> Body:
         try:
             for chunk in encode(entry()):
-                if self._entry(call) != entry:  # after the copy: what was copied before the call ended is intact
+                if self._entry(call) != entry:  # checked after the copy: a copy made before the call ended is intact
                     raise ConnectionAbortedError(f"call {call} ended while its state was being sent")
                 yield chunk
         except ConfigError as error:  # before the first chunk

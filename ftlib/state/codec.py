@@ -1,9 +1,9 @@
 """Program state as bytes, without pickle: a msgpack header (the tree, tensors as placeholders), then the tensors' bytes.
 
 A tree is made of dicts with str or int keys, lists, tuples, None, bool, int, float, str, bytes and dense tensors: what
-``state_dict`` of modules, optimizers and schedulers returns. A numpy scalar arrives as the number that it is. Anything else is
-refused by its path. A reader checks every size
-before it allocates, and the digest at the end before it returns anything.
+``state_dict`` of modules, optimizers and schedulers returns. A numpy scalar arrives as a plain number. Any other value is
+refused with an error that names its path. A reader checks every size before it allocates, and checks the digest at the end
+before it returns anything.
 
     magic (8)  header length (u32)  header  tensor bytes ...  blake2b-128 of everything before
 """
@@ -53,15 +53,15 @@ DTYPES: dict[str, torch.dtype] = {
     ]
     if hasattr(torch, name)
 }
-"""What may travel, by name."""
+"""The dtypes that may be transferred, by name."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Read = Callable[[int], bytes]
-"""Exactly that many bytes; raises EOFError where there are fewer."""
+"""Returns exactly that many bytes; raises EOFError if there are fewer."""
 
 
 def encode(tree: object) -> Iterator[bytes]:
-    """The bytes of ``tree`` in chunks of at most about 1 MB, each a copy made when it is asked for. ConfigError by path."""
+    """The bytes of ``tree`` in chunks of at most about 1 MB, each copied on demand. ConfigError names a bad value's path."""
     packed, tensors = flatten(tree)
     header = msgpack.packb(packed)
     digest = hashlib.blake2b(digest_size=_DIGEST)
@@ -76,19 +76,22 @@ def encode(tree: object) -> Iterator[bytes]:
 
 
 def flatten(tree: object) -> tuple[object, dict[str, torch.Tensor]]:
-    """``tree`` with placeholders for its tensors, of plain values; and the tensors by path, in order. ConfigError by path."""
+    """``tree`` as plain values with placeholders for tensors; the tensors by path, in order. ConfigError names the path."""
     tensors: dict[str, torch.Tensor] = {}
     return _pack(tree, "state", tensors, 0), tensors
 
 
 def restore(packed: object, limit: int) -> tuple[object, list[torch.Tensor]]:
-    """The inverse: the tree, and its tensors in order, to be filled. ValueError if it is none, or over ``limit`` bytes."""
+    """Inverse of ``flatten``: the tree, and its new tensors in order, to be filled.
+
+    ValueError if ``packed`` is no tree, or needs over ``limit`` bytes.
+    """
     tensors: list[torch.Tensor] = []
     return _unpack(packed, tensors, [limit], 0), tensors
 
 
 def fill(packed: object, tensors: Iterable[torch.Tensor]) -> object:
-    """The inverse of :func:`flatten`, with these very ``tensors`` in its order. ``packed`` is one's own, hence trusted."""
+    """Inverse of :func:`flatten`; uses ``tensors`` themselves, in its order. ``packed`` was made here, hence is trusted."""
     return _filled(packed, iter(tensors))
 
 
@@ -106,10 +109,10 @@ class StateReader:
         self._digest = hashlib.blake2b(digest_size=_DIGEST)
         self.nbytes = 0
         self.total = 0
-        """Bytes that it has in all, ``nbytes`` at the end; 0 before that is known."""
+        """Size of the whole stream in bytes, which ``nbytes`` reaches at the end; 0 until it is known."""
 
     def read(self, limit: int) -> object:
-        """The tree, its tensors on the CPU. ValueError if the bytes are none, damaged, or more than ``limit``."""
+        """The tree, its tensors on the CPU. ValueError if the bytes are no state, are damaged, or exceed ``limit``."""
         start = self._take(len(MAGIC) + _LENGTH.size)
         if start[: len(MAGIC)] != MAGIC:
             raise ValueError("this is no state of this version")
@@ -182,7 +185,7 @@ def _pack_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tenso
 def _pack(tree: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> object:
     if depth > DEPTH_LIMIT:
         raise ConfigError(f"{path}: nested deeper than {DEPTH_LIMIT} levels")
-    if isinstance(tree, np.generic):  # the best loss so far, say: as good as a number, but for its class
+    if isinstance(tree, np.generic):  # e.g. the best loss so far: a number in all but its class
         tree = tree.item()
     kind = type(tree)
     if tree is None or kind in (bool, float, str, bytes):

@@ -1,4 +1,7 @@
-"""What is registered, as live tensors: parameters and who steps them. ``state_dict`` gives others that share their memory."""
+"""The registered state as live tensors: parameters, and the optimizers that step them.
+
+``state_dict`` returns other tensor objects, which share their memory.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,16 @@ _SEPARATE = (
     torch.optim.Adadelta,
     torch.optim.RMSprop,
 )
-"""Optimizers whose step makes of a parameter what only its gradient and its own state say, and leaves those without alone."""
+"""Optimizers that update each parameter from its own gradient and state alone, and skip parameters without a gradient."""
 
 
 def stepping(registered: Registered) -> list[Optimizer]:
-    """The registered optimizers of torch that tell of their steps (``register_step_pre_hook``)."""
+    """The registered torch optimizers whose steps can be observed (``register_step_pre_hook``)."""
     return list(optimizers_of(registered).values())
 
 
 def separable(registered: Registered) -> bool:
-    """Whether applying an average to some parameters is the same as applying it to all, as far as these are concerned."""
+    """True if applying an average to some parameters changes those exactly as applying it to all parameters would."""
     optimizers = optimizers_of(registered).values()
     found = {id(p) for p in by_memory(registered).values() if plain(p)}
     known = all(type(each) in _SEPARATE and all(id(p) in found for p in parameters_of(each)) for each in optimizers)
@@ -42,7 +45,7 @@ def separable(registered: Registered) -> bool:
 
 
 def plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are all there is to it, and its changes are counted."""
+    """True if the tensor is fully described by its bytes, and torch counts its changes."""
     return (
         type(tensor) in (torch.Tensor, nn.Parameter)
         and tensor.layout is torch.strided
@@ -59,7 +62,7 @@ def optimizers_of(registered: Registered) -> dict[Place, Optimizer]:
 
 
 def by_memory(registered: Registered) -> dict[Hashable, nn.Parameter]:
-    """The registered modules' parameters. ``state_dict`` gives other tensors that share their memory."""
+    """The registered modules' parameters, by ``memory``. ``state_dict`` returns other tensors that share that memory."""
     return {memory(p): p for module in registered.of(nn.Module).values() for p in module.parameters() if _dense(p)}
 
 
@@ -68,7 +71,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def memory(tensor: torch.Tensor) -> Hashable:
-    """The same for tensors that are the same memory in the same shape."""
+    """A key that is equal for tensors on the same memory with the same shape, strides and dtype."""
     if not _dense(tensor) or tensor.is_meta:
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
@@ -80,10 +83,10 @@ def nbytes_of_parameters(registered: Registered) -> int:
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """In the order in which ``state_dict`` numbers them."""
+    """The parameters in the order in which ``state_dict`` numbers them."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def mapping(value: object) -> Mapping[Any, Any]:
-    """``value``, or nothing where it is none."""
+    """``value`` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}

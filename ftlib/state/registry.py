@@ -61,12 +61,12 @@ class Registered:
         return {"step": step, **tree}
 
     def of(self, kind: type[Kind]) -> dict[tuple[str, int], Kind]:
-        """The objects of that class, by role and index: ``tree()[role][index]`` is such an object's state."""
+        """The objects of class ``kind``, by role and index: ``tree()[role][index]`` is such an object's state."""
         listed = ((role, index, item) for role, items in self._roles.items() for index, item in enumerate(items))
         return {(role, index): item for role, index, item in listed if isinstance(item, kind)}
 
     def elastic(self) -> list[Sampling]:
-        """The elastic sampler, if there is one. ConfigError where there are several, or where it has another role."""
+        """The elastic sampler, if any. ConfigError if there are several, or if it was not given as ``sampler=``."""
         found = [(role, item) for role, items in self._roles.items() for item in items if isinstance(item, Sampling)]
         if len(found) > 1:
             raise ConfigError(
@@ -78,13 +78,13 @@ class Registered:
         return [item for _, item in found]
 
     def count(self, role: str) -> int:
-        """How many objects have that role."""
+        """The number of objects with that role."""
         return len(self._roles.get(role, ()))
 
     def shape(self) -> bytes:
-        """The same 16 bytes at two workers that registered the same roles, with parameters of the same dtypes and shapes.
+        """16 bytes, equal at workers that registered the same roles, with parameters of the same dtypes and shapes.
 
-        ``UNKNOWN`` where a parameter gets its shape later. Buffers, and what optimizers keep, may always get theirs later.
+        ``UNKNOWN`` if a parameter gets its shape later. Buffers and optimizer state do not count: they may always come later.
         """
         text = [f"{role} {len(items)}" for role, items in self._roles.items()] + ["custom"] * (self._save is not None)
         for (role, index), module in self.of(Module).items():
@@ -95,11 +95,11 @@ class Registered:
         return hashlib.blake2b("\n".join(text).encode(), digest_size=len(UNKNOWN)).digest()
 
     def load(self, tree: object) -> None:
-        """Take over ``tree``; ConfigError where another program wrote it."""
+        """Load ``tree``. ConfigError if another program wrote it."""
         self._take(tree, elastic=True)
 
     def restore(self, tree: object) -> None:
-        """Return to ``tree``. Only finished calls and view changes move an elastic sampler, which stays where it is."""
+        """Go back to ``tree``. An elastic sampler keeps its position: only finished calls and view changes move it."""
         self._take(tree, elastic=False)
 
     def _take(self, tree: object, *, elastic: bool) -> None:
@@ -117,7 +117,7 @@ class Registered:
             _load("load_state_dict", self._load, tree["custom"])
 
     def check(self, tree: object) -> None:
-        """ConfigError where ``tree`` is of other roles, or of another number of objects."""
+        """ConfigError if ``tree`` has other roles, or another number of objects."""
         if not isinstance(tree, dict):
             raise ConfigError("the state that arrived is no dict: do all workers run the same program?")
         expected = {role: len(items) for role, items in self._roles.items()}
@@ -139,10 +139,10 @@ def _load(role: str, load: Callable[[Any], Any], state: object) -> None:
 
 
 def _same_algorithm(optimizer: Optimizer, state: object) -> None:
-    """ConfigError where ``state`` is another algorithm's: an optimizer takes that over, and fails in its first step.
+    """ConfigError if ``state`` is from another algorithm: an optimizer would load it, and fail in its first step.
 
-    Versions of PyTorch add settings to an algorithm, schedulers add theirs to groups: each side has to know some that the other
-    does not.
+    PyTorch versions add settings to an algorithm, and schedulers add theirs to groups. So algorithms count as different only
+    if each side has settings that the other side lacks.
     """
     groups = state.get("param_groups") if isinstance(state, dict) else None
     if not isinstance(groups, list) or not groups or not isinstance(groups[0], dict):

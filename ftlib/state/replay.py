@@ -1,4 +1,4 @@
-"""What the program does with an average, done again at a joiner: ``apply=`` of ``register_state``, or the optimizers' step."""
+"""Apply an average again at a joiner, as the program does: ``apply=`` of ``register_state``, or the optimizers' steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import Registered
 
 
 def replay(registered: Registered, without: Iterable[torch.Tensor] = ()) -> None:
-    """Apply the gradients that lie in the parameters. Those ``without`` lose theirs: no optimizer steps them then."""
+    """Apply the gradients in the parameters. Those in ``without`` lose their gradients, so no optimizer steps them."""
     for parameter in without:
         parameter.grad = None
     if registered.apply is not None:
@@ -24,7 +24,7 @@ def replay(registered: Registered, without: Iterable[torch.Tensor] = ()) -> None
 
 
 def why_not(registered: Registered) -> str:
-    """Why averages cannot be replayed; empty where they can."""
+    """Why averages cannot be replayed; empty if they can."""
     if registered.apply is not None:
         return ""
     optimizers = stepping(registered)

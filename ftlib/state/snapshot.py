@@ -1,7 +1,7 @@
-"""A copy of the registered state as it was at the last commit, to which a step that fails returns.
+"""A copy of the registered state at the last commit; a step that fails goes back to it.
 
-Tensors are copied into buffers that stay from step to step, so that their memory is touched once; plain values are copied with
-the tree that holds them.
+Tensors are copied into buffers that are kept from step to step, so that their memory is touched for the first time only once.
+Plain values are copied with the tree that holds them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .registry import Registered
 
 
 class Kept:
-    """The registered state at one moment, valid until the next is kept in the same ``Backup``."""
+    """The registered state at one moment, valid until the same ``Backup`` keeps the next one."""
 
     def __init__(self, registered: Registered, packed: object, tensors: Mapping[str, torch.Tensor]) -> None:
         self._registered = registered
@@ -25,28 +25,28 @@ class Kept:
         self._tensors = dict(tensors)
 
     def tree(self) -> object:
-        """The state, to be read alone: its tensors are the buffers themselves."""
+        """The state, read-only: its tensors are the buffers themselves."""
         return fill(self._packed, self._tensors.values())
 
     def restore(self) -> None:
-        """Make the registered objects what they were. ConfigError where they do not take their own state."""
-        # Clones: an optimizer keeps the very tensors that it is given.
+        """Restore the registered objects. ConfigError if they refuse their own state."""
+        # Clones, because an optimizer keeps the tensor objects that it is given.
         self._registered.restore(fill(self._packed, [tensor.clone() for tensor in self._tensors.values()]))
 
 
 class Backup:
-    """The buffers. Used by the training thread; others may read what is kept, as long as the call lasts that it is kept for."""
+    """The buffers. The training thread uses them; other threads may read the kept state until the call it serves ends."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
     @property
     def nbytes(self) -> int:
-        """Memory that is held."""
+        """Bytes of memory in use."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
 
     def keep(self, registered: Registered, step: int) -> Kept:
-        """Copy the state, which is that after ``step`` steps. ConfigError naming a value that cannot be kept."""
+        """Copy the state, as it is after ``step`` steps. ConfigError names a value that cannot be kept."""
         packed, tensors = flatten(registered.tree(step))
         self._buffers = {path: self._buffer(path, tensor) for path, tensor in tensors.items()}
         if tensors:
@@ -54,7 +54,7 @@ class Backup:
         return Kept(registered, packed, self._buffers)
 
     def forget(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._buffers = {}
 
     def _buffer(self, path: str, tensor: torch.Tensor) -> torch.Tensor:

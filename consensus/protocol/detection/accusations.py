@@ -89,9 +89,7 @@ class Accusations:
             self._core.evidence.checking[member_id] = now
             self._core.outbox.emit(Check(peer.member))
 
-    def _record(
-        self, accused: str, kind: EvidenceKind, detail: str, source: str, now: float, *, age: float = 0.0
-    ) -> bool:
+    def _record(self, accused: str, kind: EvidenceKind, detail: str, source: str, now: float, *, age: float = 0.0) -> bool:
         """Whether it is news. ``source``: the member whose finding it is."""
         core = self._core
         book = core.evidence

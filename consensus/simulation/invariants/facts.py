@@ -23,6 +23,8 @@ Key = tuple[str, Ballot]
 
 PINGS = 4096
 """The newest pings of one member that are remembered."""
+EPOCHS = 3
+"""Acks of that many earlier epochs are remembered for each pair of members."""
 
 
 class Proposed(NamedTuple):
@@ -143,8 +145,8 @@ class Record(Observer):
         """Who voted, whether it was heard or not."""
         self.counted: dict[Key, set[str]] = {}
         """Whose vote has reached the ballot's owner."""
-        self.acked: dict[tuple[str, str], float] = {}
-        """(who, whom): when one last sent an ack to the other, by its own clock (leases run by it)."""
+        self.acked: dict[tuple[str, str], dict[int, float]] = {}
+        """(who, whom): when one last acked the other, by its own clock (leases run by it), for each epoch that acks told."""
         self.contact: dict[tuple[str, str], float] = {}
         """(who, whom): when (true time) one sent the latest ping that the other acked to it."""
         self.heard: dict[tuple[str, str], float] = {}
@@ -220,7 +222,20 @@ class Record(Observer):
 
     def _ack(self, host: Host, target: Host | None, message: Ack) -> None:
         if target is not None and message.target == host.id and self.pinged(target.id, message.seq):
-            self.acked[host.id, target.id] = host.now
+            times = self.acked.get((host.id, target.id))
+            if times is None:
+                times = self.acked[host.id, target.id] = {}
+            elif len(times) > EPOCHS:
+                del times[next(iter(times))]
+            times[message.epoch] = host.now
+
+    def last_ack(self, who: str, whom: str, epoch: int) -> float:
+        """When ``who`` last acked ``whom``, by its own clock, in views before ``epoch``.
+
+        Later acks say that it knows a view of that epoch: nobody who may be out of it takes them for contact.
+        """
+        times = self.acked.get((who, whom), {})
+        return max((at for told, at in times.items() if told < epoch), default=NEVER)
 
     def _contact(self, host: Host, sender: Host, message: Ack) -> None:
         view = host.machine.view

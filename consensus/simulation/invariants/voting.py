@@ -13,7 +13,7 @@ from ...messages import Accept, Accepted, Ack, Ballot, Prepare, Promise, Ready
 from ...view import NO_VIEW_ID, Cause, View
 from ..world.host import Host
 from ..world.observer import Hears, Sees, Thinks
-from .facts import NEVER, Key
+from .facts import Key
 from .inside import cluster_of
 from .invariant import SLACK, Facts, Invariant
 
@@ -231,6 +231,6 @@ class Ballots(Invariant):
             if removal.cause in (Cause.PROOF, Cause.LEFT) or out == host.id or out in record.died:
                 continue
             self._shunned.setdefault(key, set()).add(out)
-            since = host.now - record.acked.get((host.id, out), NEVER)
+            since = host.now - record.last_ack(host.id, out, message.epoch)
             if since < self.world.config.exclude_after - SLACK:
                 self.fail(f"{self._name(host)} votes {self.log.name(out)} out {since:.3f} s after its last ack")

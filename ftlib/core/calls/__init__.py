@@ -1,1 +1,1 @@
-"""One call as plain values, and one attempt at it in one session."""
+"""A call as plain values, and an attempt at a call in one session."""

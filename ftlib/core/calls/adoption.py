@@ -1,8 +1,8 @@
-"""Giving a finished call's result to a survivor that was still in it: sums as they lie in staging, and what every member used
-up of the data. Verified by digest.
+"""Sends a finished call's result to a survivor that was still in that call: the sums in staging, and the data that every member
+used up. Verified by digest.
 
-The donor's rebuild thread only starts the sends: its slots stay untouched until an operation of the next call has finished, and
-that takes the adopter. If something fails, the adopter sees it, and the next epoch's plan provides.
+The donor's rebuild thread only starts the sends. Its slots stay untouched until an operation of the next call has finished,
+which cannot happen without the adopter. If a transfer fails, the adopter notices, and the next epoch's plan starts over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .call import Call, Results
 _HEADER = struct.Struct("<4sIQdI8s16s16s")
 _MAGIC = b"ftl3"
 _SHARES_LIMIT = 1 << 20
-"""Bytes that the members' shares may have."""
+"""Limit on the size of the members' shares, in bytes."""
 
 
 def donate(group: Group, rank: int, results: Results) -> list[Work]:
@@ -37,7 +37,7 @@ def donate(group: Group, rank: int, results: Results) -> list[Work]:
 
 
 class Adoption:
-    """The other side, on the training thread: receive, then verify."""
+    """The adopter's side, on the training thread: receive, then verify."""
 
     def __init__(self, call: Call, group: Group, donor: int, staging: Staging) -> None:
         self._call, self._group, self._donor = call, group, donor

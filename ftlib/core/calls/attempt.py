@@ -1,9 +1,9 @@
 """One attempt at a call within one session: stage, reduce, and read the trailer. Runs on the training thread.
 
-What every call starts with has a size that all members know alike, whatever they are about to do: the head of the call
-that they finished together last. (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker with
-other tensors must be found out before it sends any.) A member whose call is laid out differently first takes part in a
-*prelude* of that size, which costs one small operation where the layout changes and nothing where it stays.
+The first operation of every call has a size that all members know, whatever they are about to do: that of the head of the call
+that they last finished together. (Gloo ends the whole *process* of a receiver whose buffer is too small, so a worker with other
+tensors must be detected before it sends any.) A member whose call has another layout first takes part in a *prelude* of that
+size. This costs one small operation if the layout changes, and nothing if it stays.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .session import Session
 SETTLE = 0.1
 """Seconds that operations of an aborted group get to end before their buffers are given up.
 
-They end within milliseconds, but for one of a hundred that Gloo never wakes: the others would wait for this member meanwhile.
+They end within milliseconds, except one in a hundred that Gloo never wakes; meanwhile the others wait for this member.
 """
 WAIT_SLICE = 0.05
-"""Seconds between looks at deadlines, signals and the end of the session while an operation is under way."""
+"""Seconds between checks of deadlines, signals and the session's end while an operation is under way."""
 
 BARE = Bucket(torch.uint8, 0, "SUM", ())
-"""A head without data: what the first call of a session starts with."""
+"""A head without data: the first call of a session starts with it."""
 
 
 class Disagreement(GroupError):
-    """Members entered this call with different signatures. ``blamed``: ids of those who have to stop."""
+    """Members entered this call with different signatures. ``blamed``: ids of the members that have to stop."""
 
     def __init__(self, text: str, blamed: tuple[str, ...]) -> None:
         super().__init__(text)
@@ -45,19 +45,19 @@ class Disagreement(GroupError):
 
 
 class Waits(Protocol):
-    """Whoever an attempt tells that it waits."""
+    """Notified while an attempt waits."""
 
     now: Callable[[], float]
 
     def waited(self, call: Call, session: Session, seconds: float) -> None:
-        """One operation of ``call`` has taken so long. Raises what ends the wait."""
+        """One operation of ``call`` has taken ``seconds`` so far. Raises an error to end the wait."""
 
 
 class EnteredObserver(Protocol):
-    """Whoever is told that all members are in the call."""
+    """Notified once all members are in the call."""
 
     def entered(self) -> None:
-        """An operation of the call has finished: everybody is in it, hence finished the one before."""
+        """An operation of the call has finished: all members are in it, hence have finished the previous call."""
 
 
 class Attempt:
@@ -66,7 +66,7 @@ class Attempt:
     def __init__(
         self, call: Call, session: Session, staging: Staging, waits: Waits, plane: EnteredObserver | None = None
     ) -> None:
-        """``waits``: told every ``WAIT_SLICE`` of an operation. ``plane``: told once that everybody is in the call."""
+        """``waits``: notified every ``WAIT_SLICE`` of an operation. ``plane``: notified once all members are in the call."""
         self._call = call
         self._session = session
         self._staging = staging
@@ -89,7 +89,7 @@ class Attempt:
             if number and len(window) == in_flight:
                 self._reap()
             slot = self._staging.slot(number, session.codec.elements)
-            call.fill(slot)  # the head beside a prelude: it has a free slot
+            call.fill(slot)  # the head is staged beside a prelude, in a free slot
             if number == 0:
                 session.codec.write(slot.trailer, record, bucket.op)
                 if said is not None:
@@ -104,12 +104,12 @@ class Attempt:
         return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
 
     def wait(self, work: Work, slot: Slot | None) -> None:
-        """Wait for one operation outside of ``run``; ``slot``: what it works on."""
+        """Wait for one operation outside of ``run``; ``slot``: the slot on which it works."""
         self._window.append((work, slot))
         self._end_oldest()
 
     def settle(self, timeout: float) -> None:
-        """After the group was aborted: see that nothing writes into the staging any more, or give up what is written into."""
+        """After an abort: make sure that nothing writes into staging any more; abandon slots that may still be written to."""
         deadline = self._waits.now() + timeout
         while self._window:
             work, slot = self._window.popleft()
@@ -123,7 +123,7 @@ class Attempt:
         self._hear(self._say(head, record))
 
     def _say(self, head: Bucket, record: RankRecord) -> Region:
-        """Begin a prelude as large as ``head``; what everybody says in it, once it has ended."""
+        """Begin a prelude as large as ``head``. Returns the region that holds all rank records once the prelude has ended."""
         session = self._session
         assert session.group is not None
         buffer = torch.zeros(head.count + session.codec.elements, dtype=head.dtype, device="cpu")
@@ -133,14 +133,14 @@ class Attempt:
         return said
 
     def _hear(self, said: Region) -> None:
-        """Wait for the prelude, all that is under way."""
+        """Wait for the prelude, the only operation under way, and check it."""
         self._end_oldest()
         self._check(self._session.codec.read(said))
         if self._plane is not None:
             self._plane.entered()
 
     def _end_oldest(self) -> None:
-        """Wait for the operation that was begun first."""
+        """Wait for the oldest operation, and remove it from the window."""
         work = self._window[0][0]
         if not work.wait(WAIT_SLICE):
             began = self._waits.now() - WAIT_SLICE
@@ -151,7 +151,7 @@ class Attempt:
         self._window.popleft()
 
     def _reap(self) -> None:
-        """Wait for the oldest operation."""
+        """Wait for the oldest operation, read the trailer if it is the first one, and look for inf and nan."""
         slot = self._window[0][1]
         self._end_oldest()
         if self._trailer is None:
@@ -161,8 +161,8 @@ class Attempt:
             if self._plane is not None:
                 self._plane.entered()
         if self._call.veto and self._finite and slot is not None:
-            # Of the result, not of the own input: its bits are the same at all members, so they decide alike without a word.
-            # Here, while the next operations are under way and the bucket is in the cache.
+            # Check the result, not this member's input: its bits are equal everywhere, so all decide alike without a message.
+            # Check it here, while the next operations are under way and the bucket is in the cache.
             self._finite = finite(slot.data, slot.numbers)
 
     def _check(self, trailer: Trailer) -> None:
@@ -182,9 +182,9 @@ class Attempt:
         raise Disagreement(text, blamed)
 
     def _check_deal(self, trailer: Trailer) -> None:
-        """Samples are dealt alike everywhere, or some would be used twice and others never."""
+        """All members must deal the samples alike, or some would be used twice and others never."""
         drawing = [(rank, slot) for rank, slot in enumerate(trailer.slots) if slot.data_epoch]
-        for epoch in sorted({slot.data_epoch for _, slot in drawing}):  # one may have begun the next
+        for epoch in sorted({slot.data_epoch for _, slot in drawing}):  # a member may have begun the next data epoch
             said = {rank: slot.deal.to_bytes(2, "little") for rank, slot in drawing if slot.data_epoch == epoch}
             blamed = self._blamed(said)
             if not blamed:
@@ -197,7 +197,7 @@ class Attempt:
             raise Disagreement(text, blamed)
 
     def _blamed(self, said: Mapping[int, bytes]) -> tuple[str, ...]:
-        """Who has to stop because of what the ranks said; nobody where all said the same."""
+        """Ids of the members that have to stop because ranks sent different values; empty if all are equal."""
         if len(set(said.values())) < 2:
             return ()
         session = self._session

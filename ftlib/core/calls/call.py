@@ -1,7 +1,7 @@
-"""A call: one average, allreduce, broadcast or barrier, the unit that is finished by all members or by none.
+"""A call: one average, allreduce, broadcast or barrier; all members finish it, or none.
 
 Every kind is carried out as allreduces over the buckets of its layout, so that each call ends all-to-all and can be salvaged
-alike. A broadcast sums bytes of which all but the root's are zero: exact for every dtype.
+in the same way. A broadcast sums bytes that are zero at all members but the root: exact for every dtype.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..tensors.staging import Slot, finite
 from .session import Session
 
 _NOTHING, _INFERENCE = -1, -2
-"""Instead of a version: there is no tensor yet; it keeps no count."""
+"""Used as a version: there is no tensor yet; an inference tensor, which has no version counter."""
 
 
 class Kind(Enum):
@@ -33,7 +33,7 @@ class Kind(Enum):
 
 
 class Results:
-    """What a finished call left in staging: sums not yet divided. Valid until an operation of the next call has finished."""
+    """A finished call's sums in staging, not yet divided. Valid until an operation of the next call has finished."""
 
     __slots__ = ("finite", "layout", "number", "shares", "slots", "view_id", "weight")
 
@@ -43,18 +43,18 @@ class Results:
         self.slots = tuple(slots)
         self.weight = weight
         self.finite = intact
-        """False if the call was to be looked through for inf and nan, and has some."""
+        """False if the call's result was checked for inf and nan, and holds some."""
         self.shares: Mapping[str, Share] = {}
-        """What every member used up of the data, by its id; empty where nobody draws samples."""
+        """The data that every member used up, by member id; empty if no member draws samples."""
         self.view_id = ""
-        """The view whose members' inputs these are. It may be redone in another one, where all who had finished it died."""
+        """The view whose members' inputs these are. If all members that finished the call die, another view may redo it."""
 
     def share(self, shares: Mapping[str, Share]) -> None:
-        """Note what every member used up of the data."""
+        """Note the data that every member used up."""
         self.shares = shares
 
     def computed_in(self, view_id: str) -> None:
-        """Note the view in which the operations ended, here or at the survivor who gave the results."""
+        """Note the view in which the operations ended, here or at the donor of the results."""
         self.view_id = view_id
 
 
@@ -62,10 +62,10 @@ class Call:
     """A call in progress at this member; used by the training thread only (``number`` and ``layout`` are constant)."""
 
     foreign = False
-    """Whether it is not the program's, which uses up no samples with it."""
+    """True if this is not the program's call; then it uses up none of the program's samples."""
 
     stand_in = False
-    """Whether a deputy is in it, and the program is outside of calls (see ``deputy``)."""
+    """True if a deputy is in the call while the program is outside of calls (see ``deputy``)."""
 
     def __init__(
         self,
@@ -83,19 +83,20 @@ class Call:
         name: Callable[[int], str] = "tensor {}".format,
         remark: Callable[[], str] = str,
     ) -> None:
-        """``sources``: read, and written once the call has finished; None (``owners`` has its parameter): zeros, created then.
+        """``sources``: read, and written once the call has finished. None counts as zeros; its tensor is then created as the
+        gradient of the parameter in ``owners``.
 
-        ``weight``: this member's share in an average (``divide``); ``by_samples``: where samples are counted, it is their
-        number. ``batches``: how many of the elastic sampler's it uses up. ``veto``: nobody applies a result with inf or nan.
-        ``root_rank``: whose tensors a broadcast spreads. ``name``: how people know a tensor. ``remark``:
-        what may explain a mismatch.
+        ``weight``: this member's share in an average (``divide``); ``by_samples``: if samples are counted, their number is the
+        weight. ``batches``: how many of the elastic sampler's batches the call uses up. ``veto``: nobody applies a result with
+        inf or nan. ``root_rank``: the rank whose tensors a broadcast spreads. ``name``: a tensor's name for people. ``remark``:
+        a possible explanation of a mismatch.
         """
         self.kind = kind
         self.layout = layout
         self.nbytes = layout.nbytes
-        """Bytes of tensors that it reduced, once it has finished."""
+        """Bytes of tensors that the finished call reduced."""
         self.counts_as_step = kind is Kind.AVERAGE
-        """Whether finishing it grants an optimizer step."""
+        """True if the finished call grants an optimizer step."""
         self.sources = list(sources)
         self.owners = owners
         self.weight = weight
@@ -107,18 +108,18 @@ class Call:
         self.name = name
         self.remark = remark
         self.silent = False
-        """Contribute zeros: all but the root of a broadcast."""
+        """True if this member contributes zeros, as all but the root of a broadcast do."""
         self.root_rank = root_rank
         self._root = ""
         self.number = 0
         self.began = 0.0
-        """When it was entered, on the clock of the threads that carry it out."""
+        """When the call was entered, on the clock of the threads that carry it out."""
         self.computing = False
-        """Whether the program's code runs within it. Guarded by the plane's lock."""
+        """True while the program's code runs within the call. Guarded by the plane's lock."""
         self.present = True
-        """Whether the others may be told that this member is in it."""
+        """True if the others may know that this member is in the call."""
         self.late = False
-        """Whether it was finished without this worker, which was late: what was computed for it counts nowhere."""
+        """True if the call was finished without this late worker: its input for the call counts nowhere."""
         self._flat: dict[int, torch.Tensor] = {}
         self._versions = [_version(source) for source in sources]
 
@@ -126,58 +127,58 @@ class Call:
         return f"call {self.number}, {self.layout.text}"
 
     changes_state = False
-    """Whether the registered state changes while it is in progress."""
+    """True if the registered state changes while the call is in progress."""
 
     script: tuple[Layout, ...] = ()
-    """Of a unit: layouts of what its function did, and of its commit."""
+    """In a unit: the layouts of its function's calls, and of its commit."""
 
     def entry(self, live: Callable[[], object]) -> Callable[[], object] | None:
-        """What gives the registered state as it was on entry to this call: ``live``, as nothing changes meanwhile.
+        """A function that returns the registered state as on entry to this call: ``live``, as the call does not change it.
 
-        None while that is not known.
+        None while that state is unknown.
         """
         return live
 
     def steps(self, results: Results) -> int:
-        """Optimizer steps that it grants with these results."""
+        """Number of optimizer steps that the call grants with these results."""
         return int(self.counts_as_step and not self.void(results))
 
     # --- where it is ---------------------------------------------------------------------------------------------------
 
     def enter(self, number: int, now: float) -> None:
-        """It begins, as call ``number`` of the job."""
+        """The call begins, as call ``number`` of the job."""
         self.number, self.began = number, now
 
     def restart(self, now: float) -> None:
-        """What was waited for until now does not count against its deadline."""
+        """Restart the call's deadline: time waited until ``now`` does not count."""
         self.began = now
 
     def renumber(self, number: int) -> None:
-        """Others have finished calls that this member was not in; it is in the next one."""
+        """Others have finished calls without this member; this call is the next one, ``number``."""
         self.number = number
 
     def become(self, other: Call) -> None:
-        """It turns out to be that call of the others, in its place."""
+        """Take the place of ``other``, the call of the others that this call turned out to be."""
         self.number, self.began = other.number, other.began
 
     def overtaken(self, number: int) -> None:
-        """It was finished, as call ``number``, without this worker, which was late."""
+        """The call was finished, as call ``number``, without this late worker."""
         self.number, self.late = number, True
 
     def compute(self, computing: bool) -> None:
-        """Whether the program's code runs within it. Under the plane's lock."""
+        """``computing``: True while the program's code runs within the call. Under the plane's lock."""
         self.computing = computing
 
     def show(self) -> None:
-        """The others may be told from now on that this member is in it. Under the plane's lock."""
+        """From now on the others may know that this member is in the call. Under the plane's lock."""
         self.present = True
 
     # --- what it does --------------------------------------------------------------------------------------------------
 
     def address(self, session: Session) -> None:
-        """Before an attempt. A broadcast's root is the member that has the rank when the call first finds a session.
+        """Before an attempt: find the root. A broadcast's root is the member with ``root_rank`` in the call's first session.
 
-        Only the root has a weight: should it die, or should members mean different ones, the weights tell.
+        Only the root has a weight, so the sum of the weights shows if the root dies, or if members mean different roots.
         """
         if self.root_rank is None:
             return
@@ -189,26 +190,26 @@ class Call:
         self.weight = 0.0 if self.silent else 1.0
 
     def weigh(self, samples: float) -> None:
-        """What was computed for an average was computed from so many samples; without any it counts nothing."""
+        """Set an average's weight to the number of samples behind this member's input, which counts nothing without any."""
         if not self._outdated and (self._by_samples or not samples):
             self.weight = samples
 
     def void(self, results: Results) -> bool:
-        """Whether this call has no result, at any member: by the sum of the weights, or by a veto."""
+        """True if this call has no result at any member, because of the sum of the weights or a veto."""
         if not results.finite:
             return True
         return (self.divide and results.weight == 0.0) or (self.root_rank is not None and results.weight != 1.0)
 
     def spoilt(self) -> list[int]:
-        """Tensors of this member that hold inf or nan, as far as they count."""
+        """Indices of this member's tensors that hold inf or nan; none if its weight is zero."""
         if self.weight == 0.0:
             return []
         return [index for index, source in enumerate(self.sources) if source is not None and not finite(source)]
 
     def reloaded(self) -> None:
-        """Registered state was loaded within this call: its gradients were computed on other weights, and do not count.
+        """Registered state was loaded within this call: its gradients were computed with other parameters, and do not count.
 
-        The state may hold this call's very tensors (buffers that are broadcast): what was loaded is now their input.
+        The state may include this call's own tensors (buffers that are broadcast): the loaded values are now the input.
         """
         self.weight = 0.0
         self._outdated = True
@@ -216,18 +217,18 @@ class Call:
         self._flat.clear()
 
     def reattach(self) -> None:
-        """Whoever applied a result may have dropped gradients since: the parameters get those of this call again."""
+        """Attach this call's gradients to their parameters again: applying a result may have dropped them."""
         for owner, source in zip(self.owners, self.sources, strict=False):
             if isinstance(owner, torch.nn.Parameter) and source is not None and owner.grad is not source:
                 owner.grad = source
 
     def anew(self) -> None:
-        """The call was in progress when its lifetime ended, and is this worker's first of the next one."""
+        """The call was in progress when its lifetime ended; it becomes this worker's first call of the next one."""
         self._root = ""
         self.number = 0
 
     def check_untouched(self) -> None:
-        """Before a redo: the inputs must be what they were."""
+        """Before a redo: ConfigError if an input has changed."""
         for index, (source, version) in enumerate(zip(self.sources, self._versions, strict=True)):
             if _version(source) != version:
                 raise ConfigError(
@@ -235,7 +236,7 @@ class Call:
                 )
 
     def fill(self, slot: Slot, *, weighted: bool = True) -> None:
-        """Stage one bucket's inputs, scaled by the weight where this is an average."""
+        """Stage one bucket's inputs, scaled by the weight in an average."""
         sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
         scale = self.weight if self.divide and weighted else 1.0
         if self.silent or scale == 0.0:
@@ -257,19 +258,19 @@ class Call:
             store(view, source, op, scale)
 
     def deliver(self, results: Results) -> None:
-        """Copy the finished call's results to the caller's tensors, divided by the sum of the weights in an average."""
+        """Copy the finished call's results to the caller's tensors; in an average divided by the sum of the weights."""
         divisor = results.weight if self.divide else 1.0
         if _INFERENCE not in self._versions:
             self._write(results.slots, divisor)
             return
         indices = {piece.index for slot in results.slots for piece in slot.bucket.pieces}
-        for index in indices:  # gradients that are created shall not be inference tensors
+        for index in indices:  # created gradients must not be inference tensors
             self._target(index)
         with torch.inference_mode():
             self._write(results.slots, divisor)
 
     def _write(self, slots: Sequence[Slot], divisor: float) -> None:
-        averaged = divisor != 1.0  # then nothing is encoded: the short way, as models have a thousand tensors
+        averaged = divisor != 1.0  # if so nothing is encoded: take the short way, as models have a thousand tensors
         for slot in slots:
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
                 target = self.sources[piece.index]
@@ -296,7 +297,7 @@ class Call:
         return target
 
     def _flattened(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that is cut as one row: a view where it is contiguous, else a copy that ``deliver`` writes back."""
+        """A split tensor as one row: a view if the tensor is contiguous, else a copy that ``deliver`` writes back."""
         flat = self._flat.get(index)
         if flat is None:
             flat = self._flat[index] = tensor.contiguous().view(-1)

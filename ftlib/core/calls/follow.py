@@ -1,7 +1,7 @@
-"""A call of the others, as a follower takes part in it: with nothing of its own, and without knowing beforehand what it is.
+"""A follower's part in a call of the others: it contributes nothing of its own, and does not know the call beforehand.
 
-Every call begins with an operation whose size all members know: the head of the call before, or a prelude just as large. So a
-follower reads in the first trailer what the others are about to do, and asks one of them for the layout where it is new.
+Every call begins with an operation whose size all members know: the head of the previous call, or a prelude just as large. So a
+follower reads in the first trailer what the others are about to do, and asks one of them for the layout if it is new.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ UNKNOWN = Layout(b"", "", "a call of the others", (BARE,))
 
 
 class NobodyThere(Exception):
-    """All who take part follow, some of them since they are late: nobody has entered the call yet, and it does not begin."""
+    """Every member here follows, some because they are late: no program has entered the call, so it does not begin."""
 
 
 class Followed(Call):
-    """A call of the others, as far as a follower knows it."""
+    """A call of the others, with what a follower knows of it."""
 
     foreign = True
 
     def __init__(self, began: float, *, veto: bool) -> None:
-        """``veto``: whether averages with inf or nan are applied by nobody."""
+        """``veto``: True if nobody applies averages with inf or nan."""
         super().__init__(Kind.BARRIER, UNKNOWN, (), weight=0.0, divide=True)
         self._vetoes = veto
         self.began = began
         self._turned: set[bytes] = set()
 
     def learn(self, layout: Layout) -> None:
-        """This is what it is. NoFollowing where nobody can follow that."""
+        """The call has this layout. NoFollowing if such a call cannot be followed."""
         self.layout, self.nbytes = layout, layout.nbytes
         self.kind = next((kind for kind in Kind if layout.kind.startswith(kind.value)), Kind.BARRIER)
         self.counts_as_step = self.kind is Kind.AVERAGE
@@ -49,14 +49,14 @@ class Followed(Call):
             raise NoFollowing("the others carry out a whole step (execute), whose averages only they can apply")
 
     def turn(self, staging: Staging) -> Staging:
-        """``staging``, ready for this call's first attempt in it or a further one."""
+        """``staging``, ready for this call's next attempt; turned only before the first one."""
         if staging.layout.signature not in self._turned:
             self._turned.add(staging.layout.signature)
             staging.turn()
         return staging
 
     def fill(self, slot: Slot, *, weighted: bool = True) -> None:  # noqa: ARG002
-        """Stage what changes nothing."""
+        """Stage values that do not change the result."""
         slot.data.fill_(neutral(slot.bucket.op, slot.bucket.dtype))
 
 
@@ -72,7 +72,9 @@ class FollowedAttempt(Attempt):
         layout_of: Callable[[Session, bytes], Layout],
         plane: EnteredObserver | None = None,
     ) -> None:
-        """``layout_of``: the layout whose signature starts so; GroupError where nobody tells. Else see ``Attempt``."""
+        """``layout_of``: returns the layout whose signature starts with the bytes; GroupError if no member knows it. The rest:
+        see ``Attempt``.
+        """
         agreed = UNKNOWN if session.agreed is None else session.agreed
         super().__init__(call, session, call.turn(pool.staging(agreed)), waits, plane)
         self._followed = call
@@ -106,7 +108,7 @@ class FollowedAttempt(Attempt):
         return trailer, Results(self._call.number, layout, slots, trailer.weight, self._finite)
 
     def _first(self, record: RankRecord) -> Slot:
-        """What tells what the others are about to do; again, where nobody is there yet."""
+        """Run the first operation, whose trailer says what the others are about to do; repeat it while nobody is there."""
         while True:
             slot = self._begin(record, 0)
             try:
@@ -129,9 +131,9 @@ class FollowedAttempt(Attempt):
         return slot
 
     def _said(self, trailer: Trailer) -> bytes:
-        """The check of those that do not follow. GroupError where they differ: they find out who has to stop.
+        """The check of the members that do not follow. GroupError if theirs differ: they find out which of them has to stop.
 
-        NobodyThere where there are none, and those who are late will come.
+        NobodyThere if all follow, but late members will come.
         """
         checks = {slot.check for slot in trailer.slots if not slot.flags & Flag.FOLLOWING}
         if not checks and any(slot.flags & Flag.LATE for slot in trailer.slots):
@@ -141,12 +143,12 @@ class FollowedAttempt(Attempt):
         return next(iter(checks))
 
     def _check(self, trailer: Trailer) -> None:
-        """A follower has no opinion."""
+        """A follower blames nobody; see ``_said``."""
         self._said(trailer)
 
 
 def neutral(op: str, dtype: torch.dtype) -> int:
-    """What changes no result of ``op`` on the wire; floats never have minima there (see ``dtypes``)."""
+    """The neutral element of ``op`` on the wire. Floats are never reduced by MIN or MAX there (see ``dtypes``)."""
     if op == "PRODUCT":
         return 1
     if op == "SUM":

@@ -1,7 +1,7 @@
-"""Who looks on at the calls of a member: a donor of the state, a stream of averages, whoever keeps something until a call ends.
+"""Observers of a member's calls: a donor of the state, a stream of averages, code that keeps something until a call ends.
 
-Nobody does in a job that just trains. An observer attaches itself when it has something to look for, and detaches itself when
-that is over; a call without observers costs one look at an empty tuple.
+A job that just trains has none. An observer attaches itself while it needs notifications, and detaches itself afterwards. A
+call without observers costs one check of an empty tuple.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from .call import Call, Results
 
 
 class Observer:
-    """Told of every call of this member, on the thread that carries it out. By itself it does nothing."""
+    """Notified of every call of this member, on the thread that carries it out. This base class does nothing."""
 
     def entering(self, number: int) -> None:
-        """An attempt at call ``number`` begins; nothing of it is under way, and the state is that on entry to it."""
+        """An attempt at call ``number`` begins; no operation of it is under way, and the state is as on entry to the call."""
 
     def ended(self, number: int) -> None:
-        """The operations of call ``number`` have ended, and nothing was made of that: the state is still that on entry."""
+        """The operations of call ``number`` have ended, but their result is not applied: the state is still as on entry."""
 
     def finished(self, call: Call, results: Results) -> Sequence[Slot] | None:  # noqa: ARG002 - nothing is kept
-        """``call`` has finished. Where the slots of ``results`` are kept, others to use instead of them; else None."""
+        """``call`` has finished. An observer that keeps the slots of ``results`` returns others to use instead; else None."""
         return None
 
 
 class Observers:
-    """Those of one lifetime. Any thread may attach and detach."""
+    """The observers of one lifetime. Any thread may attach and detach."""
 
     def __init__(self) -> None:
         self.present: tuple[Observer, ...] = ()
         self._lock = threading.Lock()
 
     def attach(self, observer: Observer) -> None:
-        """From now on it is told. Idempotent."""
+        """Notify ``observer`` from now on. Idempotent."""
         with self._lock:
             if observer not in self.present:
                 self.present = (*self.present, observer)
 
     def detach(self, observer: Observer) -> None:
-        """It is told no more. Idempotent."""
+        """Stop notifying ``observer``. Idempotent."""
         with self._lock:
             self.present = tuple(each for each in self.present if each is not observer)
 
@@ -56,7 +56,7 @@ class Observers:
             observer.ended(number)
 
     def finished(self, call: Call, results: Results) -> Sequence[Slot] | None:
-        """See ``Observer``; at most one of them keeps the results."""
+        """See ``Observer``; at most one observer keeps the results."""
         instead = None
         for observer in self.present:
             given = observer.finished(call, results)

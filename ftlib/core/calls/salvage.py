@@ -1,11 +1,11 @@
-"""What the survivors of a view change do next: a pure function of the view and the flush reports, computed alike by all.
+"""The plan of the survivors of a view change: a pure function of the view and the flush reports, equal at all members.
 
-Virtual synchrony for allreduce. Every call ends all-to-all, so whoever finishes an operation of call k + 1 knows that everyone
-finished k: survivors' counts differ by at most one. If any survivor finished call K, all adopt its result; else all redo it
-from their untouched inputs. A call is therefore averaged over one member set on every survivor, or on none.
+Virtual synchrony for allreduce. Every call ends all-to-all, so a member that finishes an operation of call k + 1 knows that all
+members finished call k: survivors' counts differ by at most one. If any survivor finished call K, all adopt its result; else
+all redo call K from their untouched inputs. A call is therefore averaged over one member set on every survivor, or on none.
 
-Whoever is further behind all the same did not act with the others: it goes on like a joiner, with their state. A joiner that
-*follows* (``follow``) has finished calls like everybody, but has no state yet, and may not know what it takes part in.
+A member that is further behind did not act with the others: it goes on like a joiner, with their state. A joiner that *follows*
+(``follow``) has finished calls like every member, but has no state yet, and may not know the call in which it takes part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHAPE: tuple[type, ...] = (int, int, int, bytes, bytes, str, bool, bool, bool, 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where one member's data plane stood when it froze."""
+    """The place of one member's data plane when it froze."""
 
     finished: int
     """Number of the last finished call."""
@@ -41,19 +41,19 @@ class Report:
     current_signature: bytes
     """Signature of call ``current``; empty: none, or unknown, as at a newcomer."""
     origin: str
-    """Whose state this member's descends from (a member id); empty: unknown."""
+    """Id of the member from whose state this member's state descends; empty: unknown."""
     founder: bool
-    """Whether it was in the founding view: its own initial state is as good as any."""
+    """True if the member was in the founding view: its own initial state is as good as any founder's."""
     blank: bool
-    """Whether it joined and has not finished a call yet: its counts are what a plan granted it, and it has no results."""
+    """True if the member joined and has not finished a call yet: its counts come from a plan, and it has no results."""
     has_state: bool
-    """Whether the program registered state."""
+    """True if the program registered state."""
     late: bool = False
-    """Whether its deputy finished calls that its program has yet to take over: it will have the state, but not at once."""
+    """True if the deputy finished calls that the program has yet to take over: it will have the state, but not at once."""
     drawn: bytes = b""
-    """What it has drawn of the data, as its sampler tells; empty where it draws nothing."""
+    """The data that the member has drawn, as its sampler reports; empty if it draws nothing."""
     newcomer: bool = False
-    """Whether its program has not finished a call of its own since it was let in: it only took part in the others'."""
+    """True if the program has not finished a call of its own since admission: it only took part in the others' calls."""
 
     def encode(self) -> bytes:
         """As bytes, at most ``REPORT_LIMIT``."""
@@ -88,7 +88,7 @@ class FaultKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, and who has to stop because of it (member ids); the others go on without them."""
+    """A fault, and the ids of the members that have to stop because of it; the others go on without them."""
 
     kind: FaultKind
     blamed: tuple[str, ...]
@@ -97,41 +97,41 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class SalvagePlan:
-    """What every member of a view does first. Equal at all of them."""
+    """What the members of a view do first. Equal at all members."""
 
     call: int
-    """K: the newest call that any survivor finished. Everybody goes on with call K + 1."""
+    """K: the newest call that any survivor finished. All members go on with call K + 1."""
     step: int
     """Steps granted once call K is finished."""
     signature: bytes = b""
-    """That of call K; empty where nobody knows it."""
+    """The signature of call K; empty if no member knows it."""
     adoptions: tuple[tuple[str, str], ...] = ()
     """Pairs (adopter, donor): the adopter takes the result of call K from the donor."""
     blank: tuple[str, ...] = ()
-    """Joiners that have finished nothing yet, and whoever is healed: they count call K as finished."""
+    """Joiners that have finished no call yet, and healed members: they count call K as finished."""
     newcomers: tuple[str, ...] = ()
-    """Those, and who has only taken part in others' calls since it was let in: what they enter says nothing about the job."""
+    """Blank members, and those that only took part in others' calls since admission: their calls say nothing about the job."""
     healed: tuple[str, ...] = ()
-    """Those who were more than one call behind: what they have is worth nothing, and they get the state like joiners."""
+    """Members that were more than one call behind: their state is worthless, and they get the state like joiners."""
     authority: str = ""
-    """The origin whose state is *the* state; empty where nobody holds any."""
+    """The origin of the valid state; empty if no member has it."""
     holders: tuple[str, ...] = ()
-    """Members with that state, in seniority order; late ones only where there are no others."""
+    """Members with the valid state, in seniority order; late members only if there are no others."""
     drawn: tuple[tuple[str, bytes], ...] = ()
-    """Pairs (member, what it has drawn) of those that go on drawing from the data."""
+    """Pairs (member, its sampler's report) of the members that go on drawing samples."""
     fault: Fault | None = None
 
     def donor_of(self, member_id: str) -> str | None:
-        """Who gives ``member_id`` the result of call K; None where it has it."""
+        """The member that gives ``member_id`` the result of call K; None if ``member_id`` needs none."""
         return dict(self.adoptions).get(member_id)
 
     def adopters_of(self, member_id: str) -> tuple[str, ...]:
-        """To whom ``member_id`` gives it."""
+        """The members to which ``member_id`` gives the result of call K."""
         return tuple(adopter for adopter, donor in self.adoptions if donor == member_id)
 
 
 def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
-    """The plan for ``view``; ``reports``: those of the continuing members. ValueError if one is not readable."""
+    """The plan for ``view``. ``reports``: those of the continuing members. ValueError if a report is not readable."""
     if not view.parent_id:
         return SalvagePlan(0, 0, authority=view.ids[0], holders=(view.ids[0],))
     known = {member_id: Report.decode(reports[member_id]) for member_id in view.ids if member_id in reports}
@@ -149,7 +149,7 @@ def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
     drawing = {m: report.drawn for m, report in known.items() if report.drawn and (m in acted or report.finished == call)}
     adopters = [member_id for member_id, report in acted.items() if report.finished < call]
     authority, holders = _authority(acted)
-    if not authority:  # those who act follow only, and a joiner may have loaded what they lack, in the call they are in
+    if not authority:  # all who act only follow; a joiner in the same call may have loaded the state they lack
         fresh = {m: report for m, report in known.items() if report.blank and report.origin and report.finished == call}
         authority, holders = _authority(fresh)
     leader = next((member_id for member_id in holders if known[member_id].finished == call), donors[0])
@@ -169,10 +169,10 @@ def plan(view: View, reports: Mapping[str, bytes]) -> SalvagePlan:
 
 
 def blame(signatures: Mapping[str, bytes], newcomers: Sequence[str] = ()) -> tuple[str, ...]:
-    """Who has to stop where members entered one call with different signatures; empty where they agree.
+    """The members that have to stop because members entered one call with different signatures; empty if all agree.
 
-    Newcomers that differ from agreeing veterans are alone to blame; else whoever is not with the absolute majority; with no
-    such majority everybody.
+    If the veterans agree, the newcomers that differ from them. Else all members outside of the absolute majority. Without such
+    a majority all members.
     """
     if len(set(signatures.values())) < 2:
         return ()
@@ -187,9 +187,10 @@ def blame(signatures: Mapping[str, bytes], newcomers: Sequence[str] = ()) -> tup
 
 
 def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
-    """Joiners that can go on by themselves although nobody is left who finished a call.
+    """Joiners that can go on by themselves although no member that finished a call is left.
 
-    Those that had loaded the state on entry to the newest call; where nothing was registered, those that knew the count.
+    These are the joiners that loaded the state on entry to the newest call; if no state was registered, those with the newest
+    count.
     """
     loaded = {member_id: report for member_id, report in known.items() if report.origin}
     if loaded or any(report.has_state for report in known.values()):
@@ -200,10 +201,9 @@ def _substitutes(known: Mapping[str, Report]) -> dict[str, Report]:
 
 
 def _authority(acted: Mapping[str, Report]) -> tuple[str, tuple[str, ...]]:
-    """The origin that counts and who holds it. A founder's own initial state will do where nobody loaded any yet.
+    """The origin of the valid state, and its holders. If no member has loaded a state, a founder's own initial state is valid.
 
-    Whoever follows has none, and is no founder. Where some founders have loaded a checkpoint and others not yet, those who have
-    are further.
+    A follower has no origin, and is no founder. If only some founders have loaded a checkpoint so far, those are further.
     """
     furthest = sorted(acted.values(), key=lambda report: -report.step)  # a stable sort: by seniority where steps are equal
     origin = next((report.origin for report in furthest if report.origin), "")
@@ -235,7 +235,7 @@ def _mismatch(
     wrong = [m for m in donors if acted[m].last_signature != result]
     if wrong:
         return Fault(FaultKind.MISMATCH, tuple(donors), f"members finished call {call} with different tensors or operations")
-    # A newcomer may not know yet what it is in: nothing is no other signature.
+    # A newcomer may not know yet which call it is in: an empty signature is no mismatch.
     wrong = [m for m in adopters if acted[m].current == call and acted[m].current_signature not in (result, b"")]
     if wrong:
         text = f"call {call}: {', '.join(wrong)} entered it with other tensors or another operation than those who finished it"

@@ -1,4 +1,4 @@
-"""A session: one activated view with its process group and plan. Immutable but for what the training thread notes in it."""
+"""A session: one activated view with its process group and plan. Immutable except for the training thread's notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .salvage import SalvagePlan
 
 
 class Session:
-    """What a member needs to act in a view. ``group`` is None where the member is alone."""
+    """What a member needs to act in a view. ``group`` is None if the member is alone."""
 
     def __init__(self, view: View, plan: SalvagePlan, member_id: str, ranks: Mapping[str, int], group: Group | None) -> None:
         self.view = view
@@ -26,26 +26,26 @@ class Session:
         self.by_rank = tuple(sorted(ranks, key=ranks.__getitem__))
         self.codec = TrailerCodec(self.rank, self.size)
         self.donor = plan.donor_of(member_id)
-        """Who gives this member the result of the newest call that anybody finished; None where it has it."""
+        """The member that gives this one the result of the newest finished call; None if this member needs none."""
         self.agreed: Layout | None = None
-        """Of the newest call that was finished in this session (training thread only)."""
+        """Layout of the newest call that was finished in this session (training thread only)."""
         self.script: tuple[Layout, ...] = ()
-        """Layouts of what the newest unit did that was finished in this session, its commit last (training thread only)."""
+        """Layouts of the calls of the newest unit finished in this session, its commit last (training thread only)."""
 
     def __str__(self) -> str:
         return f"{self.view}, rank {self.rank} of {self.size}"
 
     def agree(self, layout: Layout | None, script: tuple[Layout, ...] = ()) -> None:
-        """All members have come to the end of a call with that layout. ``script``: that of a unit. Training thread only."""
+        """All members have ended a call with that layout. ``script``: the layouts of a unit's calls. Training thread only."""
         self.agreed = script[0] if script else layout
         self.script = script or self.script
 
     def members_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """Member ids at these ranks; nonsense is dropped."""
+        """Member ids at these ranks; invalid ranks are dropped."""
         return tuple(self.by_rank[rank] for rank in ranks if 0 <= rank < self.size)
 
     def name(self, member_id: str) -> str:
-        """How people know a member of this view: its worker label where it has one, else a short id."""
+        """A member's name for people: its worker label with a short id, or the member as text without a label."""
         if member_id not in self.view:
             return member_id[:6]
         member = self.view.member(member_id)
@@ -53,10 +53,10 @@ class Session:
         return f"{label} ({member_id[:6]})" if label else str(member)
 
     def short(self, member_id: str) -> str:
-        """Its worker label where it has one, else a short id."""
+        """A member's worker label if it has one, else a short id."""
         label = self.view.member(member_id).fact("name") if member_id in self.view else None
         return label or member_id[:6]
 
     def names(self, member_ids: Sequence[str]) -> str:
-        """Several of them, for a sentence."""
+        """The names of several members, for a sentence."""
         return ", ".join(self.name(member_id) for member_id in member_ids)

@@ -1,7 +1,7 @@
 """A newcomer's first call: how the program's call becomes one of the others' calls.
 
-The others are in whatever comes next in their loops. Where it is a call like the program's own, the newcomer makes it its own.
-Any other it takes part in with nothing of its own; meanwhile the state gets here, beside the others' training, if it can.
+The others' next call is whatever comes next in their loops. If it is like the program's own call, the newcomer adopts it as its
+own. In any other call it takes part with nothing of its own. Meanwhile it gets the state, if possible while the others train.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["FOREIGN_CALLS", "Arrival"]
 logger = logging.getLogger("ftlib")
 
 FOREIGN_CALLS = 16
-"""So many calls a newcomer takes part in among members that have made none like its own: then they run another program."""
+"""Calls that a newcomer follows among members that have made none like its own; after more, they run another program."""
 
 
 class TakesPart(Protocol):
-    """Of the engine, what a newcomer needs."""
+    """The part of the engine that a newcomer needs."""
 
     said_goodbye: bool
 
@@ -40,17 +40,17 @@ class TakesPart(Protocol):
         """Finish one call of the others."""
 
     def keep(self, results: Results, instead: Sequence[Slot]) -> None:
-        """Leave the slots of ``results`` to who keeps them, and use those ``instead`` from now on."""
+        """Leave the slots of ``results`` to the observer that keeps them, and use the slots ``instead`` from now on."""
 
     def reloaded(self, own: Call) -> None:
-        """The program's call has another state than it was made with."""
+        """The registered state has changed since the program made its call."""
 
     def turn_back(self, own: Call) -> None:
         """Go on with the program's call."""
 
 
 class Arrival:
-    """Of one lifetime. Used by the training thread, while its call is in progress; idle once the program has come in."""
+    """The arrival in one lifetime. Used by the training thread while its call is in progress; idle once the program came in."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Arrival:
         recovery: Recovery | None,
         layouts: LayoutBook,
     ) -> None:
-        """``inquiry``: asks what the others are in; None where all are alike. ``recovery``: gets the state beside theirs."""
+        """``inquiry``: asks for the others' call; None if all calls are alike. ``recovery``: gets the state beside them."""
         self._plane = plane
         self._limits = limits
         self._failures = failures
@@ -70,37 +70,37 @@ class Arrival:
         self._layouts = layouts
         self._threads = plane.threads
         self.call: Call | None = None
-        """The program's, for which anything was begun here."""
+        """The program's call for which the arrival was begun, if any."""
         self._refused = False
-        """Whether this call does not follow any more."""
+        """True if this member does not follow any more during this call."""
         self._since = 0.0
-        """When the wait for a call like the own one began."""
+        """When the wait for a call like the program's own began."""
         self._foreign = 0
-        """Calls that it met since then, one after the other, of members that have made none like its own."""
+        """Calls in a row since then of members that have made none like the program's own."""
         self._others: tuple[Session, Entered] | None = None
-        """The answer of the others, and where it holds. Good for one decision."""
+        """The others' answer, and the session in which it is valid. Good for one decision."""
 
     # --- what a decision depends on ------------------------------------------------------------------------------------
 
     @property
     def newcomer(self) -> bool:
-        """Whether the program may be at another place than the others' programs."""
+        """True if the program may be at another place than the others' programs."""
         return self._plane.newcomer and self._inquiry is not None
 
     def follows(self, own: Call, session: Session) -> bool:
-        """Whether this member can take part in the others' calls until it has the state."""
+        """True if this member can take part in the others' calls until it has the state."""
         self.begin(own)
         return not self._refused and self._recovery is not None and self._recovery.wanted(own, session)
 
     def others(self, session: Session) -> Entered | None:
-        """What the others are in; None where that has to be asked."""
+        """Which call the others are in; None if they have to be asked."""
         asked, self._others = self._others, None
         return asked[1] if asked is not None and asked[0] is session else None
 
     # --- what can be done ----------------------------------------------------------------------------------------------
 
     def ask(self, own: Call, session: Session) -> Results | None:
-        """Find out what the others are in."""
+        """Ask which call the others are in."""
         assert self._inquiry is not None
         entered = self._inquiry.ask(own, session)
         self._others = session, entered
@@ -109,7 +109,7 @@ class Arrival:
         return None
 
     def follow(self, engine: TakesPart, own: Call) -> Results | None:
-        """Take part in the others' calls until one of them is ``own``: its results. None: ``own`` is in progress as before."""
+        """Take part in the others' calls until one is ``own``; returns its results. None: ``own`` is in progress as before."""
         plane, recovery, name = self._plane, self._recovery, str(own)
         assert recovery is not None
         self._layouts.note(own.layout)
@@ -131,7 +131,7 @@ class Arrival:
             recovery.end()
             plane.counters.recovery_fallbacks += 1
         finally:
-            own.reattach()  # averages were replayed through its tensors
+            own.reattach()  # averages were replayed through the tensors of ``own``
             engine.reloaded(own)
         self._refused = True
         engine.turn_back(own)
@@ -140,7 +140,7 @@ class Arrival:
     def accompany(self, engine: TakesPart, own: Call) -> Results | None:
         """Take part in one call of the others, with nothing of the program's; ``own`` is in progress as before.
 
-        StepMismatch where they never make one like ``own``, as far as can be seen.
+        StepMismatch if the others seem never to make a call like ``own``.
         """
         plane, timeout = self._plane, self._limits.step_timeout
         late = self._threads.now() > self._since + timeout
@@ -162,7 +162,7 @@ class Arrival:
         return None
 
     def stay_out(self, engine: TakesPart, own: Call) -> None:
-        """The call that would have been ``own`` is the others' last of their loop, and this program's loop would go on."""
+        """Do not come in with the call that would be ``own``: the others' loop ends with it, and this program's would go on."""
         text = (
             "%s: the others end their loop here, and this worker's loader has looked further ahead: it comes in with the next"
         )
@@ -172,7 +172,7 @@ class Arrival:
         self._since, self._foreign = self._threads.now(), 0
 
     def learnt(self, followed: Followed, session: Session) -> bool:
-        """Whether it is known what the others finished; False where ``session`` has ended meanwhile."""
+        """True if the layout of the call that the others finished is known; False if ``session`` has ended meanwhile."""
         try:
             followed.learn(self.layout(session, session.plan.signature))
         except GroupError as error:
@@ -182,18 +182,18 @@ class Arrival:
         return True
 
     def layout(self, session: Session, start: bytes) -> Layout:
-        """The layout whose signature starts so. GroupError where nobody tells."""
-        assert self._recovery is not None  # only a follower may not know it
+        """The layout whose signature starts with ``start``. GroupError if no member answers."""
+        assert self._recovery is not None  # only a follower may lack a layout
         return self._layouts.find(start) or self._recovery.layout(session, start)
 
     def begin(self, own: Call) -> None:
-        """The program comes in with this call, if it can. Idempotent."""
+        """Begin the arrival with ``own``: the program comes in with this call, if it can. Idempotent."""
         if self.call is not own:
             self.call, self._refused, self._since, self._foreign = own, False, self._threads.now(), 0
             self._others = None
 
     def end(self) -> None:
-        """The call is left: nothing more is wanted."""
+        """The program leaves its call: end the arrival."""
         self.call = None
         if self._recovery is not None:
             self._recovery.end()

@@ -12,13 +12,13 @@ __all__ = ["Listeners"]
 
 
 class Listeners:
-    """In the order in which they were given. Used in the program's turn."""
+    """The callbacks, in the order in which they were registered. Used in the program's turn."""
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[View], None]] = []
 
     def tell(self, view: View) -> None:
-        """Call all. What one raises passes through."""
+        """Call all callbacks with ``view``. An exception of a callback passes through."""
         with torch.enable_grad():
             for callback in self.callbacks:
                 callback(view)

@@ -1,8 +1,8 @@
-"""How a call is carried out: wait for a group, decide what the call does in it, and do that; where it fails, all of that again.
+"""How a call is carried out: wait for a group, decide what the call does in it, and do that; after a failure, start again.
 
-The program sees nothing of what happens in between. ``Engine._carry_out`` is the whole story of a call, ``decide`` its one
-decision, and ``Engine.attempt`` the place where a failure shows. What goes wrong for good is raised; whatever leaves a call by
-an exception aborts the group first, so that nobody waits for this member in vain.
+The program sees nothing of what happens in between. ``Engine._carry_out`` is the whole course of a call, ``decide`` its one
+decision, and ``Engine.attempt`` the place where a failure shows. Permanent errors are raised. An exception that ends a call
+first aborts the group, so that no member waits for this one in vain.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ class Next(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a decision depends on, besides the call and the session."""
+    """The inputs of a decision, besides the call and the session."""
 
     level: bool
-    """Whether the state that counts is here."""
+    """True if this member has the valid state."""
     newcomer: bool = False
-    """Whether the program may be at another place than the others' programs."""
+    """True if the program may be at another place than the others' programs."""
     follows: bool = False
-    """Whether this member can take part in the others' calls until it has the state."""
+    """True if this member can take part in the others' calls until it has the state."""
     others: Entered | None = None
-    """What the others are in, where a newcomer has asked."""
+    """Which call the others are in, if a newcomer has asked."""
 
 
 LEVEL = Facts(level=True)
-"""Of a member that was there before: in a job that just trains nothing else is the case."""
+"""The facts of a member that is no newcomer and has the state: in a job that just trains, always these."""
 
 
 def decide(call: Call, session: Session, facts: Facts) -> Next:
     """What ``call`` does in ``session``."""
     finished = session.donor is not None and call.number == session.plan.call
-    # To a newcomer, what the others finished is its program's call only if it looks so, and its state was theirs in it.
+    # For a newcomer the finished call is its program's own only if the signatures match, and it had the others' state in it.
     if finished and (not facts.newcomer or (facts.level and session.plan.signature == call.layout.signature)):
         return Next.ADOPT
     if facts.follows:
@@ -122,12 +122,13 @@ class Engine:
         layouts: LayoutBook | None = None,
         allocate: Allocate = room,
     ) -> None:
-        """``load``: loads registered state where this member lacks it; whether it did. ``registered``: what that is.
+        """``load``: loads registered state if this member lacks it; returns True if it did. ``registered``: returns the
+        registered objects, if any.
 
-        ``inquiry``: tells a newcomer what the others are in; None where calls are all alike. ``recovery``: gets the state
-        beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None where that
-        never takes longer than any other wait of a call. ``layouts``: of all calls. ``allocate``: memory for
-        operations (see ``Framework``).
+        ``inquiry``: asks for a newcomer which call the others are in; None if all calls are alike. ``recovery``: gets the state
+        beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None if that takes no
+        longer than any other wait of a call. ``layouts``: the layouts of all calls. ``allocate``: returns memory for operations
+        (see ``Framework``).
         """
         self._plane = plane
         self._consensus = consensus
@@ -140,12 +141,12 @@ class Engine:
         self._observers = Observers() if observers is None else observers
         self._layouts = LayoutBook() if layouts is None else layouts
         self._newest: Layout | None = None
-        """Of the call that was noted last."""
+        """The layout that was noted last."""
         self._threads = plane.threads
         self._allocate = allocate
         self._pool = StagingPool(in_flight, allocate)
         self._handed = False
-        """Whether the slots of the newest results were kept by an observer."""
+        """True if an observer kept the slots of the newest results."""
         self._nonfinite = NonfiniteCheck(plane)
         self._failures = Failures(plane, consensus, rebuilder)
         self._waiting = Waiting(plane, limits, consensus.confirm)
@@ -153,10 +154,10 @@ class Engine:
         self._units = Executor(means)
         self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts)
         self.said_goodbye = False
-        """Whether a finished call said that this member leaves: everybody knows."""
+        """True once a finished call announced that this member leaves: all members know."""
 
     def run(self, call: Call) -> Status:
-        """Finish ``call`` in this thread's turn; the status it ends with. Raises what ends this lifetime."""
+        """Finish ``call`` in this thread's turn; returns its status. Raises the error that ends this lifetime."""
         plane = self._plane
         if self._call_lock.departed:
             return Status.ABORT
@@ -175,7 +176,7 @@ class Engine:
         except (Excluded, StateLost):
             if not self._call_lock.leaving:
                 raise
-            return Status.ABORT  # it leaves anyway: the others were quicker
+            return Status.ABORT  # this worker leaves anyway: the others were quicker
         except BaseException as error:
             self._failures.undelivered(call, error)
             self._units.leave(call)
@@ -192,9 +193,9 @@ class Engine:
     # --- the story of a call -------------------------------------------------------------------------------------------
 
     def _carry_out(self, call: Call) -> tuple[Results, Session] | None:
-        """What ``call`` leads to, and where. None: to nothing, since too few are there, or this worker said goodbye before."""
+        """The results of ``call``, and their session. None if too few members are there, or this worker said goodbye before."""
         plane = self._plane
-        # With a session comes its plan, which all members have alike: who has finished which call.
+        # A session has a plan, equal at all members, which says who has finished which call.
         while (session := plane.ready(self._limits.min_size) or self._waiting.session(call)) is not None:
             facts = LEVEL if plane.level and not plane.newcomer else self._facts(call, session)
             step = decide(call, session, facts)
@@ -221,11 +222,11 @@ class Engine:
                 return None
             if results is not None:
                 self._arrival.stay_out(self, call)
-            call.check_untouched()  # it failed, and the next view decides anew: adopt it, or redo it from the same inputs
+            call.check_untouched()  # it failed: in the next view decide again, to adopt it or redo it from the same inputs
         return None
 
     def attempt(self, call: Call, session: Session) -> Results | None:
-        """All operations in ``session``; None where it failed or was frozen meanwhile."""
+        """Carry out all operations in ``session``; None if one failed, or there was a freeze meanwhile."""
         plane = self._plane
         if call.root_rank is not None:
             call.address(session)
@@ -235,7 +236,7 @@ class Engine:
         if session.group is None:
             return self._alone(call, session, record)
         if goodbye:
-            self._consensus.commit_to_leave()  # before anybody can read it, and perhaps act on it, while this call fails here
+            self._consensus.commit_to_leave()  # before a member can read the goodbye and act on it while the call fails here
         attempt = self._operations(call, session)
         try:
             trailer, results = attempt.run(record, self._in_flight)
@@ -243,10 +244,10 @@ class Engine:
             self._failures.withdraw(session)
             return None
         except GroupError as error:
-            self._failures.report(call, session, error)  # and abort: every operation under way ends, here and at the peers
+            self._failures.report(call, session, error)  # also aborts: every operation under way ends, here and at the peers
             attempt.settle(SETTLE)
             if isinstance(error, Disagreement) and plane.member_id in error.blamed:
-                raise StepMismatch(str(error)) from None  # the others' word for it may have stopped the plane first
+                raise StepMismatch(str(error)) from None  # the others' report may have stopped the plane first
             plane.counters.redone += 1
             return None
         except BaseException:
@@ -258,7 +259,7 @@ class Engine:
         return self._finish(call, session, trailer, results)
 
     def adopt(self, call: Call, session: Session) -> Results | None:
-        """Take the result of this call from a survivor that had finished it."""
+        """Take the result of ``call`` from a survivor that finished it."""
         plane, group, donor = self._plane, session.group, session.donor
         assert donor is not None and group is not None
         if not plane.begin(session):
@@ -284,14 +285,14 @@ class Engine:
         return results
 
     def _facts(self, call: Call, session: Session) -> Facts:
-        """What the decision about ``call`` depends on, where this member lacks the state or has just come."""
+        """The facts for the decision about ``call``, if this member lacks the state or is a newcomer."""
         arrival = self._arrival
         return Facts(self._plane.level, arrival.newcomer, arrival.follows(call, session), arrival.others(session))
 
     # --- its parts -----------------------------------------------------------------------------------------------------
 
     def _record(self, call: Call) -> tuple[RankRecord, bool]:
-        """What this member's slot says in the attempt that begins; whether that is a goodbye."""
+        """This member's rank record for the attempt that begins; True if it says goodbye."""
         plane, call_lock = self._plane, self._call_lock
         flags, goodbye = 0, call_lock.leaving and call_lock.says_goodbye
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
@@ -311,13 +312,13 @@ class Engine:
         return Attempt(call, session, self._pool.staging(call.layout), self._waiting, self._plane)
 
     def _alone(self, call: Call, session: Session, record: RankRecord) -> Results | None:
-        """A single member needs no operation; what it did is the result."""
+        """A single member needs no operation: its own input is the result."""
         intact = not (call.veto and call.spoilt())
         trailer = Trailer.of((record,))
         return self._finish(call, session, trailer, Results(call.number, call.layout, (), trailer.weight, intact))
 
     def _finish(self, call: Call, session: Session, trailer: Trailer, results: Results) -> Results | None:
-        """Finish ``call`` here. None where a freeze came first: then it is finished in the next session, by whatever way."""
+        """Finish ``call`` here. None if a freeze came first: then the next session finishes it, by adoption or redo."""
         plane = self._plane
         finish = (self._halt if trailer.freeze else plane.finish)(session, call, trailer, results)
         if finish is None:
@@ -337,8 +338,8 @@ class Engine:
         return results
 
     def _halt(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
-        """As ``Plane.finish``; all freeze after the call."""
-        with self._plane.changed:  # told before anybody can see the freeze: the consensus relies on that order
+        """As ``Plane.finish``, for a call after which all members freeze."""
+        with self._plane.changed:  # notify before any thread can see the freeze: the consensus relies on that order
             finish = self._plane.finish(session, call, trailer, results)
             if finish is not None:
                 halted(self._plane, self._consensus, call, session, trailer)
@@ -346,7 +347,7 @@ class Engine:
         return finish
 
     def _finished(self, call: Call, results: Results) -> None:
-        """Tell whoever looks on; they may keep the buffers, as they take longer to read them than the next call takes."""
+        """Notify the observers. One may keep the buffers, as reading them takes longer than the next call."""
         self._consensus.average_success(call.number)
         instead: Sequence[Slot] | None = self._observers.finished(call, results) if self._observers.present else None
         if instead is not None:
@@ -365,12 +366,12 @@ class Engine:
         return Status.SUCCESS if session.size > 1 else Status.NO_NEED
 
     def _admit(self, call: Call) -> None:
-        """This member is in no view yet, and with this call it is ready for one."""
+        """Seek admission: this member is in no view yet, and with this call it is ready for one."""
         self._pool.staging(call.layout).warm(kept(call.layout, self._limits.held))
         self._consensus.seek_admission()
         if self._admission is not None:
             self._admission(call)
-            self._arrival.begin(call)  # as what was begun meanwhile ends with the call
+            self._arrival.begin(call)  # so that everything begun meanwhile ends with the call
 
     def _note(self, layout: Layout) -> None:
         self._newest = layout
@@ -381,9 +382,9 @@ class Engine:
     def take_part(
         self, followed: Followed, sessions: Callable[[], Session | None], enter: Callable[[Session, int], bool]
     ) -> Results | None:
-        """Take part in one call of the others, which this member is in; None where ``sessions`` gives none any more.
+        """Take part in ``followed``, a call of the others that this member is in; None once ``sessions`` returns None.
 
-        ``sessions``: where to act. ``enter``: as ``Recovery.enter``.
+        ``sessions``: returns the session to act in. ``enter``: as ``Recovery.enter``.
         """
         while (session := sessions()) is not None:
             results = None
@@ -397,7 +398,7 @@ class Engine:
         return None
 
     def follow(self, followed: Followed, enter: Callable[[Session, int], bool]) -> Results:
-        """As ``take_part``, for as long as it takes. NoFollowing where too few members are there."""
+        """As ``take_part``, for as long as it takes. NoFollowing if too few members are there."""
         plane = self._plane
 
         def sessions() -> Session | None:
@@ -412,9 +413,10 @@ class Engine:
     def stand_in(
         self, call: Followed, sessions: Callable[[], Session | None], keep: Callable[[Results], Sequence[Slot]]
     ) -> bool:
-        """Take part in one call of the others, in a deputy's thread and turn; whether it was finished.
+        """Take part in one call of the others, in a deputy's thread and turn; True if it was finished.
 
-        ``sessions``: where to act, None to withdraw. ``keep``: takes the results; the buffers to use instead of theirs.
+        ``sessions``: returns the session to act in, None to withdraw. ``keep``: takes the results, and returns buffers to use
+        instead of theirs.
         """
         try:
             self._plane.enter(call)
@@ -426,11 +428,11 @@ class Engine:
             raise
         finally:
             if self._plane.current is not None:
-                self._failures.abandon()  # where nothing is under way nobody sees it
+                self._failures.abandon()  # unnoticed by others if nothing is under way
         return results is not None
 
     def keep(self, results: Results, instead: Sequence[Slot]) -> None:
-        """Leave the slots of ``results`` to who keeps them, and use those ``instead`` from now on."""
+        """Leave the slots of ``results`` to the observer that keeps them, and use the slots ``instead`` from now on."""
         self._pool.staging(results.layout).exchange(results.slots, instead)
 
     def undelivered(self, call: Call, error: BaseException) -> None:
@@ -438,17 +440,17 @@ class Engine:
         self._failures.undelivered(call, error)
 
     def reloaded(self, own: Call) -> None:
-        """The program's call has another state than it was made with."""
+        """The registered state has changed since the program made its call."""
         own.reloaded()
-        self._pool.staging(own.layout).cool()  # of what was there for averages to be kept in
+        self._pool.staging(own.layout).cool()  # drops the buffers for averages to keep
 
     def turn_back(self, own: Call) -> None:
         """Go on with the program's call, after calls of the others."""
-        self._pool.staging(own.layout).turn()  # a survivor may still need the result of the call before
+        self._pool.staging(own.layout).turn()  # a survivor may still need the previous call's result
         self._plane.turn_to(own)
 
     def forget(self) -> None:
-        """Let go of all buffers, once no call is carried out here any more."""
+        """Drop all buffers, once no call is carried out here any more."""
         self._pool = StagingPool(self._in_flight, self._allocate)
         self._units.forget()
         self._plane.forget()

@@ -1,8 +1,8 @@
-"""Which call the others are in: what a newcomer asks one of them before it takes part in any.
+"""Which call the others are in: a newcomer asks one of them before it takes part in a call.
 
-A newcomer's program is in its first call, the others' in whatever comes next in their loops: another average, an ``allreduce``
-of the loss, a barrier. Where it is a call of the same kind, the newcomer makes it its own; any other it follows (``follow``)
-and asks about the next one.
+A newcomer's program is in its first call, the others' programs in whatever comes next in their loops: another average, an
+``allreduce`` of the loss, a barrier. If their call is like its own, the newcomer adopts it as its own. Any other call it
+follows (``follow``), and then asks about the next one.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ logger = logging.getLogger("ftlib")
 
 PATH = "/call"
 POLL = 5.0
-"""Seconds that a member keeps a question waiting before it says "ask again"."""
+"""Seconds that a member keeps a request waiting before it answers "ask again"."""
 SILENCE = 15.0
 """Seconds without a byte after which another member is asked."""
 RETRY = 0.05
-"""Seconds to wait where nobody could tell."""
+"""Seconds to wait before asking again if no member knew."""
 _LONGEST = 64
-"""Bytes of an answer."""
+"""Limit on the size of an answer, in bytes."""
 _YES, _NO = b"y", b"n"
 _SIGNATURE = re.compile("[0-9a-f]{32}")
 _NOTHING = b"nothing".ljust(16)
-"""In the place of the shape of a state, where none was registered."""
+"""Used as the state's shape if no state was registered."""
 
 
 class Entered(Enum):
-    """What the others are in, as far as a newcomer has to know it."""
+    """Which call the others are in, as far as a newcomer has to know it."""
 
     OWN = "a call like the program's own; or none in which it could ever have their state, as loading that will say"
     OTHER = "another one, or one that no program has entered yet"
@@ -53,13 +53,13 @@ class Entered(Enum):
 
 
 class Inquiry:
-    """Both sides of it at one member."""
+    """One member's inquiry, on both sides: asking and answering."""
 
     def __init__(
         self, plane: Plane, layouts: LayoutBook, registered: Callable[[], Registered | None], ring: KeyRing | None = None
     ) -> None:
-        """``layouts``: of the calls made here. ``registered``: the program's state, if it registered any. ``ring``: keys of the
-        job, None without a secret.
+        """``layouts``: of the calls made here. ``registered``: returns the program's registered state, if any. ``ring``: the
+        job's keys, None without a secret.
         """
         self._plane = plane
         self._layouts = layouts
@@ -69,9 +69,9 @@ class Inquiry:
     # --- the newcomer, on the training thread --------------------------------------------------------------------------
 
     def ask(self, own: Call, session: Session) -> Entered:
-        """What the others are in, or are about to enter, as call ``own.number``.
+        """Which call the others are in, or are about to enter, as call ``own.number``.
 
-        ConfigError where it is a unit, and ``own`` is none: nobody can take part in a unit without its function.
+        ConfigError if it is a unit and ``own`` is not: nobody can take part in a unit without its function.
         """
         plane = self._plane
         asked = [session.view.member(member_id) for member_id in self._settled(session)]
@@ -93,7 +93,7 @@ class Inquiry:
         return Entered.UNKNOWN
 
     def _settled(self, session: Session) -> tuple[str, ...]:
-        """Whose calls are the job's: who is no newcomer; where all are, who has the state."""
+        """The members whose calls are the job's: all that are no newcomers; if all are newcomers, those with the state."""
         plan, own = session.plan, self._plane.member_id
         found = tuple(member_id for member_id in session.view.ids if member_id not in plan.newcomers)
         if not found and own not in plan.holders:
@@ -101,7 +101,7 @@ class Inquiry:
         return found
 
     def _ask_one(self, member: Member, own: Call) -> bytes | int | None:
-        """What ``source`` says there; or the status with which it says nothing; None where it did not answer."""
+        """The answer of ``source`` at ``member``; or the status of its refusal; None if it did not answer."""
         query = f"{PATH}?number={own.number}&like={own.layout.signature.hex()}"
         try:
             with get(member.address, query, self._ring, timeout=SILENCE) as answer:
@@ -126,8 +126,8 @@ class Inquiry:
     # --- the member that is asked, on a worker thread of the agent -----------------------------------------------------
 
     def source(self, query: Mapping[str, str]) -> Iterator[bytes]:
-        """Serves ``PATH``: of this member's call the signature, of its state the shape, whether it has made a call ``like``
-        that one, and its call's kind. LookupError says why there is no answer yet.
+        """Serves ``PATH``. The answer: the signature of this member's call, the shape of its state, whether it has made a call
+        with the signature ``like``, and its call's kind. LookupError says why there is no answer yet.
         """
         text, like = query.get("number", ""), query.get("like", "")
         if not text.isdigit() or not _SIGNATURE.fullmatch(like):
@@ -145,7 +145,7 @@ class Inquiry:
             return iter([call.layout.signature + self._shape() + known + call.layout.kind.encode()])
 
     def _never_fits(self, shape: bytes) -> bool:
-        """Whether a state of that shape cannot be loaded here: then their calls may never be like this program's own."""
+        """True if a state of that shape cannot be loaded here: then the others may never make a call like this program's."""
         plane, own = self._plane, self._shape()
         return plane.origin != plane.authority and own != shape and UNKNOWN not in (own, shape)
 
@@ -154,7 +154,7 @@ class Inquiry:
         return _NOTHING if registered is None else registered.shape()
 
     def _decided(self, number: int) -> bool:
-        """Whether this member is in that call, or will never be."""
+        """True if this member is in call ``number``, or never will be."""
         plane = self._plane
         here = plane.current is not None and plane.current.number == number
         return here or plane.finished >= number or plane.phase is Phase.STOPPED

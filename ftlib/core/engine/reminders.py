@@ -1,4 +1,4 @@
-"""What a program with several workers seems to have forgotten, and would not notice for long: told once, at WARNING."""
+"""Reminders of what a program with several workers seems to have forgotten, and would notice late; logged once, at WARNING."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ logger = logging.getLogger("ftlib")
 
 
 class Reminders:
-    """One process's. Used in the program's turn, after the first call that was finished in a view of several members."""
+    """The reminders of one process. Used in the program's turn, after the first finished call in a view of several members."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def look(self, plane: Plane, *, trains: bool) -> None:
-        """``trains``: whether the program has averaged gradients."""
+        """Log the reminders that are due. ``trains``: True if the program has averaged gradients."""
         if trains and not plane.has_state:
             self._tell(
                 plane,

@@ -1,4 +1,4 @@
-"""The waits of a call: for a session to act in, and for its operations; deadlines, and warnings that name who is waited for."""
+"""The waits of a call, for a session to act in and for its operations; deadlines, and warnings that name missing members."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["WARN_AFTER", "Limits", "Patience", "Waiting", "ended"]
 logger = logging.getLogger("ftlib")
 
 WARN_AFTER = 10.0
-"""Seconds of waiting after which a warning names who is waited for; again each time it doubles."""
+"""Seconds of waiting after which a warning names the missing members; again each time the wait doubles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class Limits:
     step_timeout: float = 600.0
     min_size: int = 1
     drain_patience: float = 5.0
-    """For how long a worker that has to go waits for a view change to end."""
+    """Seconds that a worker that has to leave waits for a view change to end."""
     veto: bool = True
-    """Whether averages with inf or nan are applied by nobody."""
+    """True if nobody applies averages with inf or nan."""
     held: int = 0
-    """Bytes of averages that this member may hold where it follows the others; 0 if it never does."""
+    """Bytes of averages that this member may hold while it follows the others; 0 if it never follows."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """That of one call. ``deadline``: on the clock ``now``, in seconds."""
+    """The patience of one call. ``deadline``: on the clock ``now``, in seconds."""
 
     deadline: float
     now: Callable[[], float]
@@ -62,35 +62,35 @@ class Patience:
 
 @runtime_checkable
 class Unhurried(Protocol):
-    """A call that has a patience of its own."""
+    """A call with its own patience."""
 
     def patience(self, timeout: float, now: Callable[[], float]) -> Patience:
-        """How long whoever is in it waits for the others."""
+        """How long a member in this call waits for the others."""
 
 
 class Waiting:
-    """Of the calls of one lifetime. Used by the thread that carries them out; a call that need not wait never comes here."""
+    """The waits of one lifetime's calls. Used by the thread that carries out the calls; a call that need not wait skips it."""
 
     def __init__(self, plane: Plane, limits: Limits, confirmed: Callable[[], bool]) -> None:
-        """``confirmed``: whether the view is undisputed."""
+        """``confirmed``: returns True if the view is undisputed."""
         self._plane = plane
         self._limits = limits
         self._confirmed = confirmed
         self.now = plane.threads.now
         self._for_session: tuple[object, Patience] | None = None
-        """Of the newest wait for a session: which call's, and how long that has waited."""
+        """The newest wait for a session: the key of its call, and its patience."""
         self._for_operations: tuple[object, Patience] | None = None
-        """The same of the newest wait for operations."""
+        """The same for the newest wait for operations."""
 
     def session(self, call: Call) -> Session | None:
-        """The session to act in; None where too few members are there and it is time to tell the caller.
+        """The session to act in; None if too few members are there at the deadline.
 
-        Raises what ended this lifetime, RebuildTimeout at the deadline, and LeftError where there is none to act in and this
-        worker has to go.
+        Raises the error that ended this lifetime, RebuildTimeout at the deadline, and LeftError if there is no session to act
+        in and this worker has to leave.
         """
         plane, limits, now = self._plane, self._limits, self.now
         since = now()
-        if self._for_session is None or self._for_session[0] != (call.number, call.began):  # else its warnings become rarer
+        if self._for_session is None or self._for_session[0] != (call.number, call.began):  # else warnings get rarer
             self._for_session = (call.number, call.began), self._patience(call)
         patience = self._for_session[1]
         while True:
@@ -116,20 +116,21 @@ class Waiting:
                 logger.warning("%s: %s for %.0f s; %s", call, self.phase_text(), waited, self.blocking(), extra=extra)
 
     def _last_moment(self, since: float) -> float:
-        """Until when this worker waits, which has to go: a view change ends soon, and nothing else may ever end."""
+        """Until when this worker waits although it has to leave: a view change ends soon, any other wait may never end."""
         until = since + self._limits.drain_patience if self._plane.phase is Phase.FROZEN else -math.inf
         if self.now() >= until:
             raise LeftError("asked to leave while it waited for a view to act in")
         return until
 
     def waited(self, call: Call, session: Session, seconds: float) -> None:
-        """One operation of ``call`` has taken so long. GroupError where its group was given up; RebuildTimeout.
+        """One operation of ``call`` has taken ``seconds`` so far.
 
-        LeftError where the view is disputed, no other comes, and this worker has to go.
+        Raises GroupError if its group was given up, RebuildTimeout at the deadline, LeftError if this worker has to leave while
+        the view is disputed and no other view comes.
         """
         plane, limits = self._plane, self._limits
         with plane.changed:
-            plane.tell()  # whoever is not here yet is waited for
+            plane.tell()  # this member now waits for those that have not come yet
             over = plane.session is not session or plane.phase is not Phase.ACTIVE
         if over and seconds > SETTLE:
             raise GroupError("the group was given up, but this operation does not end")
@@ -147,7 +148,7 @@ class Waiting:
             logger.warning("%s: waiting for %.0f s; %s", call, long, self.blocking(), extra=extra)
 
     def phase_text(self) -> str:
-        """What a call is waiting in."""
+        """In words, what a call waits for."""
         plane, limits = self._plane, self._limits
         session = plane.session
         if plane.phase is Phase.ACTIVE and session is not None:
@@ -157,7 +158,7 @@ class Waiting:
         return "no new view"
 
     def blocking(self) -> str:
-        """Whom this member waits for, as far as the others' pings tell."""
+        """In words, the members that this one waits for, as far as the others' pings show."""
         plane = self._plane
         with plane.changed:
             session, peers, current = plane.session, dict(plane.peers.places), plane.current
@@ -170,14 +171,14 @@ class Waiting:
         return f"waiting for {session.names(absent)}, not in this call yet"
 
     def _patience(self, call: Call) -> Patience:
-        """``step_timeout`` since the call was entered."""
+        """The call's own patience if it has one, else ``step_timeout`` since the call was entered."""
         timeout = self._limits.step_timeout
         return call.patience(timeout, self.now) if isinstance(call, Unhurried) else Patience(call.began + timeout, self.now)
 
 
 def ended(plane: Plane) -> Exception:
-    """Why this lifetime is over."""
+    """The error that ended this lifetime."""
     assert plane.error is not None
-    if isinstance(plane.error, JoinError):  # the job it had met is gone, or refuses it
+    if isinstance(plane.error, JoinError):  # the job that this worker had met is gone, or refuses it
         return Excluded(str(plane.error))
     return plane.error.with_traceback(None)  # or the frames of every earlier call would pile up in it

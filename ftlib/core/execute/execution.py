@@ -1,9 +1,10 @@
-"""One attempt at a unit's function in one session, and who carries units out: keep the state, run, await, or undo.
+"""One attempt at a unit's function in one session, and the executor of units: keep the state, run, await, or undo.
 
-A failure of communication is one that was seen at the group: by a call of the library's, or by an operation on ``ft.group``
-(see ``guarded_group``). It is noted where it is seen, reported and the group aborted at once, whatever the program makes of it.
-And an exception of the program's counts as one if the session is over, as nothing could be committed in it anyway; errors of
-connections, and RuntimeError, which torch raises for them, get ``DOUBT`` seconds for that to show. Any other is the program's.
+A failure of communication is one that shows at the group: in a call of the library, or in an operation on ``ft.group`` (see
+``guarded_group``). It is noted and reported and the group aborted at once, whatever the program makes of it. An exception of
+the program also counts as one if the session is over, as nothing could be committed in that session anyway. For connection
+errors, and for RuntimeError, which torch raises for them, the executor waits ``DOUBT`` seconds for the session to end. Any
+other exception is the program's.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from .unit import Unit, UnitStage
 logger = logging.getLogger("ftlib")
 
 DOUBT = 1.0
-"""Seconds in which the death of a member shows whose connection to the program broke."""
+"""Seconds within which a member's death shows after its connection to the program broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What units are carried out with."""
+    """The parts of the engine that carry out units."""
 
     plane: Plane
     failures: Failures
@@ -45,11 +46,11 @@ class Means:
     veto: NonfiniteCheck
     book: LayoutBook
     registered: Callable[[], Registered | None]
-    """What the state is."""
+    """Returns the registered state, if any."""
 
 
 class Execution:
-    """What happens within the function. Its methods raise GroupError once communication has failed."""
+    """The calls made within the function. The methods raise GroupError once communication has failed."""
 
     def __init__(self, unit: Unit, session: Session, means: Means, buffers: Buffers) -> None:
         self.unit = unit
@@ -58,20 +59,20 @@ class Execution:
         self._means = means
         self._buffers = buffers
         self.failure: GroupError | None = None
-        """Why this attempt comes to nothing."""
+        """Why this attempt failed; None while it has not."""
         self.layouts: list[Layout] = []
-        """Of the calls that were begun."""
+        """The layouts of the calls that were begun."""
         self._pending: list[PendingCall] = []
         self._samples: float | None = None
-        """What the last average counted."""
+        """The weight in samples of the last average."""
         self._begun: list[Inner] = []
-        """Those that may have operations under way."""
+        """The calls that may have operations under way."""
         group = session.group
         self.group = None if group is None else GuardedGroup(group, self.failed, self._waiting)
 
     @property
     def expected(self) -> Layout | None:
-        """What begins the next operation at all members: see ``inner``."""
+        """The layout with which all members expect the next call to begin: see ``inner``."""
         place, session = len(self.layouts), self.session
         if place == 0:
             return session.agreed
@@ -87,7 +88,7 @@ class Execution:
         self._samples = plane.data.weigh(call, self.unit.batches, self._samples)
         self.unit.used(call.batches)
         if plane.has_state and plane.authority and plane.origin != plane.authority:
-            call.reloaded()  # this worker leaves before it got the state: what it computes counts nothing
+            call.reloaded()  # this worker leaves without having got the state: its input counts nothing
         inner = None
         if session.group is not None:
             inner = Inner(call, session, self._buffers.take(call.layout), self._means.waits)
@@ -104,7 +105,7 @@ class Execution:
         return pending
 
     def end(self, pending: PendingCall) -> Status:
-        """Wait for it, and deliver its result."""
+        """Wait for ``pending``, and deliver its result."""
         self._go_on()
         call, inner = pending.call, pending.inner
         if pending not in self._pending:
@@ -128,7 +129,7 @@ class Execution:
         return status
 
     def finish(self) -> None:
-        """Wait for all that the function began and did not wait for."""
+        """Wait for all calls and operations that the function began and did not wait for."""
         self._go_on()
         while self._pending:
             self._pending[0].wait()
@@ -143,14 +144,14 @@ class Execution:
         self._go_on()
 
     def failed(self, error: GroupError) -> GroupError:
-        """Note a failure, and have it reported if it is the first; the error to raise."""
+        """Note a failure, and report it if it is the first; returns the error to raise."""
         if self.failure is None:
             self.failure = error
             self._means.failures.report(self.unit, self.session, error)
         return self.failure.afresh()
 
     def settle(self) -> None:
-        """After the group was aborted: see that nothing writes into buffers any more, or give them up."""
+        """After an abort: make sure that nothing writes into the buffers any more, or give them up."""
         threads = self._plane.threads
         deadline = threads.now() + SETTLE
         for inner in self._begun:
@@ -180,7 +181,7 @@ class Execution:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Tell the others that this member waits for them."""
+        """Show the others that this member waits for them."""
         self._plane.computes(self.unit, False)
         try:
             yield
@@ -198,21 +199,21 @@ class Executor:
         self._backup = Backup()
         self._buffers = Buffers()
         self._warned = False
-        """Whether the user was told that nothing is registered."""
+        """True once the log has warned that no state is registered."""
 
     def forget(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self._backup.forget()
         self._buffers = Buffers()
 
     def perform(self, unit: Unit, session: Session) -> bool:
-        """Run the function; whether it came to its end, so that the unit can be committed in ``session``.
+        """Run the function. True if it came to its end, so that the unit can be committed in ``session``.
 
-        False: communication failed, or the session was over; all is as it was on entry. The program's exceptions pass through,
-        after the others were told.
+        False if communication failed, or the session was over; the state is then as on entry. The program's exceptions pass
+        through, after they were reported to the others.
         """
         plane = self._plane
-        plane.data.unfinished()  # in an earlier attempt
+        plane.data.unfinished()  # ends an earlier attempt
         self._undo(unit, "nobody finished it")
         self._keep(unit, session)
         if not plane.begin(session):
@@ -236,7 +237,7 @@ class Executor:
             raise
         finally:
             plane.computes(unit, False)
-            unit.restart(plane.threads.now())  # what is waited for has its deadline from here on
+            unit.restart(plane.threads.now())  # deadlines of waits count from here on
         if execution.failure is None:
             unit.performed(execution.layouts)
             session.agree(execution.expected)
@@ -245,7 +246,7 @@ class Executor:
         return False
 
     def leave(self, unit: Call) -> None:
-        """A call is left by an exception. If it is a unit in doubt, nobody will tell this member whether it was committed."""
+        """An exception ends ``unit``. If it is a unit in doubt, this member will not learn whether it was committed: stop."""
         if isinstance(unit, Unit) and unit.in_doubt and self._plane.finished < unit.number:
             self._failures.stop(Excluded(f"{unit} was left while it was being committed: {_ANEW}"))
             self._undo(unit, "it was left")
@@ -254,7 +255,7 @@ class Executor:
 
     def _keep(self, unit: Unit, session: Session) -> None:
         registered = self._means.registered()
-        if session.group is None:  # there is nobody to lose: nothing is copied
+        if session.group is None:  # no other member can be lost: copy nothing
             if registered is None and not self._warned:
                 self._warned = True
                 text = "execute: no state is registered, so this is refused once another worker has joined: call register_state"
@@ -272,12 +273,12 @@ class Executor:
                 self._plane.changed.notify_all()
 
     def _undo(self, unit: Unit, why: str) -> None:
-        """Return to the state on entry, if it was left."""
+        """Restore the state on entry, if the unit may have changed it."""
         stage = unit.left()
         if stage is UnitStage.READY:
             return
         if unit.kept is None:
-            if stage is UnitStage.PERFORMED:  # alone: nothing was kept, and a function is not run twice on one state
+            if stage is UnitStage.PERFORMED:  # alone, so nothing was kept; and the function must not run twice
                 error = Excluded(f"{unit} could not be committed, and what it did alone cannot be undone: {_ANEW}")
                 self._failures.stop(error)
                 raise error
@@ -302,7 +303,7 @@ class Executor:
             raise StepMismatch(str(failure)) from None
 
     def _give_up(self, unit: Unit, execution: Execution) -> None:
-        """An exception leaves the function: nobody may wait for this member, and its state is that of the last commit again."""
+        """An exception ends the function: make sure that no member waits for this one, and restore the last commit's state."""
         self._failures.abandon()
         execution.settle()
         self._undo(unit, "an exception left it")

@@ -1,6 +1,6 @@
-"""``ft.group`` within a unit: the session's group, which notes where one of the program's own collectives failed.
+"""``ft.group`` within a unit: wraps the session's group, and notes failures of the program's own collectives.
 
-What the program makes of the failure (another exception, or nothing) does not matter then: the unit knows.
+So the unit knows of a failure, whatever the program makes of it (another exception, or nothing).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ...frameworks.base import Group, Operation, Work
 
 
 class GuardedGroup(Group):
-    """One attempt's."""
+    """The guarded group of one attempt."""
 
     def __init__(
         self, group: Group, failed: Callable[[GroupError], GroupError], waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """``failed``: told of a failure; the error to raise. ``waiting``: entered while an operation is waited for."""
+        """``failed``: takes a failure, and returns the error to raise. ``waiting``: entered while waiting for an operation."""
         self.rank, self.size = group.rank, group.size
         self._group = group
         self._failed = failed
         self._waiting = waiting
         self.works: list[Work] = []
-        """Operations whose end the program has not seen."""
+        """Operations for whose end the program has not waited."""
 
     def submit(self, operation: Operation) -> Work:
         """See ``Group``."""
@@ -33,12 +33,12 @@ class GuardedGroup(Group):
         return guarded
 
     def abort(self) -> None:
-        """See ``Group``. The unit is carried out again."""
+        """See ``Group``. The unit is run again."""
         self._group.abort()
         self._failed(GroupError("the program aborted the group"))
 
     def close(self) -> None:
-        """The library's to close: as ``abort``."""
+        """Only the library closes a group: same as ``abort``."""
         self.abort()
 
     def wait(self, guarded: Work, work: Work, timeout: float) -> bool:

@@ -1,10 +1,10 @@
 """Calls within a unit: begun at once, awaited when their results are wanted, or at the unit's end.
 
-Each is a row of operations on buffers of its own. They have to begin with an operation whose size all members know alike
-(see ``attempt``). Outside of units that is the head of the call before. Here several are under way at a time, and a prelude
-for each would make them wait for each other; so the size is that of the call in the same place of the unit before (its
-*script*). In a loop, whose units do the same, nobody waits; who does something else finds out in a prelude, before it sends any
-of it.
+Each call is a row of operations on its own buffers. Its first operation needs a size that all members know (see ``attempt``).
+Outside of units that is the size of the previous call's head. Within a unit several calls are under way at a time, and a
+prelude for each would make them wait for each other. So the size is that of the call in the same place of the previous unit
+(its *script*). In a loop whose units do the same nobody waits. A member that does something else finds out in a prelude, before
+it sends any of its data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class Inner(Attempt):
     """The operations of one call within a unit."""
 
     def begin(self, expected: Layout | None) -> None:
-        """Start them all; ``expected``: what this place of the unit had before, at all members. GroupError if one fails."""
+        """Start all operations. ``expected``: the layout that all members had in this place of the previous unit.
+
+        GroupError if an operation fails.
+        """
         call, session = self._call, self._session
         layout, codec, group = call.layout, session.codec, session.group
         assert group is not None
@@ -44,33 +47,33 @@ class Inner(Attempt):
             self._slots.append(slot)
 
     def end(self) -> Results:
-        """Wait for them. GroupError if one failed."""
+        """Wait for all operations. GroupError if one failed."""
         while self._window:
             self._reap()
         assert self._trailer is not None
         return Results(self._call.number, self._call.layout, self._slots, self._trailer.weight, self._finite)
 
     def free(self, buffers: Buffers) -> None:
-        """The results were read."""
+        """The results were read: give the staging back."""
         buffers.give(self._staging)
 
 
 class Buffers:
-    """Staging for calls within units: each has its own until its result was read. Owned by the training thread."""
+    """Staging for calls within units: each call has its own until its result was read. Owned by the training thread."""
 
     _KEPT = 256
-    """Layouts with idle buffers; a function that never repeats itself fills no memory."""
+    """Number of layouts with idle buffers, so that a function that never repeats itself does not fill the memory."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[bytes, list[Staging]] = defaultdict(list)
 
     def take(self, layout: Layout) -> Staging:
-        """One that nobody uses."""
+        """A staging for ``layout`` that no call uses."""
         idle = self._idle[layout.signature]
         return idle.pop() if idle else Staging(layout, 0)
 
     def give(self, staging: Staging) -> None:
-        """It is in no use any more."""
+        """``staging`` is not in use any more."""
         if len(self._idle) > self._KEPT:
             self._idle.clear()
         self._idle[staging.layout.signature].append(staging)
@@ -80,7 +83,7 @@ class PendingCall:
     """A call within a unit that was begun with ``wait=False``."""
 
     def __init__(self, end: Callable[[PendingCall], Status], call: Call, inner: Inner | None) -> None:
-        """``end``: waits for it, and delivers its result. ``inner``: None where this worker is alone."""
+        """``end``: waits for the call, and delivers its result. ``inner``: None if this worker is alone."""
         self.call = call
         self.inner = inner
         self._end = end
@@ -90,9 +93,9 @@ class PendingCall:
         return f"<{self.call}: {'under way' if self._status is None else self._status.name}>"
 
     def wait(self) -> Status:
-        """Wait for the result; once this has returned it is where it belongs. The end of the unit waits for what nobody has.
+        """Wait for the result, and write it to the call's tensors. The unit's end does so for calls that nobody waited for.
 
-        Raises GroupError where a member was lost: let it pass through, and the function is run again.
+        Raises GroupError if a member was lost: let it pass through, and the function is run again.
         """
         if self._status is None:
             with torch.inference_mode(mode=False), torch.no_grad():

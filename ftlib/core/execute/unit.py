@@ -1,11 +1,12 @@
-"""A unit: a function of the program's that is carried out as one call, by all members or by none (``FTLib.execute``).
+"""A unit: a function of the program that is carried out as one call, by all members or by none (``FTLib.execute``).
 
-For the plane it is one numbered call, laid out like a barrier: its *commit*. The calls that the function makes are operations
-of the unit's session, and have no numbers. A member enters the commit once all that its function began has ended there. So
-whoever finishes it knows that everybody has carried out the whole function, and a survivor that adopts it needs no data.
+For the plane a unit is one numbered call with a barrier's layout: its *commit*. The calls that the function makes are
+operations of the unit's session, and have no numbers. A member enters the commit once all calls that its function began have
+ended there. So a member that finishes the commit knows that all have run the whole function, and a survivor that adopts it
+needs no data.
 
-An attempt that does not come to the commit is undone at once. One that fails in the commit is *in doubt*: the next view says
-whether anybody finished it, and so whether this member keeps what it did or undoes it.
+An attempt that does not reach the commit is undone at once. An attempt that fails in the commit is *in doubt*: the next view's
+plan says whether any member finished the commit, and so whether this member keeps or undoes what the function did.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from ..tensors.layout import Layout
 from .inner import PendingCall
 
 WITHIN = "execute "
-"""How kinds of layouts begin of calls within a unit: they agree with none outside."""
+"""Prefix of the layout kinds of calls within a unit, so that they match no call outside."""
 
 
 class UnitStage(Enum):
-    """Where a unit is at this member."""
+    """The stage of a unit at this member."""
 
     READY = "ready"
-    """The registered state is that on entry."""
+    """The registered state is as on entry."""
     RUNNING = "running"
     """The function is under way."""
     PERFORMED = "performed"
-    """It has ended, and so have the calls that it began: what is left is the commit."""
+    """The function and all calls that it began have ended: only the commit is left."""
 
 
 class Running(Protocol):
-    """What the program's calls see of the attempt at a unit that they are made in (``execution.Execution``)."""
+    """The attempt at a unit, as the calls made within it see it (``execution.Execution``)."""
 
     @property
     def session(self) -> Session:
-        """In which it is."""
+        """The session of the attempt."""
 
     @property
     def group(self) -> Group | None:
-        """For the program's own collectives; None where this worker is alone."""
+        """The group for the program's own collectives; None if this worker is alone."""
 
     def start(self, call: Call) -> PendingCall:
-        """Begin a call of the function's."""
+        """Begin a call that the function makes."""
 
 
 class Unit(Call):
@@ -59,7 +60,7 @@ class Unit(Call):
     changes_state = True
 
     def __init__(self, function: Callable[[], Any], layout: Layout) -> None:
-        """``function``: run in the grad mode of whoever makes the unit. ``layout``: that of the commit."""
+        """``function``: run in the grad and inference modes in which the unit is made. ``layout``: that of the commit."""
         super().__init__(Kind.UNIT, layout, ())
         self._function = function
         self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -69,16 +70,16 @@ class Unit(Call):
         self.kept: Kept | None = None
         """The registered state on entry."""
         self.execution: Running | None = None
-        """While the function is under way."""
+        """The attempt while the function is under way, else None."""
         self.granted = False
-        """Whether one of them granted an optimizer step. However many there are: a unit is one step."""
+        """True if one of the function's calls granted an optimizer step. However many did, a unit is one step."""
 
     @property
     def in_doubt(self) -> bool:
-        """Whether others may have finished it although it is not finished here."""
+        """True if others may have finished the unit although it is not finished here."""
         return self.stage is UnitStage.PERFORMED
 
-    def steps(self, results: Results) -> int:  # noqa: ARG002 - what its calls came to was seen at each of them
+    def steps(self, results: Results) -> int:  # noqa: ARG002 - the results of its calls were seen one by one
         """See ``Call``."""
         return int(self.granted)
 
@@ -87,7 +88,7 @@ class Unit(Call):
         return None if self.kept is None else self.kept.tree
 
     def reloaded(self) -> None:
-        """The registered state was loaded on entry, and nothing is to be undone any more. The function computes on it."""
+        """The registered state was loaded on entry: nothing is left to undo, and the function works on the loaded state."""
         self.kept, self.stage = None, UnitStage.READY
 
     def anew(self) -> None:
@@ -110,21 +111,21 @@ class Unit(Call):
             self.execution = None
 
     def performed(self, layouts: Sequence[Layout]) -> None:
-        """All that the function began has ended; ``layouts``: of the calls that it made."""
-        # They have done the same, and the next unit begins each of its operations as this one did.
+        """The function and all calls that it began have ended; ``layouts``: those of the calls."""
+        # All members made the same calls; the next unit expects each of its calls to begin like this unit's.
         self.stage, self.script = UnitStage.PERFORMED, (*layouts, self.layout)
 
     def left(self) -> UnitStage:
-        """This attempt comes to nothing; the stage that it had reached."""
+        """This attempt failed; returns the stage that it had reached."""
         stage, self.stage = self.stage, UnitStage.READY
         return stage
 
     def keep(self, kept: Kept) -> None:
-        """The registered state on entry. Under the plane's lock."""
+        """Note the registered state on entry. Under the plane's lock."""
         self.kept = kept
 
     def used(self, batches: int) -> None:
-        """A call that the function made uses up so many batches."""
+        """A call that the function made uses up ``batches`` batches."""
         self.batches += batches
 
     def made(self, call: Call, *, applied: bool) -> None:

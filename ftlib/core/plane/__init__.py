@@ -1,1 +1,1 @@
-"""What one member's data plane is doing, and how its group is rebuilt."""
+"""The data plane of one member: its state, its transitions, and how its group is rebuilt."""

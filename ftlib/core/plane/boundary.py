@@ -1,7 +1,7 @@
-"""A call that everybody freezes after, since somebody waits to be let in, or leaves: what the consensus is told then.
+"""A call after which all members freeze, because a joiner waits or a member leaves: the messages to the consensus.
 
-The report for the next view is told along with it, unasked: nothing changes in it any more, and to be asked would take two ways
-between busy processes, which all members wait for.
+The flush report for the next view is sent along, unasked: it cannot change any more, and a request would cost a round trip
+between busy processes, for which all members wait.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["halted"]
 
 
 def halted(plane: Plane, consensus: Consensus, call: Call, session: Session, trailer: Trailer) -> None:
-    """The plane has frozen itself after ``call``, as ``trailer`` asked for. Call it under the plane's lock.
+    """Notify the consensus that the plane froze after ``call``, as ``trailer`` asked. The caller holds the plane's lock.
 
-    The report comes second: until then no view is installed, so what is said of this stop cannot be taken for a later one.
-    Who follows gives none before it is asked: it may have the state in a moment, and the report has to say so.
+    The report is sent second: no view is installed before it, so the boundary cannot be mistaken for a later one. A follower
+    sends no report until it is asked: it may have the state in a moment, and the report has to say so.
     """
     consensus.boundary(call.number, session.members_of(trailer.leaving))
     if not call.foreign:

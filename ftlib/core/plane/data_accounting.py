@@ -1,17 +1,17 @@
-"""What the calls use up of the data: the registered sampler is told of every finished call and view change, in one order.
+"""The data that calls use up: notifies the registered sampler of every finished call and view change, in one order.
 
 The sampler's state is replicated (see ``data.sampling``): a function of the shares in finished calls and of the reports at view
-changes. This is where it learns of them: under the plane's lock, in the very transition in which a call is finished or a view
-becomes active. So a flush report tells what was drawn as of the call that it says was finished.
+changes. The sampler gets them here: under the plane's lock, in the same transition in which a call is finished or a view
+becomes active. So a flush report states what was drawn as of the finished call that the report names.
 
-*Whose state is here.* A founder's is, from the founding view on. A joiner's is once the registered state is: that on entry to a
-call, and it is told what has happened since. Until then it takes part in calls with no share.
+*Who has the sampler's state.* A founder, from the founding view on. A joiner, once it has loaded the registered state as of the
+entry to a call; the events since then are replayed to its sampler. Until then it takes part in calls with no share.
 
 *Which members the first deal is over* depends on the views before the first call, and a member may have missed one of them. So
-each founder's report says which members it believes these are. Where reports differ, all begin again with the newest view.
+each founder's report names the members that it assumes. If the reports differ, all founders begin again with the newest view.
 
-*Founders that register late* are told all that has happened since the founding view, which is little: what was drawn and given
-back before the first step. It is kept for them until then; afterwards only what a state that was just loaded may lack.
+*Founders that register late* get all events since the founding view, which are few: what was drawn and given back before the
+first step. Events are kept for them until then; afterwards only those that a newly loaded state may lack.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .phase import Phase
 __all__ = ["NOTHING", "DataAccounting", "shares_in"]
 
 NOTHING = Share()
-"""Of a member that draws no samples."""
+"""The share of a member that draws no samples."""
 _PATIENT = 3
-"""How often a newcomer waits for the next epoch, where it might do otherwise."""
+"""How often a newcomer waits for the next data epoch although it could come in."""
 _CODE = 4
-"""Bytes in a report that stand for the members of the first deal; zero: no founder's, or a step has been granted."""
+"""Bytes of a report that stand for the members of the first deal; zero: not a founder's, or a step has been granted."""
 _START = -1
-"""Instead of a call's number: the state before the founding view."""
+"""Used as a call's number: the state before the founding view."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Founded:
-    """The members that the first deal is over."""
+    """The members among which the first deal distributes the samples."""
 
     ids: tuple[str, ...]
 
@@ -56,7 +56,7 @@ class _Founded:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A finished call. ``step``: steps granted once it was."""
+    """A finished call. ``step``: steps granted so far, this call's included."""
 
     number: int
     shares: Mapping[str, Share]
@@ -65,7 +65,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """A view that became active once call ``call`` had finished. ``drawn``: what its members reported."""
+    """A view that became active after call ``call`` had finished. ``drawn``: its members' reports."""
 
     call: int
     ids: tuple[str, ...]
@@ -76,7 +76,7 @@ _Event = _Founded | _Done | _Changed
 
 
 class Counts(Protocol):
-    """What the accounts read of the plane that they belong to (see ``Plane``)."""
+    """What ``DataAccounting`` reads of its plane (see ``Plane``)."""
 
     changed: threading.Condition
     phase: Phase
@@ -93,33 +93,34 @@ class Counts(Protocol):
 
 
 class DataAccounting:
-    """One plane's. Takes the plane's lock; the sampler's own is taken within it and never waited for."""
+    """The data accounting of one plane. Takes the plane's lock; within it the sampler's own lock, which is never waited for."""
 
     def __init__(
         self, plane: Counts, former: DataAccounting | None = None, *, rejoins: bool = False, patience: float = 600.0
     ) -> None:
-        """``former``: that of the lifetime before, whose sampler is this one's. ``rejoins``: whether an excluded worker goes on
-        in another lifetime: its loader must not fail meanwhile. ``patience``: seconds that a call may take.
+        """``former``: the accounting of the previous lifetime, whose sampler is taken over. ``rejoins``: True if an excluded
+        worker goes on in another lifetime, so that its loader must not fail meanwhile. ``patience``: seconds that a call may
+        take.
         """
         self._plane = plane
         self.sampler: Sampling | None = None if former is None else former.sampler
-        """The one that is registered. None: nothing is drawn here."""
+        """The registered sampler. None: this member draws no samples."""
         self._rejoins: bool = rejoins or (former is not None and former._rejoins)  # noqa: SLF001 - its like
         self._patience = patience
         self._bound = False
         self._here = False
-        """Whether the sampler's state is the job's, as of the last finished call."""
+        """True while the sampler's state is the job's, as of the last finished call."""
         self._lingered = 0
-        """How often this newcomer could have come in, but for what its loader has drawn ahead."""
+        """How often this newcomer stayed out only because of the samples that its loader has drawn ahead."""
         self._mixed = False
-        """Whether it took part in another call than an average since it came."""
+        """True once this member followed a call that is not an average."""
         self._events: list[_Event] = []
-        """What has happened, in order: what it is kept for says the module."""
+        """Past events, in order; the module's docstring says why they are kept."""
 
     # --- the program ---------------------------------------------------------------------------------------------------
 
     def register(self, sampler: Sampling) -> None:
-        """Deal the samples by ``sampler``. ConfigError where that is too late, or another one is registered."""
+        """Deal the samples by ``sampler``. ConfigError if it is too late, or another sampler is registered."""
         plane = self._plane
         with plane.changed:
             if sampler is self.sampler:
@@ -133,16 +134,16 @@ class DataAccounting:
 
     @property
     def samples(self) -> bool:
-        """Whether a sampler is registered."""
+        """True if a sampler is registered."""
         return self.sampler is not None
 
     @property
     def closing(self) -> bool:
-        """Whether a data epoch is complete, and all go on until their loops end together."""
+        """True while a data epoch is complete, and all members go on until their loops end together."""
         return self.sampler is not None and self.sampler.closing
 
     def settle(self, timeout: float) -> None:
-        """A founder's samples are dealt when this returns, unless no view is active within ``timeout`` seconds."""
+        """Wait until a founder's samples are dealt, which needs an active view; at most ``timeout`` seconds."""
         plane = self._plane
         with plane.changed:
             if self.sampler is not None and plane.founder and plane.step == 0:
@@ -152,16 +153,16 @@ class DataAccounting:
     # --- a call --------------------------------------------------------------------------------------------------------
 
     def entered(self, call: Call) -> None:
-        """A call is entered: until it ends nothing is drawn, if it is the program's."""
+        """A call is entered. If it is the program's, nothing is drawn until it ends."""
         if self.sampler is not None:
             self._bind()
-            if not call.foreign and not call.changes_state:  # a unit's function may draw, and makes the calls that use up
+            if not call.foreign and not call.changes_state:  # a unit's function may draw; its calls use up the samples
                 self.sampler.begin(call.batches)
 
     def weigh(self, call: Call, before: int = 0, former: float | None = None) -> float | None:
-        """Set the weight of an average that counts samples, and return how many it counts.
+        """Set the weight of an average that counts samples, and return that weight.
 
-        ``before``: batches of calls of the same unit before it. ``former``: what the average before it in that unit counts.
+        ``before``: batches of earlier calls of the same unit. ``former``: the weight of the previous average in that unit.
         """
         sampler = self.sampler
         if sampler is None or call.kind is not Kind.AVERAGE:
@@ -174,7 +175,7 @@ class DataAccounting:
         return samples
 
     def share(self, call: Call) -> Share:
-        """What this member's slot says in the attempt that begins. Sets the weight of an average that counts samples."""
+        """This member's share for the trailer of the attempt that begins. Sets the weight of an average that counts samples."""
         with self._plane.changed:
             sampler = self.sampler
             if sampler is None:
@@ -184,15 +185,15 @@ class DataAccounting:
             self._start()
             share = sampler.begin(call.batches)
             self.weigh(call)
-            # A newcomer may yet have to stay out, after the call: what its loader holds are fillers, of which nobody need know.
+            # A newcomer may still have to stay out after the call. Its loader then holds fillers, which no other member counts.
             counts = self._here and (share.samples or not self._plane.newcomer)
             return share if counts else sampler.follow()
 
     def finished(self, call: Call, results: Results) -> bool:
-        """A call has finished here; the plane's counts say so already.
+        """A call has finished here, and the plane's counts include it.
 
-        Whether a newcomer comes in with it: False where it was not the program's, or where the others leave their loop, and
-        this member could not do the same. Then the state that was loaded for it is none any more.
+        False if a newcomer does not come in with this call: the call was not the program's, or the others leave their loop and
+        this member could not do the same. Then the state that was loaded for the call is void.
         """
         plane = self._plane
         done = _Done(call.number, results.shares, plane.step)
@@ -217,7 +218,7 @@ class DataAccounting:
             self.sampler.unfinished()
 
     def passed(self, call: Call) -> None:
-        """The program's call was finished by its deputy, without what it was made from: that is not used up by it."""
+        """The deputy finished the program's call without the program's samples: the call does not use them up."""
         with self._plane.changed:
             if self.sampler is not None:
                 self.sampler.begin(call.batches)
@@ -226,15 +227,15 @@ class DataAccounting:
     # --- the state -----------------------------------------------------------------------------------------------------
 
     def loaded(self) -> None:
-        """Registered state was loaded: within a call that on entry to it, else that of a founder at the start."""
+        """Registered state was loaded: within a call the state on entry to that call, else a founder's initial state."""
         self._replay(_START if self._plane.current is None else self._plane.finished)
 
     def left_behind(self, batches: int) -> bool:
-        """Whether the others leave their loop now, or after the next call, and this member would have to go on with it.
+        """True if the others leave their loop now or after the next call, while this member would have to go on with its own.
 
-        A call has just been finished, and this newcomer could come in with it; the call would use up ``batches`` here. Where
-        that is so every time, as epochs are that short, and the others make nothing but averages, it comes in all the same:
-        averages of fillers do no harm to those of the next epoch.
+        Asked when a call has just finished with which this newcomer could come in; the call would use up ``batches`` here. With
+        very short epochs that is so every time. Then the newcomer comes in after ``_PATIENT`` times all the same, if the others
+        only average: averages of fillers do no harm to those of the next epoch.
         """
         plane = self._plane
         with plane.changed:
@@ -248,7 +249,7 @@ class DataAccounting:
             return lingers
 
     def caught_up(self) -> None:
-        """The state on entry to the call that has just been finished was loaded before it, and is the job's."""
+        """This member loaded the state on entry to the call that has just finished, and that state is the job's."""
         self._replay(self._plane.finished - 1)
 
     def resumed(self) -> None:
@@ -256,24 +257,24 @@ class DataAccounting:
         self._replay(_START)
 
     def lost(self) -> None:
-        """The state that is here is about to be replaced."""
+        """This member's state is about to be replaced."""
         with self._plane.changed:
             self._here = False
 
     # --- a view change -------------------------------------------------------------------------------------------------
 
     def founded(self, ids: Sequence[str]) -> None:
-        """This is a member of the founding view."""
+        """This member is in the founding view, which has the members ``ids``."""
         self._events = [_Founded(tuple(ids))]
 
     def report(self) -> bytes:
-        """For the flush report: which members this founder's first deal is over, and what it has drawn, if anything."""
+        """For the flush report: the members of this founder's first deal, and what it has drawn; empty if it draws nothing."""
         drawn = self.sampler.report() if self.sampler is not None and self._here else b""
         first = self._events[0] if self._events else None
         return first.code + drawn if self._founding and isinstance(first, _Founded) else bytes(_CODE) + drawn if drawn else b""
 
     def activated(self, session: Session) -> None:
-        """A view is active; the plane's counts are those that its plan grants."""
+        """A view is active, and the plane's counts are those of its plan."""
         plane, plan = self._plane, session.plan
         self._here = self._here and plane.origin == plane.authority
         if plane.member_id in plan.blank:
@@ -282,11 +283,11 @@ class DataAccounting:
             return
         last = self._events[-1] if self._events else None
         if isinstance(last, _Changed) and last.call == plan.call:
-            self._events.pop()  # no call has finished in that view, here or elsewhere: it is as if it had not been
+            self._events.pop()  # no call has finished in that view, here or elsewhere: it does not count
         codes = {report[:_CODE] for _, report in plan.drawn} - {bytes(_CODE)}
         drawn = {member_id: report[_CODE:] for member_id, report in plan.drawn if report[_CODE:]}
         differ = plan.call == 0 and len(codes) > 1
-        if not drawn or differ:  # nobody who is left has the state of the data, or not all the same
+        if not drawn or differ:  # no remaining member has the sampler's state, or they differ
             if self._founding:
                 self.founded([member_id for member_id in session.view.ids if member_id not in plan.blank])
                 if self._here:
@@ -306,7 +307,7 @@ class DataAccounting:
         if isinstance(error, JobEnded):
             self.sampler.thawed(None)  # the program's call ends the process
             return
-        late = plane.lag.calls > 0 and plane.leaving()  # its deputy said goodbye: the program's next call ends it
+        late = plane.lag.calls > 0 and plane.leaving()  # its deputy has said goodbye: the program ends at its next call
         if late or (self._rejoins and isinstance(error, Excluded)):
             self.sampler.thawed(None)
         else:
@@ -326,7 +327,7 @@ class DataAccounting:
             self.sampler.bind(self._plane.member_id, patience=self._patience)
 
     def _start(self) -> None:
-        """Where this is a founder whose own initial state is the job's: deal."""
+        """Deal the samples, if this member is a founder whose own initial state is the job's."""
         plane = self._plane
         if not self._here and self._founding and plane.phase is Phase.ACTIVE and plane.origin == plane.authority:
             self._replay(_START)
@@ -348,7 +349,7 @@ class DataAccounting:
         ]
 
     def _replay(self, version: int) -> None:
-        """The sampler has the state on entry to call ``version + 1``: tell it what has happened since."""
+        """The sampler has the state on entry to call ``version + 1``: pass it the events since then."""
         if self.sampler is None:
             return
         self._here = True
@@ -373,7 +374,7 @@ class DataAccounting:
 
 
 def shares_in(by_rank: Sequence[str], trailer: Trailer) -> Mapping[str, Share]:
-    """What every member says in a trailer, by its id; empty where nobody draws samples."""
+    """Every member's share in a trailer, by member id; empty if no member draws samples."""
     if not any(slot.data_epoch for slot in trailer.slots):
         return {}
     return {

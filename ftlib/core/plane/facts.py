@@ -1,4 +1,4 @@
-"""What this worker's data plane can say of itself as plain values: ``FTLib.metrics``, ``/status`` and ``/metrics`` show it."""
+"""The facts about this worker's data plane as plain values, shown by ``FTLib.metrics``, ``/status`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["facts"]
 
 
 def facts(plane: Plane) -> dict[str, Any]:
-    """Counts since the start, and where this worker is. Any thread; waits only for the plane's lock. Times in seconds."""
+    """Counts since the start, and this worker's place. Any thread; waits only for the plane's lock. Times in seconds."""
     counters = plane.counters
     now = plane.threads.now()
     with plane.changed:
@@ -26,7 +26,7 @@ def facts(plane: Plane) -> dict[str, Any]:
         others = () if session is None else [member_id for member_id in session.view.ids if member_id != plane.member_id]
         peers = {}
         for member_id in others:
-            # A new one is known before its first ping has told where it is.
+            # A new member is in the view before its first ping reports its place.
             finished, current = plane.peers.places.get(member_id, (None, None))
             peers[member_id] = {
                 "finished": finished,

@@ -1,6 +1,6 @@
-"""What is done where a call fails: the others are told first, then the group is aborted, so that nobody waits for it.
+"""Handling of failed calls: report the failure first, then abort the group, so that nobody waits for it.
 
-In that order, since an aborted group makes healthy peers look guilty.
+The order matters: errors from an aborted group put the blame on healthy peers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("ftlib")
 
 
 class Failures:
-    """Of the calls of one lifetime. Used by the thread that carries them out."""
+    """Handles the failed calls of one lifetime. Used by the thread that carries out the calls."""
 
     def __init__(self, plane: Plane, consensus: Consensus, rebuilder: Rebuilder) -> None:
         self._plane = plane
@@ -31,9 +31,9 @@ class Failures:
         self._rebuilder = rebuilder
 
     def report(self, call: Call, session: Session, error: GroupError) -> None:
-        """An operation of ``call`` failed in ``session``: tell the others, and abort the group."""
+        """An operation of ``call`` failed in ``session``: report it to the others, and abort the group."""
         plane = self._plane
-        with plane.changed:  # told before anybody can see the freeze: the consensus relies on that order
+        with plane.changed:  # report before any thread can see the freeze: the consensus relies on that order
             first, order = plane.failed(session)
             if first:
                 self._consensus.average_failure(call.number, session.members_of(error.peers))
@@ -46,13 +46,13 @@ class Failures:
                 self.stop(StepMismatch(str(error)))
 
     def withdraw(self, session: Session) -> None:
-        """Nobody was in the call, and nothing failed: a freeze that waited for its end takes place."""
+        """No member was in the call, and nothing failed: carry out a freeze that waited for the call's end, if any."""
         _, order = self._plane.failed(session, begun=False)
         if order is not None:
             self._rebuilder.order(order)
 
     def abandon(self) -> None:
-        """This thread leaves its call by an exception: nobody may wait for it there."""
+        """This thread leaves its call by an exception: make sure that no member waits for it there."""
         plane = self._plane
         with plane.changed:  # see ``report``
             number = plane.finished + 1
@@ -62,7 +62,7 @@ class Failures:
         self._abort(session, order)
 
     def undelivered(self, call: Call, error: BaseException) -> None:
-        """``call`` is left by ``error``. Finished by all, and not delivered here? This member differs from the others then."""
+        """``error`` ends ``call``. If it was finished but not delivered here, this member differs from the others: stop."""
         if self._plane.current is None and 0 < call.number <= self._plane.finished:
             text = f"{call} was finished, but its result could not be delivered here ({type(error).__name__})"
             self.stop(Excluded(f"{text}: start this worker anew, as a joiner"))

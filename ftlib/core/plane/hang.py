@@ -1,6 +1,6 @@
-"""Members that keep the others waiting, in words: those that are slow, and this one if its training thread hangs.
+"""Log messages about members that keep the others waiting: stragglers, and this worker if its training thread hangs.
 
-Only its own process can say where that thread is, and end it.
+Only the worker's own process can show where its training thread is, and end it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["HUNG", "end_hung", "log_stall", "log_stragglers", "stack"]
 logger = logging.getLogger("ftlib")
 
 HUNG = 75
-"""Exit code of a process that ends since its program hangs (EX_TEMPFAIL: try again)."""
+"""Exit code of a process that ends because its program hangs (EX_TEMPFAIL: try again)."""
 _LOOK = 0.2
-"""Seconds between two looks whether the program is back."""
+"""Seconds between two checks whether the program is back."""
 
 
 def stack(plane: Plane) -> str:
-    """Where the training thread is, one line a frame."""
-    frame = sys._current_frames().get(plane.training_thread)  # noqa: SLF001 - there is no other way to see another's stack
+    """The stack of the training thread, one line per frame."""
+    frame = sys._current_frames().get(plane.training_thread)  # noqa: SLF001 - the only way to see another thread's stack
     return "".join(traceback.format_stack(frame)) if frame is not None else "  the thread has ended\n"
 
 
@@ -46,9 +46,9 @@ def log_stall(plane: Plane, call: int, waited: float) -> None:
 
 
 def end_hung(plane: Plane, back: Callable[[], bool], patience: float, end: Callable[[int], object] = os._exit) -> None:
-    """End this process unless ``back()``, the program has come to a call, within ``patience`` seconds. On a thread of its own.
+    """End this process unless ``back()`` (the program has entered a call) within ``patience`` seconds. Has its own thread.
 
-    For a worker that somebody starts anew: the others have given it up, and an exception would never be seen.
+    For a worker with a launcher that restarts it: the others have given it up, and its hanging thread would see no exception.
     """
     until = time.monotonic() + patience
     while not back():
@@ -66,7 +66,7 @@ def end_hung(plane: Plane, back: Callable[[], bool], patience: float, end: Calla
 
 
 def log_stragglers(plane: Plane, session: Session, verdict: Verdict) -> None:
-    """Log who has fallen behind in ``session``, or keeps pace again, and note it for the program."""
+    """Log which members of ``session`` have fallen behind or keep pace again; note stragglers for the program."""
     step_times = plane.step_times
     for member_id, own, median, steps in verdict.fell:
         found = Straggler(member_id, session.name(member_id), session.ranks[member_id], own, median, steps)

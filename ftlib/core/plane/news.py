@@ -1,4 +1,7 @@
-"""Of which views the program is still to be told: each after the first call that was finished in it, alike everywhere."""
+"""The views of which the program is still to be notified.
+
+The notification follows the first call that is finished in the view, at the same point at every member.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ __all__ = ["News"]
 
 
 class News:
-    """Part of the plane, and guarded by its lock. It outlives a lifetime: what was not told yet is told in the next."""
+    """Part of the plane, guarded by the plane's lock. It outlives a lifetime: the next one delivers what is still pending."""
 
     def __init__(self) -> None:
         self.changes: list[View] = []
-        """Activated since the last call that was finished here."""
+        """Views activated since the last call that was finished here."""
         self.due: list[View] = []
-        """In which a call was finished, and of which the program was not told yet."""
+        """Views in which a call was finished, and of which the program was not notified yet."""
         self._before: int | None = None
-        """So many of ``changes`` were active when the others finished the call that is to be adopted."""
+        """How many of ``changes`` were active when the others finished the call that is to be adopted."""
 
     def activated(self, view: View, *, adopts: bool) -> None:
-        """``adopts``: whether this member lacks a call that others finished in a view before."""
+        """``adopts``: True if this member lacks a call that others finished in an earlier view."""
         if not adopts:
             self._before = None
         elif self._before is None:
@@ -32,7 +35,7 @@ class News:
         self.changes.clear()
 
     def adopted(self) -> None:
-        """The result of a call was adopted that was finished in a view before."""
+        """This member adopted the result of a call that was finished in an earlier view."""
         before, self._before = self._before or 0, None
         self.due += self.changes[:before]
         del self.changes[:before]

@@ -1,4 +1,4 @@
-"""Who brought inf or nan into an average that nobody applied: found out and told, here and to the others."""
+"""Finds the members that brought inf or nan into an average that nobody applied; logs them here and at the others."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ logger = logging.getLogger("ftlib")
 
 
 class NonfiniteCheck:
-    """What is known of the call before, where it was vetoed. Owned by the training thread."""
+    """What is known of the previous call, if it was vetoed. Owned by the training thread."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
         self._vetoed = ""
-        """The call before, where nobody has said yet because of whom."""
+        """The previous call, if it was vetoed by members that are not known yet; else empty."""
         self.tainted = False
-        """Whether it was because of this member, which the next call's trailer tells the others."""
+        """True if the veto was caused by this member; the next call's trailer notifies the others."""
         self.asks = False
-        """Whether the next call's trailer tells something of it, here or to the others."""
+        """True if the next call's trailer carries the cause of the veto, to this member or from it."""
 
     def finished(self, session: Session, trailer: Trailer) -> None:
-        """The next call was finished: its trailer tells because of whom."""
+        """The next call was finished: its trailer names the members that caused the veto."""
         self.tainted = self.asks = False
         if self._vetoed:
             self._blame(session.names(session.members_of(trailer.tainted)))
 
     def missed(self) -> None:
-        """The next call's result was adopted: the trailer that would tell was not seen here."""
+        """The next call's result was adopted: this member did not see the trailer that names them."""
         self.tainted, self._vetoed, self.asks = False, "", False
 
     def explain(self, call: Call, session: Session) -> None:
-        """``call`` was vetoed. Only who brought inf or nan can tell where."""
+        """``call`` was vetoed. Only the member that brought inf or nan knows in which tensors."""
         self._plane.counters.vetoed += 1
         spoilt = call.spoilt()
         self.tainted, self.asks = bool(spoilt), True

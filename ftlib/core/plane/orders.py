@@ -1,4 +1,4 @@
-"""What a member's data plane is told to do, and what comes of a finished call."""
+"""An order to a member's data plane, and the outcome of a finished call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["FINISHED", "Finish", "Order"]
 
 
 Order = Freeze
-"""A freeze asked for by the consensus: for the change to ``epoch``, at once or when ``after_call`` has ended."""
+"""A freeze that the consensus orders for the change to ``epoch``, at once or when ``after_call`` has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What a finished call leads to. ``frozen``: its trailer asked for a freeze, which has happened."""
+    """The outcome of a finished call. ``frozen``: its trailer asked for a freeze, which has happened."""
 
     frozen: bool
     order: Order | None
@@ -23,4 +23,4 @@ class Finish:
 
 
 FINISHED = Finish(frozen=False, order=None)
-"""And nothing else: the next call follows."""
+"""The call finished and no freeze followed: the next call can begin."""

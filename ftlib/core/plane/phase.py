@@ -1,4 +1,4 @@
-"""Whether a member averages, and what changes that: the table that the code keeps to, and its diagram is drawn from."""
+"""The phases of a member's data plane, and their transition table, which the code obeys and the diagram is drawn from."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What one member's data plane is doing, and every transition of it. One lock, held for moments; no thread, no I/O here.
+"""The state of one member's data plane, and all its transitions. One lock, held for moments; no thread and no I/O here.
 
 Three threads meet here: the training thread (in a call or outside), the rebuild thread (freeze, install, activate; see
-``rebuild``) and the agent's (progress only). The rule that carries everything: *finish or freeze is one transition*. A call is
-finished under the lock, in the session in which its operations ran, while the phase is ACTIVE; after a freeze nothing finishes.
+``rebuild``) and the agent's (progress only). The central rule: *finish or freeze is one transition*. A call is finished under
+the lock, in the session in which its operations ran, while the phase is ACTIVE; after a freeze nothing finishes.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Plane:
         patience: float = 600.0,
         former: Plane | None = None,
     ) -> None:
-        """``tell``: takes where this member is (finished, current call) once somebody may wait for it; it must be quick.
+        """``tell``: gets this member's place (finished, current call) once another may wait for this member; must be quick.
 
-        ``threads``: also those of whoever meets here. ``job``: for log records. ``leaving``: whether this worker has to go;
-        then nothing that takes long is begun for it. ``rejoins``, ``patience``: see ``DataAccounting``. ``former``: that of the
-        lifetime before, whose counts pass on, and the views of which the program was not told yet.
+        ``threads``: also used by the other threads that meet here. ``job``: for log records. ``leaving``: returns True if this
+        worker has to leave; then nothing that takes long is begun for it. ``rejoins``, ``patience``: see ``DataAccounting``.
+        ``former``: the plane of the previous lifetime, whose counts and pending notifications of views are taken over.
         """
         self.member_id = member_id
         self._tell = tell
@@ -61,12 +61,12 @@ class Plane:
         self.changed = threads.condition()
         self.phase = PLANE.start
         self.error: Exception | None = None
-        """Why STOPPED."""
+        """Why the phase is STOPPED."""
         self.session: Session | None = None
-        """The newest activated one (kept while FROZEN)."""
+        """The newest activated session (kept while FROZEN)."""
         self.finished, self.finished_in = 0, ""
-        """The newest call that was finished, and the view in which it was computed; empty where that was not seen here."""
-        self.step: int = 0 if former is None else former.step  # for who looks before it is admitted: then it is the cluster's
+        """The newest finished call, and the view in which it was computed; empty if this member did not see that view."""
+        self.step: int = 0 if former is None else former.step  # shown before admission only; then it becomes the job's
         self.current: Call | None = None
         self.running: Session | None = None
         """The session in which the training thread has operations under way."""
@@ -74,33 +74,33 @@ class Plane:
         self.founder = False
         self.blank = True
         self.newcomer = False
-        """Whether the program has not finished a call of its own since it was let in, or healed: it may be at another place
-        than the others' programs, until it comes in with a call that is theirs as well."""
+        """True from the admission or healing of this member until its program finishes a call that the others make, too.
+        Until then the program may be at another place than the others' programs."""
         self.origin = ""
         self.authority = ""
-        """The origin that counts in the active session: its plan's, until founders load a checkpoint in it."""
+        """The valid origin in the active session: the plan's, until founders load a checkpoint in the session."""
         self.has_state: bool = former is not None and former.has_state
         self.wished = False
         self.training_thread = threading.get_ident()
-        """Who entered a call last."""
+        """The thread that last entered a call, a deputy's excepted."""
         self.counters: Counters = Counters() if former is None else former.counters
         self.peers = Peers()
         self.recovery: Callable[[], Progress] | None = None
-        """How far this member is with getting the state; None where it does not. Not to be asked under the lock."""
+        """Progress of this member's recovery; None if there is none. Must not be called under the lock."""
         self.lag = Lag()
         """How far the program is behind its deputy."""
         self.trailer: Trailer | None = None
-        """Of the last call that was finished in the active session."""
+        """The trailer of the last call that was finished in the active session."""
         self.step_times = StepTimes() if step_times is None else step_times
         """The members' times outside of calls."""
         self.data: DataAccounting = DataAccounting(
             self, None if former is None else former.data, rejoins=rejoins, patience=patience
         )
-        """What calls use up of the data."""
+        """Accounting of the data that calls use up."""
         self.news: News = News() if former is None else former.news
-        """What the program is to be told of views."""
+        """Pending notifications of views to the program."""
         self._told = (0, 0, False)
-        """Where the others know this member to be: calls finished, the current one, and whether it is busy with it."""
+        """This member's place as last sent to the others: finished calls, the current call, and whether it is busy with it."""
         self._last_signature = b""
         self._order: Order | None = None
         self._reported: tuple[int, bytes] | None = None
@@ -112,11 +112,11 @@ class Plane:
 
     @property
     def level(self) -> bool:
-        """Whether this member has the state that counts in the active session."""
+        """True if this member has the state that is valid in the active session."""
         return self.origin == self.authority and bool(self.authority)
 
     def about(self, event: str, **more: Any) -> dict[str, Any]:
-        """``extra=`` of a log record: what happened in one word, where this worker is, and ``more``."""
+        """``extra=`` of a log record: the event in one word, this worker's place, and ``more``."""
         session = self.session
         return {
             "ftlib_event": event,
@@ -132,7 +132,7 @@ class Plane:
     # --- the training thread -------------------------------------------------------------------------------------------
 
     def enter(self, call: Call) -> None:
-        """The training thread enters a call; it gets its number. The others are told once it waits for them (``tell``)."""
+        """The training thread enters ``call``, which gets its number. ``tell`` notifies the others once it waits for them."""
         with self.changed:
             assert self.current is None, "calls are serialized"
             call.enter(self.finished + 1, self.threads.now())
@@ -144,12 +144,12 @@ class Plane:
             self.changed.notify_all()
 
     def ready(self, min_size: int) -> Session | None:
-        """The session to act in at once, where it has so many members; None where that has to be waited for."""
+        """The active session, if it has at least ``min_size`` members; None if the caller has to wait for one."""
         session = self.session
         return session if self.phase is Phase.ACTIVE and session is not None and session.size >= min_size else None
 
     def tell(self) -> None:
-        """Tell where this member is: it waits in its call, and others may wait for it, or it for them. Under the lock."""
+        """Send this member's place to the others, if it has changed: others may wait for it, or it for them. Under the lock."""
         current, present = self.current, self.current is None or self.current.present
         number = current.number if current is not None and present and not current.computing else 0
         busy = self.running is not None and present
@@ -159,20 +159,20 @@ class Plane:
             self._tell(self.finished, number, busy=busy)
 
     def turn_to(self, call: Call) -> None:
-        """The training thread goes on inside ``call`` instead of another of which nothing is under way, or after it."""
+        """The training thread goes on inside ``call`` instead of, or after, its current call, which has nothing under way."""
         with self.changed:
             assert self.running is None, "calls are serialized"
             self.current = None
             self.enter(call)
 
     def computes(self, call: Call, computing: bool) -> None:
-        """Whether the training thread runs the program's code within ``call``: whoever waits there waits for it."""
+        """``computing``: True while the program's code runs inside ``call``; peers blocked in it then wait for this member."""
         with self.changed:
             call.compute(computing)
             self.tell()
 
     def caught_up(self, origin: str, number: int) -> bool:
-        """The state on entry to call ``number``, which has just been finished, is here; it descends from ``origin``."""
+        """This member has the state on entry to call ``number``, which has just finished; it descends from ``origin``."""
         with self.changed:
             if self.phase is Phase.STOPPED or self.finished != number or self.authority != origin:
                 return False
@@ -182,7 +182,7 @@ class Plane:
             return True
 
     def abandon(self) -> tuple[Session | None, Order | None]:
-        """The training thread leaves its call by an exception. The session to abort where others may wait in it."""
+        """The training thread leaves its call by an exception. Returns the session to abort if others may wait in it."""
         with self.changed:
             session, self.running, self.current = self.running, None, None
             self.data.unfinished()
@@ -194,7 +194,7 @@ class Plane:
             return None, order
 
     def begin(self, session: Session) -> bool:
-        """Operations are about to start in ``session``; False if it is over."""
+        """Operations are about to start in ``session``; False if that session is over."""
         with self.changed:
             if self.phase is not Phase.ACTIVE or self.session is not session:
                 return False
@@ -204,21 +204,21 @@ class Plane:
             return True
 
     def entered(self) -> None:
-        """An operation of the current call has finished, so nobody needs the results of the one before."""
+        """An operation of the current call has finished, so no member needs the previous call's results."""
         with self.changed:
             self.results = None
             if self.current is not None and not self.current.present:
                 self.present()
 
     def present(self) -> None:
-        """The others may know that this member is in its call."""
+        """Allow the others to know that this member is in its call."""
         with self.changed:
             if self.current is not None and not self.current.present:
                 self.current.show()
                 self.tell()
 
     def finish(self, session: Session, call: Call, trailer: Trailer, results: Results) -> Finish | None:
-        """Finish ``call``, unless there was a freeze meanwhile (None: redo it in the next session)."""
+        """Finish ``call``, unless there was a freeze meanwhile (None: redo the call in the next session)."""
         with self.changed:
             self.running = None
             order, self._order = self._order, None
@@ -250,9 +250,10 @@ class Plane:
             return True
 
     def failed(self, session: Session, *, begun: bool = True) -> tuple[bool, Order | None]:
-        """An operation failed in ``session``. Whether this member is the first to know (nothing had frozen it yet).
+        """An operation failed in ``session``. True if nothing had frozen this member before; and a freeze that had waited.
 
-        ``begun``: False where nothing failed, but nobody was in the call: only a freeze that waited for its end takes place.
+        ``begun``: False if nothing failed but no member was in the call: then the plane freezes only if a freeze has waited for
+        the call's end.
         """
         with self.changed:
             self.running = None
@@ -264,7 +265,7 @@ class Plane:
             return first, order
 
     def loaded(self, session: Session, origin: str) -> bool:
-        """Registered state was loaded that descends from ``origin``; False, and forgotten, if the session ended meanwhile."""
+        """Registered state was loaded that descends from ``origin``; False, without effect, if the session ended meanwhile."""
         with self.changed:
             if not self._acting_in(session):
                 return False
@@ -274,9 +275,9 @@ class Plane:
             return True
 
     def resumed(self, session: Session, origin: str, step: int) -> bool:
-        """A founder loaded a checkpoint of ``step``, as all in ``session`` do; their common state is called ``origin``.
+        """A founder loaded a checkpoint of ``step``, as all members of ``session`` do; their common state is named ``origin``.
 
-        False if the session ended meanwhile: then this member has a state that the others may not have.
+        False if the session ended meanwhile: then the others may not have this member's state.
         """
         with self.changed:
             acting = self._acting_in(session)
@@ -289,31 +290,31 @@ class Plane:
             return acting
 
     def acting_in(self, session: Session) -> bool:
-        """Whether ``session`` is the active one."""
+        """True if ``session`` is the active session."""
         with self.changed:
             return self._acting_in(session)
 
     def newest_is(self, session: Session) -> bool:
-        """Whether no other has been activated since, frozen or not."""
+        """True if ``session`` is the last activated one, frozen or not."""
         with self.changed:
             return self.session is session and self.phase is not Phase.STOPPED
 
     def wait_end(self, session: Session, timeout: float) -> None:
-        """Wait until ``session`` is no longer the active one, at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds until ``session`` is no longer active."""
         with self.changed:
             self.changed.wait_for(lambda: not self._acting_in(session), timeout)
 
     def in_call(self, number: int) -> bool:
-        """Whether the training thread is inside call ``number``: unless that changes it, the state is what it was on entry."""
+        """True if the training thread is inside call ``number``: unless the call changes the state, it is as on entry."""
         with self.changed:
             return self.current is not None and self.current.number == number and not self.current.stand_in
 
     # --- the rebuild thread --------------------------------------------------------------------------------------------
 
     def freeze(self, order: Order) -> tuple[bytes, Session | None] | None:
-        """Freeze as ordered: the flush report, and the session whose group has to be aborted before sending it.
+        """Freeze as ordered. Returns the flush report, and the session whose group must be aborted before it is sent.
 
-        None: stale, or the answer comes when the call in progress has ended.
+        None if the order is stale, or if it waits for the end of the call in progress.
         """
         with self.changed:
             if self.phase is Phase.STOPPED:
@@ -322,7 +323,7 @@ class Plane:
                 return (self._reported[1], None) if order.epoch == self._reported[0] else None
             if self.session is not None and order.epoch <= self.session.view.epoch:
                 return None
-            if order.epoch == 2 and self.session is None:  # asked as a member of the first view, whose install got lost
+            if order.epoch == 2 and self.session is None:  # a member of the first view, whose install got lost
                 self._found()
             if self.phase is Phase.ACTIVE and self._ends_with(order.after_call):
                 self._order = order
@@ -335,7 +336,7 @@ class Plane:
             return report, abort
 
     def installing(self, view: View) -> bool:
-        """Whether building for ``view`` makes sense; the phase can no longer be ACTIVE then."""
+        """True if a group is to be built for ``view``; the phase is not ACTIVE any more then."""
         with self.changed:
             if self.phase is Phase.STOPPED or (self.session is not None and view.epoch <= self.session.view.epoch):
                 return False
@@ -349,7 +350,7 @@ class Plane:
             return True
 
     def activate(self, session: Session) -> bool:
-        """Act in ``session`` from now on; False if it is stale."""
+        """Make ``session`` the active one; False if it is stale."""
         plan = session.plan
         with self.changed:
             if self.phase is Phase.STOPPED or self.phase is Phase.ACTIVE:
@@ -362,7 +363,7 @@ class Plane:
                 self._last_signature = b""
             if plan.donor_of(self.member_id) is None:
                 if self.blank and self.finished != plan.call:
-                    self.origin = ""  # it is behind, or what was loaded belonged to a call that nobody alive has finished
+                    self.origin = ""  # behind, or the loaded state belongs to a call that no remaining member finished
                 self.finished_in = self.finished_in if self.finished == plan.call else ""
                 self.finished, self.step = plan.call, plan.step
                 if self.current is not None:
@@ -386,7 +387,7 @@ class Plane:
             return True
 
     def stop(self, error: Exception) -> Group | None:
-        """This lifetime is over; the group to abort. The first reason stays."""
+        """End this lifetime; returns the group to abort. The first reason to stop is kept."""
         with self.changed:
             if self.phase is Phase.STOPPED:
                 return None
@@ -404,24 +405,24 @@ class Plane:
             self.has_state = True
 
     def wish(self, wanted: bool) -> None:
-        """Whether somebody waits to be let in, so that everybody freezes after a call."""
+        """``wanted``: True while a joiner waits for admission, so that all members freeze after a call."""
         with self.changed:
             self.wished = wanted
             if wanted:
-                self.tell()  # it waits for the end of operations that are under way
+                self.tell()  # the joiner waits for the end of operations under way
 
     def recovers(self, progress: Callable[[], Progress] | None) -> None:
-        """Whether this member gets the state beside the others' training, and how far that is."""
+        """``progress``: that of the recovery that runs beside the others' training; None if there is none."""
         self.recovery = progress
 
     def forget(self) -> None:
-        """Let go of the results: no call is carried out here any more."""
+        """Drop the last results: no call is carried out here any more."""
         self.results = None
 
     # --- the agent's thread --------------------------------------------------------------------------------------------
 
     def peer_progress(self, member_id: str, finished: int, current: int) -> None:
-        """Note where another member is."""
+        """Note another member's place."""
         with self.changed:
             self.peers.note(member_id, (finished, current), self.threads.now())
 
@@ -431,7 +432,7 @@ class Plane:
         return self.phase is Phase.ACTIVE and self.session is session
 
     def _ends_with(self, call: int | None) -> bool:
-        """Whether operations of ``call`` or an earlier one are under way, or what a single member cannot undo."""
+        """True if operations of ``call`` or an earlier one run, or a change of state that a lone member cannot undo."""
         current = None if self.running is None else self.current
         alone = self.session is not None and self.session.group is None
         return current is not None and ((alone and current.changes_state) or (call is not None and current.number <= call))
@@ -458,13 +459,13 @@ class Plane:
         self.step += granted
         if call.stand_in:
             self.lag.grow(granted)
-        # Where nobody draws samples there is nothing to note, but for who is new and has to come in.
+        # If no member draws samples there is nothing to note, except at a newcomer, which still has to come in.
         accounts = self.data.sampler is not None or results.shares or self.newcomer
         came_in = self.data.finished(call, results) if accounts else True
         if self.newcomer:
             self.newcomer = call.foreign or not came_in
             if self.newcomer:
-                self.origin = ""  # what was loaded was the state on entry to that call
+                self.origin = ""  # the loaded state was the one on entry to that call
 
     def _report(self) -> Report:
         calls = (self.finished, self.current.number if self.current else 0, self.step)

@@ -1,4 +1,4 @@
-"""How far members are: the others in their calls, and a joiner with the state, for the person who waits."""
+"""Progress of members: the others' places in their calls, and a joiner's recovery in words for the person who waits."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["Peers", "Progress", "told"]
 
 
 class Peers:
-    """Where the other members are, as their pings told. Part of the plane, and guarded by its lock."""
+    """The other members' places, from their pings. Part of the plane, guarded by the plane's lock."""
 
     def __init__(self) -> None:
         self.places: dict[str, tuple[int, int]] = {}
         """(finished, current) by member id."""
         self.changes: dict[str, float] = {}
-        """When that changed last (seconds on the plane's clock)."""
+        """When a member's place changed last, by member id (seconds on the plane's clock)."""
 
     def note(self, member_id: str, place: tuple[int, int], now: float) -> None:
-        """One of them has told."""
+        """A member has sent its place."""
         if self.places.get(member_id) != place:
             self.places[member_id] = place
             self.changes[member_id] = now
 
     def keep(self, ids: Container[str]) -> None:
-        """Forget all others."""
+        """Forget all members that are not in ``ids``."""
         self.places = {member_id: place for member_id, place in self.places.items() if member_id in ids}
         self.changes = {member_id: since for member_id, since in self.changes.items() if member_id in ids}
 
@@ -37,27 +37,27 @@ class Progress:
     """A moment of a recovery. Bytes, bytes a second, seconds."""
 
     total: int
-    """0 where it is not known yet."""
+    """0 while it is unknown."""
     got: int
     rate: float
-    """Over the last seconds; 0 where nothing arrived."""
+    """Over the last seconds; 0 if nothing arrived."""
     left: float | None
-    """Seconds until all has arrived, at that rate; None where nobody can say."""
+    """Seconds until all has arrived, at that rate; None if unknown."""
     pending: int
     """Averages that wait to be replayed."""
     braking: bool
-    """Whether the others wait for this member: for all of the state, or since it cannot hold more averages or keep pace."""
+    """True while the others wait for this member: for all of the state, or as it cannot hold more averages or keep pace."""
     replayed: int = 0
-    """Averages that were."""
+    """Averages that were replayed."""
     seconds: float = 0.0
-    """Since it began."""
+    """Since the recovery began."""
 
     def __str__(self) -> str:
         return told(asdict(self))
 
 
 def told(progress: Mapping[str, Any]) -> str:
-    """A ``Progress`` as plain values, in words; KeyError or TypeError where it is none."""
+    """A ``Progress``, given as plain values, in words; KeyError or TypeError if ``progress`` is no such thing."""
     return "; ".join(_parts(progress))
 
 

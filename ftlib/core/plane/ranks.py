@@ -1,4 +1,4 @@
-"""From an agreed member list to ranks. Seniority order, so survivors keep their order and outrank joiners."""
+"""Ranks from an agreed member list, in seniority order: survivors keep their order, joiners come after them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the consensus orders of the data plane is carried out here, off the training thread.
+"""Carries out the orders of the consensus to the data plane, off the training thread.
 
-The agent's thread freezes and reports; whatever takes longer it leaves to the rebuild thread, in order: build the group of a
-view and say ready, activate it, and start donations.
+The agent's thread freezes and reports. Longer work runs in order on the rebuild thread: build the group of a view and send
+ready, activate the view, and start donations.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Build = Callable[[View], tuple[Mapping[str, int], Group | None]]
 
 
 class RebuildError(FTLibError):
-    """A group could not be built. ``suspects``: member ids that it may be because of."""
+    """A group could not be built. ``suspects``: ids of the members that may have caused it."""
 
     def __init__(self, text: str, suspects: Sequence[str] = ()) -> None:
         super().__init__(text)
@@ -60,7 +60,7 @@ _CAUSES = {
 }
 _END = None
 _ALL = sys.maxsize
-"""No epoch is as late."""
+"""Later than any epoch."""
 _Item = Installed | Expected | Activated | Stopped | None
 
 
@@ -78,9 +78,9 @@ class Rebuilder:
         facts: Callable[[], Mapping[str, Any]] = dict,
         given_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """``build``: ``Lifetime._rebuild``. ``prepare``: begins to build what ``build`` may be asked for, and returns at once.
-        ``activated``: told of every view acted in; must return at once. ``facts``: for ``DataPlane.facts``.
-        ``given_up``: told that the others have given this worker up, as its program hangs; must return at once.
+        """``build``: ``Lifetime._rebuild``. ``prepare``: begins a build that ``build`` may be asked for; returns at once.
+        ``activated``: called with every activated view; must return at once. ``facts``: for ``DataPlane.facts``.
+        ``given_up``: called when the others have given up this worker because its program hangs; must return at once.
         """
         self._plane = plane
         self._consensus = consensus
@@ -93,24 +93,24 @@ class Rebuilder:
         self._items: SimpleQueue[_Item] = plane.threads.queue()
         self._thread = plane.threads.thread(self._run, "ftlib-rebuild")
         self._wanted = 0
-        """Newest epoch that a freeze was asked for. Guarded by the plane's lock."""
-        # The rebuild thread's own:
+        """Newest epoch for which a freeze was ordered. Guarded by the plane's lock."""
+        # Used by the rebuild thread only:
         self._newest = 0
-        """Newest epoch whose group was asked for."""
+        """Newest epoch for which a group was ordered."""
         self._built: Session | None = None
         self._group: Group | None = None
         self._donations: list[Work] = []
         self._ended_unacted = False
-        """Whether a member's part was found to have ended as its program had, and no view without it was activated here."""
+        """True after a member left because its program had ended, until the view without that member is activated here."""
         self._ended_after = -1
-        """The newest call when a member's part was last found to have ended as its program had; -1: there was none."""
+        """The newest call when a member last left because its program had ended; -1: none has."""
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """End the thread and give the group back. Idempotent."""
+        """End the thread, which closes the group. Idempotent."""
         self._framework.cancel(_ALL)
         self._items.put(_END)
         if self._thread.ident is not None and self._thread is not self._plane.threads.current():
@@ -123,7 +123,7 @@ class Rebuilder:
     # --- DataPlane, on the agent's thread ------------------------------------------------------------------------------
 
     def handle(self, order: Order) -> None:
-        """See ``DataPlane``. A freeze takes place here: nobody is to wait for a build that it makes pointless."""
+        """See ``DataPlane``. A freeze takes place on this thread: it must not wait for a build that it makes useless."""
         match order:
             case Freeze(epoch, _):
                 with self._plane.changed:
@@ -184,7 +184,7 @@ class Rebuilder:
         self._consensus.flushed(order.epoch, report)
 
     def _expect(self, view: View) -> None:
-        """Have the group of ``view`` built ahead, beside whatever goes on."""
+        """Begin to build the group of ``view`` ahead, while the current session goes on."""
         with self._plane.changed:
             session, phase = self._plane.session, self._plane.phase
             newest = 0 if session is None else session.view.epoch
@@ -192,7 +192,7 @@ class Rebuilder:
         if wanted and view.epoch > max(newest, self._newest):
             try:
                 self._prepare(view)
-            except Exception as error:  # noqa: BLE001 - it was a hint: what is wrong is found again where it matters, and said
+            except Exception as error:  # noqa: BLE001 - only a hint: the real build meets the error again, and reports it
                 logger.debug("nothing is built ahead for %s: %r", view, error, extra=self._plane.about("not_built_ahead"))
 
     def _install(self, view: View, reports: Mapping[str, bytes]) -> None:
@@ -207,23 +207,23 @@ class Rebuilder:
         try:
             chosen = plan(view, reports)
             if len(view) == 1:
-                self._framework.cancel(view.epoch + 1)  # what was built ahead with others, who are gone
+                self._framework.cancel(view.epoch + 1)  # a group built ahead with others, which are gone
             ranks, self._group = self._build(view)
             self._built = Session(view, chosen, self._plane.member_id, ranks, self._group)
-        except Exception as error:  # noqa: BLE001 - whatever it is: this member has no group, and says so
+        except Exception as error:  # noqa: BLE001 - after any error this member has no group, and reports it
             self._failed(view, error)
             return
         built = self._plane.threads.now() - began
         extra = self._plane.about("built", view_id=view.view_id, build_seconds=built)
         logger.debug("group of %s built in %.1f ms", view, built * 1e3, extra=extra)
-        with self._plane.changed:  # or a freeze for the next change might be answered before
+        with self._plane.changed:  # or the answer to the next change's freeze might come first
             if self._wanted <= view.epoch:
                 self._consensus.ready(view.view_id)
 
     def _failed(self, view: View, error: Exception) -> None:
-        """A failed rebuild is never a success: a new epoch is needed, and whoever did not come is looked at."""
+        """A failed rebuild is never a success: report it, so that a new epoch comes and the missing members are checked."""
         self._plane.counters.rebuild_failures += 1
-        text = str(error)  # the error itself holds frames, and a handler may keep what it is given
+        text = str(error)  # not the error, which holds frames: a log handler may keep its arguments
         with self._plane.changed:
             superseded = self._wanted > view.epoch
         if superseded:
@@ -242,7 +242,7 @@ class Rebuilder:
         fault = session.plan.fault
         if fault is not None and self._plane.member_id in fault.blamed:
             lost, call = fault.kind is FaultKind.STATE_LOST, self._plane.current
-            if lost and (self._ended_unacted or self._ended_after >= self._plane.finished):  # it may lack that call itself
+            if lost and (self._ended_unacted or self._ended_after >= self._plane.finished):  # it may lack that call, too
                 self._stop(errors.JobEnded("the members that held the state have left, as their programs have ended"))
                 self._consensus.leave()
                 return
@@ -250,10 +250,10 @@ class Rebuilder:
             self._stop((errors.StateLost if lost else errors.StepMismatch)(fault.text + entered))
             self._consensus.leave()
             return
-        behind = session.plan.call - self._plane.finished  # frozen: it stays so
+        behind = session.plan.call - self._plane.finished  # stays as it is while frozen
         if not self._plane.activate(session):
             return
-        if self._ended_unacted:  # what it had at its end is all that there is, until another call finishes
+        if self._ended_unacted:  # no newer state than the ended member's exists until another call finishes
             self._ended_after, self._ended_unacted = session.plan.call, False
         self._log(old, session)
         if self._plane.member_id in session.plan.healed:
@@ -269,7 +269,7 @@ class Rebuilder:
             self._plane.counters.donated += 1
 
     def _log(self, old: Session | None, new: Session) -> None:
-        """The one INFO line of a view change: who and why, how many are left, how long it took, who drove it."""
+        """Log the one INFO line of a view change: which members, why, the new size, the pause, and the driver."""
         before = set(old.view.ids) if old is not None else set()
         removed = [] if old is None else [member_id for member_id in old.view.ids if member_id not in new.view]
         joined = [member_id for member_id in new.view.ids if member_id not in before]
@@ -296,7 +296,7 @@ class Rebuilder:
         logger.info(text, new.view.epoch, why, size, new.rank, pause * 1e3, waited, led, extra=extra)
 
     def _why(self, member_id: str, old: Session) -> str:
-        """In a few words: what became of it, what was found, and by whom where that was another worker."""
+        """In a few words why the member is gone: the cause, the finding, and the worker that found it, if another one."""
         reason = self._consensus.why(member_id)
         if reason is None:
             return "gone"
@@ -317,7 +317,7 @@ class Rebuilder:
 
     def _stop(self, error: Exception) -> None:
         self._plane.stop(error)
-        # Who leaves after a call keeps its group until it closes: a slow peer may still be reading that call's last bytes.
+        # A member that leaves after a call keeps its group until it closes: a slow peer may still read that call's last bytes.
         if self._group is not None and (self._plane.running is not None or not isinstance(error, LeftError)):
             self._group.abort()
 
@@ -331,9 +331,9 @@ class Rebuilder:
 
 
 def translated(error: StoppedError) -> Exception:
-    """The consensus's reason to stop as an error of this package; whatever else it is, the others go on without this worker.
+    """The consensus's reason to stop as an error of this package; Excluded for an unknown one: the others go on without us.
 
-    Where a store was wiped nobody goes on: there is nothing to rejoin.
+    After a wiped store no member goes on, so there is nothing to rejoin: that is QuorumLost.
     """
     names = {"ExcludedError": errors.Excluded, "QuorumLostError": errors.QuorumLost, "JoinError": errors.JoinError}
     names |= {"StoreWipedError": errors.QuorumLost, "JobEndedError": errors.JobEnded}

@@ -1,10 +1,10 @@
-"""How long each member is outside of calls, as slots tell it, and who falls behind.
+"""How long each member is outside of calls, according to the slots of a trailer, and which members fall behind.
 
-A slot says in one byte how long its rank was outside of calls before this one: forward, backward, optimizer, data. The code is
-logarithmic: 1 stands for up to 100 us, each further one for 9 % more, 255 for about 90 hours; 0 says nothing.
+A slot holds in one byte how long its rank was outside of calls before this one: forward, backward, optimizer, data. The code is
+logarithmic: 1 stands for up to 100 us, each further code for 9 % more, 255 for about 90 hours; 0 means unknown.
 
-Between two averages there may be calls of little meaning (a barrier, the mean of a loss), and some programs average layer by
-layer. So times are added up until an average before which somebody worked for ``LEAST``: that is a *step* here.
+Between two averages there may be minor calls (a barrier, the mean of a loss), and some programs average layer by layer. So
+times are added up until an average before which some member worked for ``LEAST`` seconds: that is a *step* here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 __all__ = ["LEAST", "QUIET", "WINDOW", "StepTimes", "Straggler", "Verdict", "coded", "seconds"]
 
 LEAST = 0.001
-"""Seconds below which times are not compared: that is what a scheduler makes of equal work."""
+"""Seconds below which times are not compared: scheduling alone makes equal work differ by as much."""
 WINDOW = 64
-"""Steps of which the times are kept."""
+"""Number of steps whose times are kept."""
 _FINEST = 1e-4
 _RATIO = 1.09
 _PER_E = 1.0 / math.log(_RATIO)
@@ -29,42 +29,42 @@ _SECONDS = (0.0, *(_FINEST * _RATIO**power for power in range(255)))
 
 
 def coded(duration: float) -> int:
-    """The code of so many seconds, 1 to 255."""
+    """The code of ``duration`` seconds, 1 to 255."""
     if duration <= _FINEST:
         return 1
     return min(255, 1 + round(math.log(duration / _FINEST) * _PER_E))
 
 
 def seconds(code: int) -> float:
-    """What a code stands for; 0.0 for 0, which says nothing."""
+    """The seconds that a code stands for; 0.0 for code 0 (unknown)."""
     return _SECONDS[code]
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A member that is slower than the others, as it is in the step that was finished last."""
+    """A member that is slower than the others, with its figures in the last finished step."""
 
     member: str
-    """Its id."""
+    """The member's id."""
     name: str
-    """How logs call it."""
+    """The member's name in logs."""
     rank: int
     seconds: float
-    """How long it was outside of calls in that step."""
+    """Time that the member spent outside of calls in that step."""
     median: float
-    """The median of the others."""
+    """The others' median of that time, in seconds."""
     steps: int
-    """In a row, this one included."""
+    """Number of slow steps in a row, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a step has shown."""
+    """The findings of one step."""
 
     fell: Sequence[tuple[str, float, float, int]] = ()
     """New stragglers: id, time and the others' median of this step, steps in a row."""
     recovered: Sequence[str] = ()
-    """Who keeps pace again."""
+    """Ids of the members that keep pace again."""
 
 
 QUIET = Verdict()
@@ -72,28 +72,28 @@ QUIET = Verdict()
 
 @dataclass(slots=True)
 class _Row:
-    """Steps in a row of one member."""
+    """One member's slow or quick steps in a row."""
 
     slow: int = 0
     calm: int = 0
-    """Not slow, since it was told of."""
+    """Steps in a row that were not slow."""
     told: bool = False
 
 
 class StepTimes:
-    """Of one lifetime. The training thread's, but for ``facts``, which reads whole objects only."""
+    """The step times of one lifetime. Used by the training thread only, except ``facts``, which reads whole objects only."""
 
     def __init__(self, factor: float = 2.0, steps: int = 10) -> None:
         """A member is a straggler that takes more than ``factor`` times the others' median for ``steps`` steps in a row."""
         self.busy = 0
-        """The code of how long this member was outside of calls before the call in progress."""
+        """The code of the time that this member spent outside of calls before the call in progress."""
         self.fallen: list[Straggler] = []
-        """Those of which the program was not told yet."""
+        """Stragglers of which the program was not notified yet."""
         self._factor = factor
         self._steps = steps
         self._left: float | None = None
         self._averages = False
-        """Whether this program averages: then nothing else ends a step."""
+        """True once this program has averaged: from then on only an average ends a step."""
         self._by_rank: tuple[str, ...] = ()
         self._sums: list[float] | None = None
         """Seconds since the last step, by rank."""
@@ -107,17 +107,17 @@ class StepTimes:
         self.busy = 0 if self._left is None else coded(now - self._left)
 
     def unknown(self) -> None:
-        """The way to this call says nothing of this member's pace."""
+        """Mark the time before this call as unknown: it does not show this member's pace."""
         self.busy = 0
 
     def left(self, now: float) -> None:
-        """It has ended."""
+        """The call has ended."""
         self._left = now
 
     # --- everybody's ---------------------------------------------------------------------------------------------------
 
     def note(self, by_rank: tuple[str, ...], codes: bytes, *, average: bool) -> Verdict:
-        """A call was finished, before which the members took so long. ``average``: whether it was one."""
+        """A call was finished; ``codes``: the members' times before it, by rank. ``average``: True if it was an average."""
         if by_rank is not self._by_rank:
             self._changed(by_rank)
         self._averages = self._averages or average
@@ -134,15 +134,15 @@ class StepTimes:
         return self._judged(self._slow(times))
 
     def _even(self, times: list[float]) -> bool:
-        """Whether nobody is slow, found with little effort; nor is anybody who says nothing."""
+        """A cheap check: True only if no member is slow. Members with unknown time are not slow."""
         if len(times) == 1:
             return True
-        # The others' median is at least this, whoever is left out.
+        # The others' median is at least this, whichever member is left out.
         least = max(LEAST, sorted(times)[len(times) // 2 - 1])
         return max(times) <= self._factor * least
 
     def _slow(self, times: list[float]) -> dict[str, tuple[float, float]]:
-        """Time and others' median of each member that is slow in this step. Zeros say nothing."""
+        """Time and the others' median of each member that is slow in this step. Zeros are unknown times."""
         known = {rank: time for rank, time in enumerate(times) if time}
         found = {}
         for rank, time in known.items():
@@ -164,7 +164,7 @@ class StepTimes:
         for member_id in self._rows.keys() - slow.keys() - silent:
             row = self._rows[member_id]
             row.slow, row.calm = 0, row.calm + 1
-            if not row.told or row.calm >= self._steps:  # not after one quick step: who is at the limit is told of once
+            if not row.told or row.calm >= self._steps:  # not after one quick step: one report for a member at the limit
                 recovered += [member_id] if row.told else []
                 del self._rows[member_id]
         return Verdict(fell, recovered)
@@ -174,7 +174,7 @@ class StepTimes:
 
         Any thread.
         """
-        recent = list(self._recent.copy())  # a copy in one go: the training thread may append meanwhile
+        recent = list(self._recent.copy())  # one atomic copy: the training thread may append meanwhile
         if not recent:
             return {}
         by_rank, newest = recent[-1]

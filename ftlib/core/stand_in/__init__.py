@@ -1,1 +1,1 @@
-"""Backup workers: who takes part in the others' calls while a program is late."""
+"""Backup workers: a deputy takes part in the others' calls while a program is late."""

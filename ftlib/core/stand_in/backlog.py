@@ -1,9 +1,9 @@
-"""The calls that a late program missed: kept by its deputy, and taken over by the program in its next call.
+"""The calls that a late program missed: its deputy keeps them, and the program takes them over in its next call.
 
-What the others did meanwhile were steps, each of the same calls in the same order (see ``pattern``). Of all whole steps but the
-last the program takes over the averages only: they are applied as a joiner replays them, with the same bits. The first call of
-the last step becomes the program's own, and its further calls get the further results, until none is left: so the program,
-which missed steps but no part of one, is where the others are.
+Meanwhile the others did steps, each of the same calls in the same order (see ``pattern``). Of all steps but the last, the
+program takes over only the averages: they are applied as a joiner replays them, with the same bits. The first call of the last
+step becomes the program's own call, and its further calls get the further results, until none is left. So the program missed
+whole steps only, and is at the others' place.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class _Entry:
 
     results: Results
     granted: int
-    """Steps that it granted."""
+    """Steps that the call granted."""
     views: tuple[View, ...]
-    """Of which it was the first call: the program is told of them before it is applied."""
+    """Views whose first call it was: the program is notified of them before the call's result is applied."""
 
 
 class Backlog:
-    """Of one program, in one lifetime. Used in its turn only."""
+    """The backlog of one program in one lifetime. Used in the program's turn only."""
 
     def __init__(
         self, plane: Plane, registered: Callable[[], Registered | None], limit: int, tell: Callable[[View], None]
     ) -> None:
-        """``limit``: bytes of results that may be kept. ``tell``: runs the program's callbacks of a view."""
+        """``limit``: bytes of results that may be kept. ``tell``: runs the program's callbacks for a view."""
         self._plane = plane
         self._registered = registered
         self._limit = limit
@@ -50,30 +50,30 @@ class Backlog:
         self._step: tuple[Layout, ...] = ()
         """The calls of a step."""
         self._regular = 0
-        """So many entries, from the first, are of such steps."""
+        """Number of entries, from the first on, that belong to such steps."""
         self._nbytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def begin(self, step: Sequence[Layout]) -> None:
-        """The program is late for a step, which nobody has begun."""
+        """The program is late for a step, no part of which it has begun."""
         assert not self._entries, "what was missed before has been taken over"
         self._step, self._regular = tuple(step), 0
 
     @property
     def open(self) -> bool:
-        """Whether the next call may be missed as well: all so far were those of the program's steps."""
+        """True if the program may miss the next call as well: all missed calls belong to steps like the program's."""
         return self._regular == len(self._entries) and bool(self._step)
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for the results of another call."""
+        """True if there is no room for the results of another call."""
         following = self._step[len(self._entries) % len(self._step)]
         return self._nbytes > 0 and self._nbytes + following.nbytes > self._limit
 
     def keep(self, results: Results, granted: int) -> None:
-        """The deputy finished a call; the slots of ``results`` are this object's from now on."""
+        """The deputy finished a call; the backlog owns the slots of ``results`` from now on."""
         index = len(self._entries)
         expected = self._step[index % len(self._step)]
         if self.open and results.layout.signature == expected.signature:
@@ -87,16 +87,17 @@ class Backlog:
         self._nbytes += results.layout.nbytes
 
     def clear(self) -> None:
-        """Nobody will take over what is here."""
+        """Drop all entries: nobody will take them over."""
         with self._plane.changed:
             self._plane.news.due[:0] = [view for entry in self._entries for view in entry.views]
         self._entries.clear()
         self._step, self._nbytes = (), 0
 
     def take_over(self, call: Call) -> Status:
-        """What the program's ``call`` comes to, with all that has to be applied before it. StepMismatch; what ``apply`` raises.
+        """Finish the program's ``call`` with the kept results, after applying all earlier ones; returns its status.
 
-        ``call`` gets its number first: whoever fails from then on has a state that nobody else has.
+        Raises StepMismatch, and whatever ``apply`` raises. ``call`` gets its number first: after a later failure this member
+        has a state that no other member has.
         """
         last = max(0, self._regular - 1) // len(self._step) * len(self._step)
         entry = self._entries[last]
@@ -111,9 +112,9 @@ class Backlog:
         for former in self._entries[:last]:
             self._apply(former, call)
         if own:
-            _give_back(call, own)  # as a call that comes to nothing leaves them
+            _give_back(call, own)  # as a call without a result leaves them
         self._drop(last + 1)
-        self._regular = 0  # what is left are the further calls of the last step: each is the program's next one
+        self._regular = 0  # the rest are further calls of the last step, for the program's next calls
         call.reloaded()
         if void:
             return Status.FAIL
@@ -124,7 +125,7 @@ class Backlog:
     # --- inside --------------------------------------------------------------------------------------------------------
 
     def _apply(self, entry: _Entry, call: Call) -> None:
-        """What the program would have done with that call, and at its end."""
+        """Do what the program would have done with the call, and at its end."""
         for view in entry.views:
             self._tell(view)
         with self._plane.changed:
@@ -140,7 +141,7 @@ class Backlog:
             replay(registered)
 
     def _drop(self, count: int) -> None:
-        """So many were taken over, the last of them by the program itself."""
+        """``count`` entries were taken over, the last of them as the program's own call."""
         taken = self._entries[count - 1]
         with self._plane.changed:
             self._plane.lag.shrink(taken.granted)
@@ -152,7 +153,7 @@ class Backlog:
             self.clear()
 
     def _forget(self, index: int) -> None:
-        """A step begins with entry ``index``: of the calls before nothing but averages will be asked for."""
+        """A step begins with entry ``index``: of the earlier calls only the averages will be needed."""
         for entry in self._entries[:index]:
             results = entry.results
             if results.slots and not entry.granted:

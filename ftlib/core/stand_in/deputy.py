@@ -1,16 +1,17 @@
-"""A deputy takes part in the others' calls while the program of its worker is late, so that they need not wait for it.
+"""A deputy takes part in the others' calls while its worker's program is late, so that they need not wait for the program.
 
-It exists where ``straggler_deadline`` is set. When the program has been outside of calls for so long, and is about to begin a
-step (see ``pattern``), a thread of this process follows the others' calls as a joiner does, with neutral data and weight 0, one
-after another. What they come to is kept (``backlog``); nothing is applied beside the program, which may be in the middle of a
-forward pass. When the program arrives, the call under way ends first, and then it takes over what it missed.
+It exists if ``straggler_deadline`` is set. When the program has been outside of calls for that long, and is about to begin a
+step (see ``pattern``), a thread of this process follows the others' calls as a joiner does, one after another, with neutral
+data and weight 0. It keeps the results (``backlog``) and applies none, as the program may be in the middle of a forward pass.
+When the program arrives, the call under way ends first, and then the program takes over what it missed.
 
-Who is late has the state, but not yet: donors are asked only where the program is inside a call (``Plane.in_call``), and the
-flush report says ``late``, so that nobody is sent to it while others have the state. A holder that could be asked by somebody
-does not stay away at all: ``_needed``. All may be late at once: nobody begins a call that nobody has entered (``NobodyThere``).
+A late member will have the state, but not yet. A donor is asked only while its program is inside a call (``Plane.in_call``),
+and the flush report says ``late``, so that no member asks it while others have the state. For a holder that a member may have
+to ask, no deputy acts at all (``_needed``). All programs may be late at once: a call that no program has entered does not begin
+(``NobodyThere``).
 
-A program that hangs shall not be covered for ever: after ``stall_timeout`` the deputy stops, and the others' waiting becomes
-evidence, as without it.
+A hanging program is not covered for ever: after ``stall_timeout`` the deputy stops, and the others' waiting becomes evidence,
+as without a deputy.
 """
 
 from __future__ import annotations
@@ -48,31 +49,31 @@ logger = logging.getLogger("ftlib")
 
 _BACK = "back: the others did %d calls without this worker, which has taken them over; %d are left to its next calls"
 _LOOK = 0.05
-"""Seconds between two looks whether something has changed that nobody tells."""
+"""Seconds between two checks for changes without a notification."""
 _QUIET = 60.0
-"""Seconds in which the log warns of one thing once."""
+"""Seconds in which the log warns only once of the same thing."""
 _PAUSE, _LONGEST_PAUSE = 0.001, 0.016
-"""Seconds between two questions to other deputies whether anybody has entered the call, doubled each time; at most so long."""
+"""Seconds between two attempts with the other deputies to find a member in the call, doubled each time; and their maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """When a deputy acts. Seconds, bytes."""
+    """The settings of a deputy."""
 
     deadline: float
-    """Since the end of the program's last call."""
+    """Seconds since the end of the program's last call after which the deputy acts."""
     stall_timeout: float
-    """The same, after which it acts no more."""
+    """Seconds since the end of the program's last call after which the deputy stops."""
     min_size: int
-    """Members below which calls wait."""
+    """Number of members below which calls wait."""
     pending: int
-    """Of results that it may keep."""
+    """Bytes of results that the deputy may keep."""
     veto: bool
-    """Whether an average with inf or nan is applied by nobody."""
+    """True if nobody applies an average with inf or nan."""
 
 
 class Deputy:
-    """Of one worker in one lifetime: ``start``, then ``end``. Its thread acts in its turn only (``CallLock.lend``)."""
+    """The deputy of a worker in one lifetime: ``start``, then ``end``. Its thread acts only in its turn (``CallLock.lend``)."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Deputy:
         terms: Terms,
         tell: Callable[[View], None],
     ) -> None:
-        """``registered``: what the program registered by now. ``tell``: runs its callbacks of a view."""
+        """``registered``: returns what the program has registered so far. ``tell``: runs its callbacks for a view."""
         self._plane = plane
         self._engine = engine
         self._call_lock = call_lock
@@ -95,23 +96,23 @@ class Deputy:
         # Guarded by the condition:
         self._over = False
         self._since: float | None = None
-        """When the program left its last call; None while it is in one, and before the first."""
+        """When the program left its last call; None while it is in a call, and before its first."""
         # Used in turn:
         self._pattern = CallPattern()
         self._backlog = Backlog(plane, registered, terms.pending, tell)
         self._retired = ""
-        """Why it does not act before the program's next call."""
+        """Why the deputy does not act before the program's next call; empty if it may act."""
         self._told: set[str] = set()
-        """What the log says already."""
+        """The reasons that the log shows already."""
         self._warned: dict[str, float] = {}
-        """When the log said so last, with a warning."""
+        """When the log last showed each warning."""
 
     def start(self) -> None:
         """Start watching."""
         self._thread.start()
 
     def end(self, timeout: float) -> None:
-        """Act no more. A call under way has been aborted. Idempotent."""
+        """Stop acting. The caller has aborted a call under way. Idempotent."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -121,7 +122,7 @@ class Deputy:
     # --- the program, in its turn --------------------------------------------------------------------------------------
 
     def run(self, call: Call) -> Status:
-        """As ``Engine.run``, with what the others did meanwhile."""
+        """As ``Engine.run``, but first takes over what the others did meanwhile."""
         if self._call_lock.departed:
             return Status.ABORT
         with self._changed:
@@ -137,7 +138,7 @@ class Deputy:
                 self._since = self._threads.now()
 
     def _taken_over(self, call: Call) -> Status | None:
-        """What ``call`` comes to, where the others have finished it by now. Raises like a call."""
+        """The status of ``call`` if the others have already finished it, else None. Raises like a call."""
         backlog, plane = self._backlog, self._plane
         if not backlog:
             return None
@@ -150,7 +151,7 @@ class Deputy:
         call.restart(began)
         try:
             if self._engine.said_goodbye:
-                status = Status.FAIL  # this worker has left, as it was told to
+                status = Status.FAIL  # this worker has left, as a notice asked
             else:
                 count = len(backlog)
                 status = backlog.take_over(call)
@@ -182,20 +183,20 @@ class Deputy:
                         self._changed.wait(_LOOK)
 
     def _left(self) -> float:
-        """Seconds until the program is late, or until it may be."""
+        """Seconds until the program is late; while it is in a call, the earliest that it can be."""
         if self._since is None:
             return self._terms.deadline
         return self._since + self._terms.deadline - self._threads.now()
 
     def _one(self) -> bool:
-        """Take part in one call. False where that cannot be, or the program comes."""
+        """Take part in one call. False if that is not possible, or the program comes."""
         try:
             return self._ready() and self._take_part()
         except NoFollowing as reason:
             self._retire(str(reason))
-        except LeftError as reason:  # the program's next call comes to the same
+        except LeftError as reason:  # the program's next call ends in the same way
             self._retired = str(reason)
-        except Exception as error:  # noqa: BLE001 - whatever it is: the program goes on, and the others wait for it again
+        except Exception as error:  # noqa: BLE001 - after any error the program goes on, and the others wait for it again
             self._failed(error)
         return False
 
@@ -208,7 +209,7 @@ class Deputy:
             return self._engine.stand_in(call, sessions, functools.partial(self._keep, call))
 
     def _keep(self, call: Call, results: Results) -> Sequence[Slot]:
-        """A call is finished: keep it for the program. No buffers to use instead of those of ``results``: new ones."""
+        """A call is finished: keep it for the program. Returns no buffers in exchange, so the engine makes new ones."""
         backlog, first = self._backlog, not self._backlog
         backlog.keep(results, call.steps(results))
         self._plane.counters.stood_in += 1
@@ -230,7 +231,7 @@ class Deputy:
     # --- whether it acts -----------------------------------------------------------------------------------------------
 
     def _ready(self) -> bool:
-        """Whether it may take part in the next call, as far as this worker knows for itself."""
+        """True if the deputy may take part in the next call, as far as this worker alone can decide."""
         plane, backlog, since = self._plane, self._backlog, self._since
         over = self._call_lock.departed or self._engine.said_goodbye or plane.phase is Phase.STOPPED
         if over or since is None or self._retired:
@@ -247,7 +248,7 @@ class Deputy:
         if backlog.open and backlog.full:
             self._retire("it cannot hold more results (recovery_pending_mb)")
             return False
-        return backlog.open and plane.lag.calls > 0  # none where it was healed: it has to get the state
+        return backlog.open and plane.lag.calls > 0  # no lag if it was healed: the program has to get the state
 
     def _may_begin(self) -> bool:
         plane = self._plane
@@ -267,7 +268,7 @@ class Deputy:
         return self._session(next(asked))
 
     def _session(self, asked: int) -> Session | None:
-        """Where to act; None to withdraw. ``asked``: how often for this call; again where nobody was there, or it failed."""
+        """The session to act in; None to withdraw. ``asked``: earlier attempts at this call, which failed or met nobody."""
         if asked:
             self._threads.sleep(min(_LONGEST_PAUSE, _PAUSE * 2 ** min(asked, 10)))
         plane = self._plane
@@ -283,7 +284,7 @@ class Deputy:
         return None
 
     def _needed(self, session: Session) -> bool:
-        """Whether this member may be asked for the state: then its program has to be in the calls. Under the plane's lock."""
+        """True if a member may ask this one for the state: then its program must be in the calls. Under the plane's lock."""
         plan, trailer = session.plan, self._plane.trailer
         if session.member_id not in plan.holders:
             return False
@@ -294,14 +295,14 @@ class Deputy:
     # --- what the log says ---------------------------------------------------------------------------------------------
 
     def _retire(self, why: str) -> None:
-        """Until the program comes."""
+        """Stop acting until the program comes, and log ``why``."""
         self._retired = why
         text = "the others wait for this worker again, which is late: %s"
         level = self._level(why.partition("(")[0])
         logger.log(level, text, why, extra=self._plane.about("deputy_retires", why=why))
 
     def _level(self, what: str) -> int:
-        """Of a warning that a slow worker would give in each step."""
+        """The level of a warning that a slow worker would log in each step: WARNING once in ``_QUIET`` seconds, else DEBUG."""
         now = self._threads.now()
         if now - self._warned.get(what, -math.inf) < _QUIET:
             return logging.DEBUG
@@ -320,7 +321,7 @@ class Deputy:
 
 
 def replayable(registered: Registered | None) -> str:
-    """Why a program cannot take over averages that it missed; empty where it can."""
+    """Why a program cannot take over averages that it missed; empty if it can."""
     if registered is None:
         return "no state is registered: call register_state(model=..., optimizer=...)"
     return why_not_replayed(registered)

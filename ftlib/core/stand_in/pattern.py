@@ -1,7 +1,7 @@
-"""The pattern in which a program calls: which calls make up a step of it, as far as its latest calls tell.
+"""The pattern of a program's calls: which calls make up one of its steps, found from its latest calls.
 
-A program that comes late goes on with whole steps of the others' calls, so somebody has to know what a step is. Nobody says:
-the shortest pattern that the last ``WINDOW`` calls repeat at least three times is taken for it.
+A late program goes on after whole steps of the others, so the deputy has to know what a step is. The program does not say, so
+the shortest pattern that the last ``WINDOW`` calls repeat at least three times counts as a step.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from ..calls.call import Kind
 from ..tensors.layout import Layout
 
 LONGEST = 8
-"""Calls that a step may have."""
+"""Number of calls that a step may have."""
 WINDOW = 3 * LONGEST
-"""Calls that must show it."""
+"""Number of latest calls that must show the pattern."""
 
 
 class CallPattern:
-    """Of one program's calls. Used in its turn only."""
+    """The pattern of one program's calls. Used in the program's turn only."""
 
     def __init__(self) -> None:
         """Nothing was called yet."""
         self._latest: deque[Layout] = deque(maxlen=WINDOW)
 
     def note(self, layout: Layout) -> None:
-        """The program finished such a call."""
+        """The program finished a call with this layout."""
         self._latest.append(layout)
 
     def step(self) -> tuple[Layout, ...]:
-        """The calls of a step, beginning with the one that comes next; empty where there is no pattern."""
+        """The calls of a step, beginning with the next call; empty if there is no pattern."""
         calls = [layout.signature for layout in self._latest]
         if len(calls) < WINDOW:
             return ()
@@ -41,7 +41,7 @@ class CallPattern:
 
 
 def why_not(step: Sequence[Layout]) -> str:
-    """Why nobody can stand in for a program that is about to begin such a step; empty where somebody can."""
+    """Why a deputy cannot stand in for a program that is about to begin such a step; empty if it can."""
     if not step:
         return f"the last {WINDOW} calls of this worker do not repeat a step of at most {LONGEST} calls"
     if step[0].kind != Kind.AVERAGE.value:

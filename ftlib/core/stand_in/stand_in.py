@@ -1,4 +1,4 @@
-"""A call of the others as a deputy takes part in it."""
+"""A deputy's part in a call of the others."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from ..engine.waiting import WARN_AFTER, Patience
 
 
 class StandIn(Followed):
-    """One call, entered before anybody knows that the others are in it, or what it is.
+    """One call, entered before this member knows which call it is, or whether the others are in it.
 
-    So it is not told that this member waits in it, before it is sure that the others do: it would be held against them.
+    So this member hides that it waits in the call until it is sure that the others do: its waiting would count as evidence
+    against them.
     """
 
     stand_in = True
 
     def __init__(self, began: float, *, veto: bool, awaited: Callable[[], bool], present: Callable[[], None]) -> None:
-        """``awaited``: whether the program waits for its end. ``present``: tells that this member is in it."""
+        """``awaited``: True while the program waits for the call's end. ``present``: shows that this member is in the call."""
         super().__init__(began, veto=veto)
         self.present = False
         self._awaited = awaited
         self._tell = present
 
     def patience(self, timeout: float, now: Callable[[], float]) -> Patience:
-        """``timeout`` seconds from when the program waits for it; the others may compute as long as they like before that."""
+        """``timeout`` seconds from when the program waits for this call; before that the others may compute without limit."""
         return _Unhurried(timeout, now, self._awaited, self._tell)
 
 
 class _Unhurried(Patience):
-    """It begins when somebody waits."""
+    """A patience that begins when the program waits."""
 
     __slots__ = ("_awaited", "_present", "_timeout")
 

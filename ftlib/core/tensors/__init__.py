@@ -1,1 +1,1 @@
-"""From a program's tensors to flat buckets and back: layout, dtypes, staging memory, and the bytes that ride along."""
+"""From a program's tensors to flat buckets and back: layout, dtypes, staging memory, and the trailer."""

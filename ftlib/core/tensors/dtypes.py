@@ -1,8 +1,8 @@
-"""In which dtype a tensor is reduced, and its way there and back.
+"""The dtype in which a tensor is reduced, and the conversion there and back.
 
-Half precision is reduced in float32: n workers cost one rounding to float16 or bfloat16 instead of n, and a sum may exceed
-what float16 holds where the mean does not. Minima and maxima of floats are taken over integers of the same order, so that
-nan wins at every rank (what a backend does with nan depends on the order of the ranks) and -0.0 is below 0.0.
+Half precision is reduced in float32: n workers cost one rounding to float16 or bfloat16 instead of n, and a sum may exceed the
+range of float16 although the mean does not. Minima and maxima of floats are taken over integers of the same order, so that nan
+wins at every rank (a backend's treatment of nan depends on the order of the ranks) and -0.0 is below 0.0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def wire_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
 
 
 def reason_against(dtype: torch.dtype, op: str, *, mean: bool) -> str:
-    """Why tensors of ``dtype`` cannot be reduced so, with the remedy; empty if they can."""
+    """Why tensors of ``dtype`` cannot be reduced with ``op``, with the remedy; empty if they can."""
     if dtype.is_complex:
         return "complex tensors cannot be reduced; pass torch.view_as_real(tensor), which shares its memory"
     if dtype not in _WIDER and dtype not in _AS_THEY_ARE:

@@ -1,8 +1,8 @@
-"""How the tensors of a call are laid out in flat buckets: a pure function of kinds, shapes and dtypes, equal at all members.
+"""The layout of a call's tensors in flat buckets: a pure function of kinds, shapes and dtypes, equal at all members.
 
-Tensors that are reduced in one dtype (see ``dtypes``) share buckets, in order; a tensor larger than a bucket is cut. The first
-bucket (the *head*) carries the trailer: together with data where these are few, else alone, so that what every call starts
-with is small.
+Tensors that are reduced in one dtype (see ``dtypes``) share buckets, in order; a tensor larger than a bucket is split. The
+first bucket (the *head*) carries the trailer: together with data if there is little of it, else alone, so that every call
+starts with a small operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .dtypes import wire_dtype
 from .trailer import CARRIERS
 
 HEAD_BYTES = 64 * 1024
-"""A head carries data only up to so many bytes."""
+"""A head carries at most this many bytes of data."""
 
 TensorSpec = tuple[torch.dtype, tuple[int, ...]]
 
@@ -32,7 +32,7 @@ class Piece:
     stop: int
     offset: int
     shape: tuple[int, ...] | None
-    """The tensor's shape where the piece is all of it, else None."""
+    """The tensor's shape if the piece is the whole tensor, else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The buckets of one call. Calls with equal signatures are laid out alike, whoever asks."""
+    """The buckets of one call. Calls with equal signatures have equal layouts at all members."""
 
     signature: bytes
-    """16 bytes: hash of what the members of a call must agree on."""
+    """16 bytes: hash of everything that the members of a call must agree on."""
     kind: str
     """What the call does: ``average``, ``allreduce SUM``, ``broadcast from 2``, ``barrier``."""
     text: str
@@ -77,7 +77,7 @@ class Layout:
 
 
 def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int) -> Layout:
-    """The layout of a call of ``kind`` (name and whatever else must agree) over tensors of ``specs``."""
+    """The layout of a call of ``kind`` (its name, and anything else that must agree) over tensors of ``specs``."""
     names = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in specs]
     digest = hashlib.blake2b(f"{kind}|{op}|{bucket_bytes}|{'|'.join(names)}".encode(), digest_size=16).digest()
     text = f"{kind} of {len(names)} tensors" if len(names) > 3 else f"{kind}({', '.join(names)})"

@@ -11,7 +11,7 @@ _KEPT = 64
 
 
 class LayoutBook:
-    """What this member called or followed lately. Thread-safe."""
+    """Layouts of the calls that this member made or followed lately. Thread-safe."""
 
     def __init__(self) -> None:
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
@@ -19,7 +19,7 @@ class LayoutBook:
         self._lock = threading.Lock()
 
     def note(self, layout: Layout) -> None:
-        """Remember ``layout``; costs nothing where it is the one before."""
+        """Remember ``layout``; costs nothing if it was the last one noted."""
         if layout is self._newest:
             return
         with self._lock:
@@ -29,12 +29,12 @@ class LayoutBook:
                 self._layouts.popitem(last=False)
 
     def find(self, start: bytes) -> Layout | None:
-        """The newest whose signature starts so; None where there is none."""
+        """The newest layout whose signature starts with ``start``; None if there is none."""
         with self._lock:
             found = [layout for signature, layout in self._layouts.items() if signature.startswith(start)]
         return found[-1] if start and found else None
 
     def may_know(self, signature: bytes) -> bool:
-        """Whether such a call was made or followed here; True as well where it may have been, and was forgotten."""
+        """True if a call with that signature was made or followed here, or may have been and was forgotten."""
         with self._lock:
             return signature in self._layouts or len(self._layouts) == _KEPT

@@ -1,8 +1,8 @@
 """The buffers that operations work on, never the user's tensors: an abandoned operation may still write into its buffer.
 
 A call's results stay readable until the next call's first operation has finished, since a survivor may need them (see
-``salvage``). What the next call stages before that goes into free slots: the first ``in_flight`` buckets have two slots
-each and alternate, the others have one.
+``salvage``). Until then the next call stages into free slots: the first ``in_flight`` buckets have two slots each and
+alternate, the others have one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .layout import Bucket, Layout
 
 _LAYOUTS_KEPT = 16
 _FEW = 1 << 14
-"""Elements."""
+"""Number of elements up to which numpy looks for inf and nan."""
 
 Numbers = np.ndarray[Any, Any]
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
 """A row of so many elements: see ``Framework.allocate``."""
 _HALF = (torch.float16, torch.bfloat16)
-"""A sum of them may overflow by itself."""
+"""Dtypes whose sum may overflow by itself."""
 
 
 class Slot:
@@ -39,13 +39,13 @@ class Slot:
         self.buffer = allocate(bucket.count + trailer_elements, bucket.dtype)
         self.data = self.buffer[: bucket.count]
         self.numbers: Numbers = self.data.numpy()
-        """``data``, as numpy sees it."""
+        """``data`` as a numpy array."""
         self.views = [self._view(piece.offset, piece.stop - piece.start, piece.shape) for piece in bucket.pieces]
         self.elements = -1
         self.fit(trailer_elements)
 
     def fit(self, trailer_elements: int) -> bool:
-        """Make ``flat`` end after a trailer of that size; whether there is room. ``trailer``: that part, as numpy sees it."""
+        """Make ``flat`` end after a trailer of that size, and ``trailer`` that part as a numpy array. False without room."""
         end = self.bucket.count + trailer_elements
         self.elements = trailer_elements
         self.flat = self.buffer[:end]
@@ -69,7 +69,7 @@ class Staging:
         self._turn = 0
 
     def turn(self) -> None:
-        """A new attempt begins: leave the slots of the one before readable as far as promised."""
+        """A new attempt begins: the previous attempt's slots stay readable as far as promised."""
         self._turn ^= 1
 
     def slot(self, number: int, trailer_elements: int) -> Slot:
@@ -84,18 +84,18 @@ class Staging:
         return slot
 
     def warm(self, more: int) -> None:
-        """Touch all memory that attempts will use, and ``more`` sets of slots besides, before anybody waits for it."""
+        """Touch all memory that attempts will use, plus ``more`` sets of slots, before any thread waits for it."""
         for number, bucket in enumerate(self.layout.buckets):
             while len(self._free[number]) < self._turns[number] + more:
                 self._free[number].append(Slot(bucket, 0, self._allocate))
                 self._free[number][-1].buffer.zero_()
 
     def cool(self) -> None:
-        """Give back the slots that are in no use."""
+        """Free the slots that are not in use."""
         self._free = [[] for _ in self._turns]
 
     def exchange(self, kept: Sequence[Slot], instead: Sequence[Slot]) -> None:
-        """Leave the slots ``kept`` to whoever keeps them, and use those ``instead`` of this layout."""
+        """Leave the slots ``kept`` to the code that keeps them; use the slots of ``instead`` that belong to this layout."""
         for slot in kept:
             self.abandon(slot)
         numbers = {id(bucket): number for number, bucket in enumerate(self.layout.buckets)}
@@ -112,7 +112,7 @@ class Staging:
 
 
 class StagingPool:
-    """Stagings by signature; the least recently used are let go. Owned by the training thread."""
+    """Stagings by signature; the least recently used are dropped. Owned by the training thread."""
 
     def __init__(self, in_flight: int, allocate: Allocate = room) -> None:
         """``allocate``: see ``Framework``."""
@@ -133,9 +133,9 @@ class StagingPool:
 
 
 def finite(tensor: torch.Tensor, numbers: Numbers | None = None) -> bool:
-    """Whether there is neither inf nor nan in it. One reading pass: the sum tells, unless it overflows by itself.
+    """True if the tensor holds neither inf nor nan. One reading pass: the sum shows it, unless the sum itself overflows.
 
-    ``numbers``: the same as numpy sees it, which has looked through a few elements before torch has begun.
+    ``numbers``: the same data as a numpy array; for few elements numpy is done before torch has begun.
     """
     count = tensor.numel()
     if not count or not tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""From what a program hands over (a module, parameters, tensors, arrays) to the tensors of a call."""
+"""From a program's argument (a module, parameters, tensors, arrays) to the tensors of a call."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _LAYOUTS_KEPT = 64
 
 @dataclass(slots=True)
 class Targets:
-    """Tensors to reduce, in order. ``owners``: where a source is None, the parameter whose gradient will be created."""
+    """Tensors to reduce, in order. ``owners``: for a source of None, the parameter whose gradient will be created."""
 
     sources: list[torch.Tensor | None]
     owners: list[torch.Tensor]
     module: nn.Module | None = None
-    """Whose parameters they are."""
+    """The module that owns the parameters, if one was passed."""
     places: Sequence[int] | None = None
-    """Where each stood in the list that was passed, if not in order."""
+    """Each tensor's index in the list that was passed, if not in order."""
     label: str = "tensor"
 
     def name(self, index: int) -> str:
-        """How people know one: by the parameter's name where a module was given, else by its place."""
+        """A tensor's name for people: the parameter's name if a module was passed, else its place."""
         if self.module is not None:
             names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
             if index < len(names):
@@ -42,7 +42,7 @@ class Targets:
         return f"{'parameter' if isinstance(self.owners[index], nn.Parameter) else self.label} {place}"
 
     def remark(self) -> str:
-        """What makes a worker's module differ from the others' most often: parameters that are frozen here."""
+        """The most frequent reason why a worker's module differs from the others': parameters that are frozen here."""
         if self.module is None:
             return ""
         frozen = [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
@@ -107,7 +107,7 @@ def _of_array(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
 
 
 class Layouts:
-    """Layouts by what was asked for: in a steady run each is worked out and checked once."""
+    """A cache of layouts: in a steady run each layout is computed and checked once."""
 
     def __init__(self, framework: Framework, bucket_bytes: int) -> None:
         self._framework = framework
@@ -115,7 +115,7 @@ class Layouts:
         self._known: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
 
     def layout(self, kind: str, targets: Targets, op: str, *, mean: bool = False) -> Layout:
-        """The layout of such a call. ConfigError naming the tensor that cannot take part, and why."""
+        """The layout of such a call. ConfigError names a tensor that cannot take part, and says why."""
         found = [owner if source is None else source for source, owner in zip(targets.sources, targets.owners, strict=True)]
         try:
             key = (kind, op, *((t.dtype, t.shape, t.layout, t.device) for t in found))
@@ -136,7 +136,7 @@ class Layouts:
         return layout
 
     def _reason(self, tensor: torch.Tensor, op: str, *, mean: bool) -> str:
-        """Why a tensor cannot take part, as the end of a sentence; empty where it can."""
+        """Why a tensor cannot take part, as the end of a sentence; empty if it can."""
         if tensor.layout is not torch.strided:
             return f" is {tensor.layout}: only dense tensors can be reduced; use dense gradients (sparse=False) or to_dense()"
         reason = reason_against(tensor.dtype, op, mean=mean)
@@ -150,7 +150,7 @@ class Layouts:
 
 
 def check_writable(targets: Targets) -> None:
-    """ConfigError naming the tensor of which several elements lie at one place, as after ``expand``: no result fits there."""
+    """Raises ConfigError for a tensor with several elements at one place, as after ``expand``: no result fits there."""
     for index, tensor in enumerate(targets.sources):
         if tensor is not None and not tensor.is_contiguous() and _overlaps(tensor):
             raise ConfigError(
@@ -160,7 +160,7 @@ def check_writable(targets: Targets) -> None:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, or could as far as shape and strides tell."""
+    """True if elements share memory, or might according to shape and strides."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:

@@ -1,1 +1,1 @@
-"""The side that holds the state and gives it while it trains."""
+"""The donor's side: a member that holds the state gives it while it trains."""

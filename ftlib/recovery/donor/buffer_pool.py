@@ -1,7 +1,7 @@
-"""Memory for a donor's copies: touched before it is needed, and used again for the next copies.
+"""Memory for a donor's copies: touched before it is needed, and reused for later copies.
 
-The first touch of memory costs several times as much as the copy into it, and far more in a virtual machine that gives unused
-memory back to its host. An optimizer's step would wait for that.
+The first touch of memory costs several times as much as the copy into it, and far more in a virtual machine that returns unused
+memory to its host. An optimizer's step would wait for that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..layout.shards import SMALLEST
 
 
 class BufferPool:
-    """One member's buffers. Thread-safe."""
+    """The buffers of one member. Thread-safe."""
 
     def __init__(self, threads: Threads = SYSTEM) -> None:
         """Empty at first."""
@@ -26,18 +26,18 @@ class BufferPool:
         # Guarded by the lock:
         self._free: list[torch.Tensor] = []
         self._wanted = 0
-        """Free bytes that a thread is preparing; 0 while there is no such thread."""
+        """Free bytes that a thread is preparing; 0 while no thread prepares any."""
         self._left: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         """Buffers whose last reference ended. A queue, as finalizers run anywhere and must not wait for the lock."""
 
     @property
     def nbytes(self) -> int:
-        """Of the free buffers."""
+        """Bytes of the free buffers."""
         with self._lock:
             return self._gather()
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """A buffer of ``nbytes`` (uint8), of any content. It comes back once nothing refers to its memory any more."""
+        """A buffer of ``nbytes`` (uint8) with any content. It returns to the pool once nothing refers to its memory."""
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8)
         with self._lock:
@@ -52,7 +52,7 @@ class BufferPool:
         return torch.from_numpy(memory)[:nbytes]
 
     def prepare(self, nbytes: int) -> None:
-        """Have ``nbytes`` free and touched soon, by a thread of low priority."""
+        """Start a thread of low priority that makes ``nbytes`` free and touched."""
         with self._lock:
             if self._wanted or self._gather() >= nbytes:
                 self._wanted = max(self._wanted, nbytes) if self._wanted else 0
@@ -61,12 +61,12 @@ class BufferPool:
             self._threads.thread(self._touch, "ftlib-buffers").start()
 
     def close(self) -> None:
-        """Give the memory back: free buffers now, others once they are not used any more."""
+        """Free the memory: unused buffers now, others once they are not used any more."""
         with self._lock:
             self._free, self._left, self._wanted = [], queue.SimpleQueue(), 0
 
     def _gather(self) -> int:
-        """Bytes that are free. With the lock held."""
+        """Collect returned buffers; the free bytes. With the lock held."""
         while not self._left.empty():
             self._free.append(self._left.get())
         return sum(map(torch.numel, self._free))
@@ -81,9 +81,9 @@ class BufferPool:
                 left = self._left
             buffer = _new_buffer(SMALLEST)
             touch(buffer)
-            left.put(buffer)  # nobody looks there after ``close``
+            left.put(buffer)  # after ``close`` nobody reads this queue
 
 
 def _new_buffer(nbytes: int) -> torch.Tensor:
-    """Of whole multiples of the smallest shard, so that usual shards fit in any of them."""
+    """A buffer of a whole multiple of the smallest shard, so that usual shards fit in any buffer."""
     return huge(-(-nbytes // SMALLEST) * SMALLEST)

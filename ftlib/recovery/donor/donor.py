@@ -1,8 +1,8 @@
-"""The donor's side: what a joiner may ask of a member that holds the state, over HTTP, and the answers.
+"""The donor's side: the HTTP requests that a joiner may send to a member with the state, and the answers.
 
-Only members that know the job's secret get here, where there is one (``consensus.serve``). A request may have to wait for the
-training thread to enter a call, or for a copy to be complete: after ``POLL`` seconds the answer is "ask again". What is wrong
-or over is refused in a sentence.
+If the job has a secret, only members that know it get here (``consensus.serve``). A request may have to wait for the training
+thread to enter a call, or for a copy to be complete: after ``POLL`` seconds the answer is "ask again". A wrong or late request
+is refused in a sentence.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from .replication_sender import ReplicationSender, SnapshotRequest
 from .snapshots import Digest, Snapshots
 
 PATIENCE = 10.0
-"""Seconds for digests; less than a joiner's patience with silence."""
+"""Seconds to wait for digests; less than a joiner waits in silence."""
 _MOST_RANGES = 4096
-"""Ranges that one request may name."""
+"""Maximum number of ranges in one request."""
 
 Query = Mapping[str, str]
 
 
 class Donor(Observer):
-    """One member's, in one lifetime. ``source`` runs on threads of the agent, several at a time."""
+    """The donor of one member in one lifetime. ``source`` runs on threads of the agent, several at a time."""
 
     PATH = PATH
 
@@ -55,9 +55,9 @@ class Donor(Observer):
         layouts_of: Callable[[bytes], Layout | None],
         observers: Observers,
     ) -> None:
-        """``registered``: what the program registered by now. ``observers``: of this member's calls.
+        """``registered``: returns what the program has registered so far. ``observers``: of this member's calls.
 
-        ``layouts_of``: the layout with a signature, of a call that this member made lately.
+        ``layouts_of``: returns the layout with a given signature, if this member made such a call lately.
         """
         self._observers = observers
         self._plane = plane
@@ -67,15 +67,15 @@ class Donor(Observer):
         self._group_sender = GroupSender(plane)
         self._read_hold = ReadHold(plane)
         self._offers: dict[str, object] = {}
-        """joiner -> its latest offer, while that is being made. Guarded by the plane's lock."""
+        """joiner -> its latest offer, while the offer is being made. Guarded by the plane's lock."""
         self._asking = 0
-        """Questions that are being looked at. Guarded by the plane's lock."""
+        """Number of requests in progress. Guarded by the plane's lock."""
         self._looking = plane.threads.lock()
-        """Held while the state is read: when several joiners ask at once, one reading does for all."""
+        """Held while the state is read, so that one reading serves several joiners that ask at once."""
         self._parts: tuple[Call, tuple[Manifest, FlatState]] | None = None
         """The call in progress and the state on entry to it, once a joiner has asked. Guarded by the plane's lock."""
         self.sender = ReplicationSender(plane, registered, self._snapshots)
-        """What it does for spares."""
+        """The sender for spares."""
         self._asks: dict[str, Callable[[Query], Body]] = {
             "averages": self._averages,
             "begin": self._begin,
@@ -89,7 +89,7 @@ class Donor(Observer):
         }
 
     def source(self, query: Query) -> Body:
-        """Serves ``PATH``. LookupError says why there is nothing, or nothing yet."""
+        """Serves ``PATH``. LookupError says why there is no answer, or none yet."""
         answer = self._asks.get(query.get("ask", ""))
         if answer is None:
             raise LookupError(f"expected ask= one of {', '.join(self._asks)}")
@@ -121,7 +121,7 @@ class Donor(Observer):
     def finished(self, call: Call, results: Results) -> Sequence[Slot] | None:
         """See ``Observer``.
 
-        What was pinned within the call has to be copied before the next step, also where the first question came within it.
+        Ranges pinned within the call must be copied before the next step, even if the first request came during the call.
         """
         if not call.changes_state:
             self._watch()
@@ -135,7 +135,7 @@ class Donor(Observer):
     # --- any thread ----------------------------------------------------------------------------------------------------
 
     def activated(self, session: Session) -> None:
-        """Drop what is kept for members that are gone."""
+        """Drop everything kept for members that are gone."""
         with self._plane.changed:
             if not (self._asking or self._snapshots.nbytes or self.sender.busy):
                 self._observers.detach(self)
@@ -187,7 +187,7 @@ class Donor(Observer):
         except ValueError as error:
             raise LookupError(str(error)) from None
         if self._snapshots.state_bytes >= LARGE:
-            stand_back()  # training goes first; this thread answers nothing else
+            stand_back()  # training goes first; this thread serves only this request
         return _blocks(data, spans)
 
     def _send(self, query: Query) -> Body:
@@ -227,7 +227,7 @@ class Donor(Observer):
     def _release(self, query: Query) -> Body:
         joiner = _text(query, "joiner")
         with self._plane.changed:
-            self._offers.pop(joiner, None)  # what it asked for meanwhile is not wanted any more
+            self._offers.pop(joiner, None)  # the joiner's pending offer is void
         self._snapshots.release(joiner)
         self._group_sender.forget()
         self.sender.released(joiner)
@@ -244,7 +244,7 @@ class Donor(Observer):
 
     @contextmanager
     def _offering(self, joiner: str) -> Iterator[object]:
-        """An offer, from now on the latest for ``joiner``: one still being made for an earlier request is void."""
+        """A new offer, the latest for ``joiner``: an offer still being made for an earlier request becomes void."""
         offer = object()
         with self._plane.changed:
             self._offers[joiner] = offer
@@ -256,7 +256,7 @@ class Donor(Observer):
                     del self._offers[joiner]
 
     def _look(self, version: int, origin: str) -> tuple[Manifest, FlatState]:
-        """The state on entry to call ``version``. Nothing has changed while it was read."""
+        """The state on entry to call ``version``; LookupError if that call may have ended while the state was read."""
         plane = self._plane
         self._inside(version, origin)
         with self._looking:
@@ -264,16 +264,16 @@ class Donor(Observer):
                 registered, call, known = self._held(origin), plane.current, self._parts
             found = known[1] if known is not None and known[0] is call else _split(registered, plane.step)
             with plane.changed:
-                if plane.finished >= version:  # not OVER: the request did not come too late
+                if plane.finished >= version:  # not OVER: the request came in time
                     raise LookupError(f"the state was not read before the end of call {version}: too much of it is inline")
                 self._still(version)
-                if call is None or plane.current is not call:  # one that was given up, and whose number another has now
+                if call is None or plane.current is not call:  # the call was given up, and another one has its number
                     raise Refusal.LATER.error(f"call {version} was entered anew here")
                 self._parts = call, found
         return found
 
     def _expect(self, joiner: str, chunk: ChunkRequest, holders: int) -> None:
-        """Prepare memory before the chunk is pinned. Its size is not known yet, only what it is at least."""
+        """Prepare memory before the chunk is pinned. Only a lower bound of its size is known yet."""
         registered = self._registered()
         if registered is None:
             return
@@ -282,7 +282,7 @@ class Donor(Observer):
             self._snapshots.expect(joiner, chunk.keep, known * min(2, holders) // holders)
 
     def _inside(self, version: int, origin: str) -> Registered:
-        """What is registered, once the training thread is inside call ``version``: the state is what it was on entry."""
+        """The registered objects, once the training thread is inside call ``version``, so that the state is as on entry."""
         plane = self._plane
         with plane.changed:
             plane.changed.wait_for(
@@ -292,7 +292,7 @@ class Donor(Observer):
             return self._held(origin)
 
     def _still(self, version: int) -> None:
-        """LookupError unless inside call ``version``. Under the plane's lock: it stays so while that is held."""
+        """LookupError unless inside call ``version``, which cannot end while the caller holds the plane's lock."""
         plane = self._plane
         if plane.phase is Phase.STOPPED:
             raise LookupError("this member has left the job")
@@ -313,9 +313,9 @@ class Donor(Observer):
         return registered
 
     def _arm(self, joiner: str, version: int, shards: list[Shard], flat: FlatState, keep: int, offer: object) -> None:
-        """Pin what was read inside call ``version``, instead of what the joiner had of versions before ``keep``.
+        """Pin ``shards`` of call ``version`` for the joiner, in place of its shards of versions before ``keep``.
 
-        LookupError where ``offer`` is not the joiner's latest any more.
+        LookupError if ``offer`` is not the joiner's latest any more.
         """
         plane = self._plane
         with plane.changed:
@@ -347,7 +347,7 @@ def _split(registered: Registered, step: int) -> tuple[Manifest, FlatState]:
 
 
 def _blocks(data: torch.Tensor, spans: list[tuple[int, int]]) -> Body:
-    """Block by block, each followed by its digest."""
+    """The blocks of ``data``, each followed by its digest."""
     view = data.numpy().data
     for start, stop in spans:
         digest = digest_of(view[start:stop])
@@ -386,7 +386,7 @@ def _number(query: Query, name: str) -> int:
 
 
 def _ranges(query: Query) -> list[tuple[int, int]]:
-    """START:STOP, with commas between them."""
+    """Parse START:STOP pairs, separated by commas."""
     groups = [text.split(":") for text in _text(query, "ranges").split(",", _MOST_RANGES)]
     if len(groups) > _MOST_RANGES:
         raise LookupError(f"ranges=...: at most {_MOST_RANGES} at a time")

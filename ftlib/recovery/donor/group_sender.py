@@ -1,4 +1,4 @@
-"""Shards through the process group, the donor's end: ``joiner.group_transport`` is the other one."""
+"""The donor's end of sending shards through the process group; the joiner's end is ``joiner.group_transport``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class GroupSender:
     def send(self, data: torch.Tensor, offset: int, count: int, view_id: str, rank: int, tag: int) -> Iterator[bytes]:
         """Start sending ``count`` blocks of a shard's ``data``, from ``offset`` bytes on, to ``rank``; yields their digests.
 
-        They have tags ``tag``, ``tag + 1``, ... All are under way when this returns: they are sent, whatever becomes of
-        the request. LookupError where that cannot be done.
+        The blocks have the tags ``tag``, ``tag + 1``, ... All sends are under way when this returns, even if the request then
+        fails. LookupError if they cannot be sent.
         """
         if not (1 <= count <= RUN and tag >= FIRST_TAG):
             raise LookupError(f"expected count of 1 to {RUN}, and tag of at least {FIRST_TAG}")
@@ -50,7 +50,7 @@ class GroupSender:
         return _told(pieces)
 
     def forget(self) -> None:
-        """Let go of what has ended."""
+        """Drop the sends that have ended."""
         with self._lock:
             self._kept = [kept for kept in self._kept if not kept[0].done()]
 

@@ -1,10 +1,10 @@
-"""A read hold: a call does not end at a donor before requests about the state on entry to it are answered.
+"""A read hold: at a donor a call does not end before requests about the state on entry to it are answered.
 
-A request names the call in advance, so it is there before the call is entered and nobody waits for it. The answer is made on a
-thread of its own during the call; at the end of the call the training thread waits for answers that are not complete.
+A request names the call in advance, so it arrives before the call is entered, and nobody waits for it. Another thread makes the
+answer during the call; at the end of the call the training thread waits for incomplete answers.
 
-A request that has waited for long is answered "ask again". The hold stays until it is back: else calls that are short and far
-apart could pass in just that moment.
+A request that has waited for long is answered "ask again". The hold stays until the request is back: otherwise a call that is
+short and far from the next could pass in between.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
 
 PATIENCE = 1.0
-"""Seconds that a call is kept from ending, at most."""
+"""Maximum seconds for which the end of a call is delayed."""
 GRACE = 0.5
-"""Seconds in which a request that was answered "ask again" is expected back."""
+"""Seconds within which a request that was answered "ask again" is expected back."""
 
 
 class ReadHold:
-    """Of one member in one lifetime. Guarded by the plane's lock."""
+    """The read hold of one member in one lifetime. Guarded by the plane's lock."""
 
     def __init__(self, plane: Plane) -> None:
         """No request is open."""
         self._plane = plane
         self._open: Counter[int] = Counter()
-        """Open requests, by the call that they are about."""
+        """Number of open requests, by the call whose state they need."""
         self._again: dict[int, list[float]] = {}
-        """Until when requests that were answered "ask again" are expected back, oldest first."""
+        """By call: until when requests that were answered "ask again" are expected back, oldest first."""
 
     @contextmanager
     def asking(self, version: int) -> Iterator[None]:
-        """In this context call ``version`` does not end, whether it was entered before or is entered now."""
+        """Within this context call ``version`` does not end, whether it was entered before or is entered meanwhile."""
         plane, later = self._plane, False
         with plane.changed:
             self._open[version] += 1
@@ -60,25 +60,25 @@ class ReadHold:
                 plane.changed.notify_all()
 
     def forget(self) -> None:
-        """Expect no request back: in the new view its sender may be gone, or ask for something else."""
+        """Expect no request back: in the new view its sender may be gone, or need something else."""
         with self._plane.changed:
             self._again.clear()
             self._plane.changed.notify_all()
 
     def ending(self, number: int) -> None:
-        """The operations of call ``number`` have ended. On the training thread, before anything else sees that."""
+        """The operations of call ``number`` have ended: wait. On the training thread, before any other code sees the end."""
         if not self._open and not self._again:
             return
         plane = self._plane
         with plane.changed:
             now = plane.threads.now()
             until = now + PATIENCE
-            # A deputy's call says nothing of the state: no request is answered in it.
+            # A deputy's call has no state of its own: no request is answered in it.
             while (left := min(until, self._until(number)) - now) > 0 and plane.in_call(number) and plane.phase is Phase.ACTIVE:
                 plane.changed.wait(left)
                 now = plane.threads.now()
             self._again = {version: expected for version, expected in self._again.items() if version > number}
 
     def _until(self, number: int) -> float:
-        """When call ``number`` may end at the latest, as things are now. Within the lock."""
+        """Until when the end of call ``number`` is delayed at present. With the lock held."""
         return math.inf if number in self._open else max(self._again.get(number, ()), default=-math.inf)

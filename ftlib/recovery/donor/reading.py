@@ -1,6 +1,7 @@
-"""One range of the live state, read as it is at one version: copied, or hashed.
+"""A range of the live state, read at one version: copied, or hashed.
 
-It is read in units, so that several threads can share the work. The owner (``snapshots``) holds a lock around all but ``work``.
+The range is read in units, so that several threads can share the work. The owner (``snapshots``) holds a lock around every
+method except ``work``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ UNIT = 4 << 20
 
 
 class ReadingStage(Enum):
-    """READING -> DONE; FAILED from any, for good."""
+    """READING -> DONE; any -> FAILED, for good."""
 
     READING = "reading"
     DONE = "done"
@@ -29,13 +30,13 @@ class Reading(ABC):
     """Bytes ``start`` to ``stop`` of ``flat``, on entry to call ``version``."""
 
     def __init__(self, flat: FlatState, start: int, stop: int, version: int) -> None:
-        """From now on its tensors must not change. ValueError where there are no such bytes."""
+        """From now on the range's tensors must not change. ValueError if there are no such bytes."""
         self.version = version
         self.stage = ReadingStage.READING if start < stop else ReadingStage.DONE
         self.why = ""
-        """Why it failed."""
+        """Why the reading failed."""
         self.running = 0
-        """Units that are being read."""
+        """Number of units that are being read."""
         self._flat = flat
         self._start, self._stop = start, stop
         self._next = start
@@ -47,11 +48,11 @@ class Reading(ABC):
 
     @property
     def left(self) -> bool:
-        """Whether there are units that nobody has taken."""
+        """True while there are units that no thread has taken."""
         return self.stage is ReadingStage.READING and self._next < self._stop
 
     def take(self) -> tuple[int, int] | None:
-        """A unit for the calling thread to read; None where there is none (now)."""
+        """A unit for the calling thread to read; None if there is none (now)."""
         if not self.left:
             return None
         start, self._next = self._next, min(self._next + UNIT, self._stop)
@@ -59,7 +60,7 @@ class Reading(ABC):
         return start, self._next
 
     def work(self, unit: tuple[int, int]) -> str:
-        """Read it, without the lock. Why it failed, or nothing."""
+        """Read ``unit``, without the lock. Returns why that failed, else an empty text."""
         try:
             self._read(*unit)
         except Exception as error:  # noqa: BLE001 - a device's error, or no memory: the training goes on without this
@@ -67,7 +68,7 @@ class Reading(ABC):
         return self.changed([piece.tensor for piece in self._flat.pieces(*unit)])
 
     def finish(self, why: str) -> None:
-        """A unit has been read; ``why`` is what ``work`` said."""
+        """A unit has been read; ``why``: what ``work`` returned."""
         self.running -= 1
         if why:
             self.fail(why)
@@ -75,12 +76,12 @@ class Reading(ABC):
             self.stage = ReadingStage.DONE
 
     def fail(self, why: str) -> None:
-        """Give it up."""
+        """Give the reading up."""
         if self.stage is not ReadingStage.FAILED:
             self.stage, self.why = ReadingStage.FAILED, why
 
     def changed(self, indices: list[int] | None = None) -> str:
-        """A text that names a tensor (of these, or any) that has changed since the beginning; or nothing."""
+        """A text that names a tensor (of ``indices``, or any) that has changed since the beginning; empty if none has."""
         for index in self._tensors if indices is None else indices:
             if self._mark(index) != self._seen[index]:
                 return (
@@ -94,26 +95,26 @@ class Reading(ABC):
 
     @abstractmethod
     def _read(self, start: int, stop: int) -> None:
-        """Read these bytes."""
+        """Read the bytes ``start`` to ``stop``."""
 
 
 class Copying(Reading):
-    """A copy of the range. ``joiners``: the members that it is for."""
+    """A copy of the range. ``joiners``: the members that need the copy."""
 
     def __init__(self, flat: FlatState, start: int, stop: int, version: int, data: torch.Tensor) -> None:
-        """``data``: where to (uint8, as many as there are bytes)."""
+        """``data``: the destination (uint8, as long as the range)."""
         super().__init__(flat, start, stop, version)
         self.data = data
-        """The bytes; of no use before it is DONE."""
+        """The bytes; valid once the stage is DONE."""
         self.joiners: set[str] = set()
 
     def _read(self, start: int, stop: int) -> None:
         data = self.data[start - self._start : stop - self._start]
-        if data.numel():  # it was not given up meanwhile
+        if data.numel():  # empty if the copy was given up meanwhile
             self._flat.copy_out(start, stop, data)
 
     def fail(self, why: str) -> None:
-        """Give it up, and the memory back once nobody reads it any more."""
+        """Give the copy up; its memory is freed once no thread reads it any more."""
         super().fail(why)
         self.data = self.data.new_empty(0)
 
@@ -126,12 +127,12 @@ class Hashing(Reading):
         self._hash = xxhash.xxh3_128()
 
     def take(self) -> tuple[int, int] | None:
-        """None while another thread reads the unit before."""
+        """See ``Reading``. None while another thread reads the previous unit."""
         return None if self.running else super().take()
 
     @property
     def digest(self) -> bytes:
-        """Once it is DONE."""
+        """The digest, once the stage is DONE."""
         return self._hash.digest()
 
     def _read(self, start: int, stop: int) -> None:

@@ -1,8 +1,8 @@
-"""The replication sender: what a member does for warm standbys, the spares that wait above ``max_size``.
+"""The replication sender: serves warm standbys, the spares that wait above ``max_size``.
 
-A spare gets the state once, and a record of every call from then on. Nobody waits for a spare: its request is noted, and the
-training thread grants it on entry to the call that it names. It packs what is inline and has the shards pinned. Finished calls
-go to the stream, while anybody is subscribed.
+A spare gets the state once, and from then on a record of every call. No member waits for a spare: its request is noted, and the
+training thread grants the request on entry to the call that it names, by packing the inline part and pinning the shards.
+Finished calls go to the stream while it has subscribers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .snapshots import Snapshots
 STANDBY_SILENCE = 30.0
 """Seconds without a request after which a spare's copies are dropped."""
 EVERY = 1.0
-"""Seconds between two keepalives of a stream."""
+"""Seconds without a record after which a stream sends a keepalive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,15 +44,15 @@ class SnapshotRequest:
     holders: Sequence[str]
     turn: int
     version: int
-    """That call: the same at all donors, as a parameter and what an optimizer keeps of it have to be of one version."""
+    """The number of that call: equal at all donors, as a parameter and its optimizer state must be of one version."""
     wants_inline: bool
-    """The manifest too."""
+    """True if the manifest is wanted, too."""
     answer: Future[bytes] = field(default_factory=Future)
-    """From the training thread, which grants or refuses it; a LookupError says why not."""
+    """Set by the training thread, which grants or refuses the request; a LookupError says why not."""
 
 
 class ReplicationSender:
-    """One member's, in one lifetime. Requests and standbys are guarded by the plane's lock."""
+    """The sender of one member in one lifetime. The plane's lock guards requests and standbys."""
 
     def __init__(self, plane: Plane, registered: Callable[[], Registered | None], snapshots: Snapshots) -> None:
         """No requests yet."""
@@ -62,12 +62,12 @@ class ReplicationSender:
         self._stream = ReplicationStream(plane.threads)
         self._requests: list[SnapshotRequest] = []
         self._standbys: dict[str, float] = {}
-        """Spares that have something pinned, and when they asked last."""
+        """Spares with pinned shards, and the time of each spare's last request."""
 
     # --- the training thread -------------------------------------------------------------------------------------------
 
     def entering(self, number: int) -> None:
-        """It has entered call ``number``, and ``Snapshots`` watches its optimizers. Grants what was asked for that call."""
+        """The training thread entered call ``number``, and ``Snapshots`` watches its optimizers: grant that call's requests."""
         if not self._requests and not self._standbys:
             return
         with self._plane.changed:
@@ -78,13 +78,13 @@ class ReplicationSender:
             return
         try:
             self._grant(requests, number)
-        except Exception as error:  # noqa: BLE001 - the spare gets it as a refusal; the training goes on
+        except Exception as error:  # noqa: BLE001 - the spare gets the error as a refusal; the training goes on
             _refuse([request for request in requests if not request.answer.done()], f"{type(error).__name__}: {error}")
         with self._plane.changed:
             self._plane.changed.notify_all()
 
     def hand_on(self, call: Call, results: Results) -> Sequence[Slot] | None:
-        """``call`` has finished. None: the results' slots stay the caller's; else others to use instead of them."""
+        """``call`` has finished. None: the results' slots stay the caller's. Else the slots to use instead of them."""
         if not self._stream.heard:
             return None
         plane = self._plane
@@ -102,7 +102,7 @@ class ReplicationSender:
 
     @property
     def busy(self) -> bool:
-        """Whether it does anything for a spare. Under the plane's lock."""
+        """True while this sender serves a spare. Under the plane's lock."""
         return bool(self._requests or self._standbys or self._stream.heard)
 
     # --- other threads -------------------------------------------------------------------------------------------------
@@ -113,13 +113,13 @@ class ReplicationSender:
             return [joiner for joiner in self._standbys if joiner not in view]
 
     def seen(self, joiner: str) -> None:
-        """It asked for something."""
+        """``joiner`` has sent a request."""
         with self._plane.changed:
             if joiner in self._standbys:
                 self._standbys[joiner] = self._plane.threads.now()
 
     def released(self, joiner: str) -> None:
-        """Its copies are gone."""
+        """The copies for ``joiner`` are gone."""
         with self._plane.changed:
             self._standbys.pop(joiner, None)
 
@@ -134,8 +134,8 @@ class ReplicationSender:
     def begin(self, request: SnapshotRequest) -> bytes:
         """``ask=begin``: see ``SnapshotRequest``. LookupError says why not, or not yet.
 
-        The answer: the bytes of the flat state and its fingerprint, the view in which the last call in it was computed, and the
-        manifest of that version, where it is wanted.
+        The answer: size and fingerprint of the flat state, the view in which its last call was computed, and the manifest of
+        that version, if wanted.
         """
         plane = self._plane
         with plane.changed:
@@ -155,7 +155,7 @@ class ReplicationSender:
         return request.answer.result()
 
     def averages(self, signature: bytes) -> Body:
-        """``ask=averages``: what every call comes to from now on, with the sums of those with that signature."""
+        """``ask=averages``: a record of every call from now on, with the sums of calls that have this ``signature``."""
         plane = self._plane
         with plane.changed:
             self._held(plane.authority)

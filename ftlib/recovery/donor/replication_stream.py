@@ -1,7 +1,7 @@
-"""One member's replication stream: the records of its finished calls, for all who are subscribed.
+"""One member's replication stream: the records of its finished calls, for all subscribers.
 
-The training thread neither waits here nor copies: it gives a finished call's buffers away, and takes others that nobody reads
-any more. All subscribers share the buffers. A slow subscriber is cut off, so that what is held for it has a limit.
+The training thread neither waits nor copies here: it gives a finished call's buffers away, and takes others that no subscriber
+reads any more. All subscribers share the buffers. A slow subscriber is cut off, which limits the memory held for it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ...core.tensors.staging import Slot
 from ..layout.replication_log import ReplicationRecord
 
 MOST = 8
-"""Averages that a subscriber may be behind."""
+"""Number of averages that a subscriber may be behind."""
 ROOM = 64 << 20
-"""Bytes that it may be behind in any case."""
+"""Bytes that a subscriber may be behind in any case."""
 
 
 class _Delivery:
@@ -30,25 +30,25 @@ class _Delivery:
 
 
 class ReplicationStream:
-    """One member's. Thread-safe."""
+    """The stream of one member. Thread-safe."""
 
     def __init__(self, threads: Threads = SYSTEM) -> None:
-        """Nobody is subscribed."""
+        """A stream without subscribers."""
         self._now = threads.now
         self._changed = threads.condition()
         # Guarded by the condition:
         self._subscribers: list[Subscriber] = []
         self._spare: list[Slot] = []
         self._newest = b""
-        """Signature of the calls that the spare slots are of."""
+        """Signature of the calls to whose layout the spare slots belong."""
 
     @property
     def heard(self) -> bool:
-        """Whether anybody is subscribed."""
+        """True while there is a subscriber."""
         return bool(self._subscribers)
 
     def append(self, record: ReplicationRecord) -> Sequence[Slot] | None:
-        """Queue it for all subscribers. None: its slots stay the caller's; else slots to use instead of them."""
+        """Queue ``record`` for all subscribers. None: its slots stay the caller's. Else the slots to use instead of them."""
         with self._changed:
             wanting = [each for each in self._subscribers if record.slots and each.signature == record.signature]
             delivery = _Delivery(record, len(wanting))
@@ -67,14 +67,14 @@ class ReplicationStream:
             return spare
 
     def subscribe(self, signature: bytes) -> Subscriber:
-        """From now on; ``signature``: of the calls whose sums are wanted."""
+        """Subscribe from now on. ``signature``: that of the calls whose sums are wanted."""
         with self._changed:
             subscriber = Subscriber(self, signature)
             self._subscribers.append(subscriber)
             return subscriber
 
     def end(self, why: str) -> None:
-        """Nothing more comes from here: subscribers get ``why`` as a LookupError."""
+        """End the stream: subscribers get ``why`` as a LookupError."""
         with self._changed:
             for subscriber in list(self._subscribers):
                 self._cut(subscriber, why)
@@ -129,25 +129,25 @@ class ReplicationStream:
 
 
 class Subscriber:
-    """One reader of the stream: used by one thread, but for what the stream does with it."""
+    """One reader of the stream: used by one thread, and by the stream itself."""
 
     def __init__(self, stream: ReplicationStream, signature: bytes) -> None:
         """Made by ``ReplicationStream.subscribe``."""
         self.signature = signature
         self.queue: deque[_Delivery] = deque()
         self.reading: _Delivery | None = None
-        """What ``next`` gave last: its slots are not used again before it is done with."""
+        """The delivery that ``next`` returned last: its slots are not reused before this subscriber is done with them."""
         self.why = ""
-        """Why nothing more comes."""
+        """Why no more records come; empty while they do."""
         self._stream = stream
 
     def behind(self, nbytes: int) -> bool:
-        """Whether so many bytes more would be too many."""
+        """True if ``nbytes`` more would exceed the limit."""
         waiting = sum(delivery.record.nbytes for delivery in self.queue if delivery.record.signature == self.signature)
         return waiting + nbytes > max(ROOM, MOST * nbytes)
 
     def next(self, patience: float) -> ReplicationRecord | None:
-        """The next record, valid until this is called again; None after ``patience`` seconds. LookupError: why none comes."""
+        """The next record, valid until the next call; None after ``patience`` seconds. LookupError says why none comes."""
         return self._stream.next(self, patience)
 
     def close(self) -> None:

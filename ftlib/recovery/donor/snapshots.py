@@ -1,9 +1,9 @@
-"""Copy-on-write snapshots: what a donor keeps of its state on entry to a call, for members that fetch it while it trains on.
+"""Copy-on-write snapshots of a donor's state on entry to a call, for members that fetch the state while the donor trains on.
 
-A thread copies a range at once. An optimizer about to step (``barrier``) first copies what is left, as it is the one that
-writes. A digest is read in the same way, without a copy. A change by anything else is noticed, and fails what was read.
+A thread starts to copy a range at once. An optimizer about to step (``barrier``) first copies the rest, as its step overwrites
+the state. A digest is computed in the same way, without a copy. A change by any other code is detected, and fails the reading.
 
-A range that is being kept like this is *pinned*, in log lines and errors too.
+A range that is kept in this way is *pinned*, in log lines and errors too.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .buffer_pool import BufferPool
 from .reading import Copying, Hashing, Reading, ReadingStage
 
 PATIENCE = 10.0
-"""Seconds that an optimizer waits for the other thread's unit; what is not read by then has failed."""
+"""Seconds that an optimizer waits for the other thread's unit; a reading that is not complete by then has failed."""
 _RELEASED = "it was released"
 
 
 class Snapshots:
-    """One member's, in one lifetime. Thread-safe, but for what says otherwise."""
+    """The snapshots of one member in one lifetime. Thread-safe, except where a method says otherwise."""
 
     def __init__(self, threads: Threads = SYSTEM) -> None:
         """Nothing is pinned, and no optimizer is watched."""
         self._threads = threads
         self._changed = threads.condition()
-        """Guards all below. Nobody reads the state while holding it."""
+        """Guards everything below. No thread reads the state while holding the lock."""
         self._copies: dict[Hashable, Copying] = {}
-        """By what is copied: joiners that need the same range share a copy."""
+        """Copies by layout, range and version: joiners that need the same range share a copy."""
         self._of: dict[str, dict[tuple[int, int], Copying]] = {}
         """joiner -> (index, version) of a shard -> its copy."""
         self.state_bytes = 0
-        """Of the whole state of which parts were pinned last."""
+        """Size of the whole state of which parts were last pinned."""
         self._pool = BufferPool(threads)
-        """Where copies are made; given back when nothing is pinned for anybody."""
+        """Buffers for the copies; freed when nothing is pinned for any joiner."""
         self._todo: list[Reading] = []
         """Readings with units that no thread has taken."""
         self._begun: list[Reading] = []
@@ -55,14 +55,14 @@ class Snapshots:
 
     @property
     def nbytes(self) -> int:
-        """Memory that is held, or will be once all is copied."""
+        """Bytes of all copies, complete or not."""
         with self._changed:
             return sum(copy.data.numel() for copy in self._copies.values())
 
     # --- the training thread -------------------------------------------------------------------------------------------
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
-        """From now on, each of them calls ``barrier`` before it steps. Idempotent; while none of them steps."""
+        """Make each of the ``optimizers`` call ``barrier`` before its steps. Idempotent. Only while none of them steps."""
         with self._changed:
             self._trainer = self._threads.current()
             self._hooks = [entry for entry in self._hooks if entry[0]() is not None]
@@ -72,7 +72,7 @@ class Snapshots:
                     self._hooks.append((weakref.ref(optimizer), optimizer.register_step_pre_hook(_hook(weakref.ref(self)))))
 
     def barrier(self) -> None:
-        """Return once all that has begun is read: the state is about to change. Never raises."""
+        """Wait until all begun readings are complete or failed: the state is about to change. Never raises."""
         with self._changed:
             if not self._begun:
                 return
@@ -95,10 +95,10 @@ class Snapshots:
     # --- threads that serve others -------------------------------------------------------------------------------------
 
     def arm(self, joiner: str, shards: Sequence[Shard], flat: FlatState, inside: int, keep: int | None = None) -> None:
-        """Pin ``shards`` of ``flat`` for ``joiner``, instead of what it has of versions before ``keep``.
+        """Pin ``shards`` of ``flat`` for ``joiner``, in place of its shards of versions before ``keep`` (None: of all).
 
-        ``inside``: the call that the training thread is in, and does not leave meanwhile: the state is that on entry to it.
-        ValueError where a shard is of another version, or no part of the flat state.
+        ``inside``: the call that the training thread is in, and does not leave meanwhile: the state is as on entry to it.
+        ValueError if a shard is of another version, or no part of the flat state.
         """
         layout = hash((flat.paths, flat.nbytes))
         if any(shard.version != inside for shard in shards):
@@ -124,7 +124,7 @@ class Snapshots:
             self._wake()
 
     def expect(self, joiner: str, keep: int, nbytes: int) -> None:
-        """So much will soon be pinned for ``joiner``, which needs what it has of versions from ``keep`` on, and no other."""
+        """Expect to pin ``nbytes`` soon for ``joiner``, which needs only its shards of versions from ``keep`` on."""
         with self._changed:
             former = self._of.get(joiner, {})
             old = [key for key in former if key[1] < keep]
@@ -132,9 +132,9 @@ class Snapshots:
         self._pool.prepare(nbytes)
 
     def data(self, joiner: str, index: int, version: int, patience: float = 0.0) -> torch.Tensor | None:
-        """The bytes of a shard (uint8), to be read alone; None while they are not complete, after ``patience`` seconds.
+        """The bytes of a shard (uint8), read-only; None if they are not complete after ``patience`` seconds.
 
-        LookupError says why there will be none.
+        LookupError says why they never will be.
         """
         deadline = self._threads.now() + patience
         with self._changed:
@@ -152,9 +152,9 @@ class Snapshots:
                 self._changed.wait(left)
 
     def digest(self, flat: FlatState, version: int, ranges: Iterable[tuple[int, int]]) -> Digest:
-        """Digests of the ``ranges`` (start, stop), without a copy: an optimizer waits for them.
+        """Digests of the ``ranges`` (start, stop), without a copy: an optimizer waits for the digests.
 
-        ``version``: the call that the training thread is in, and does not leave meanwhile. ValueError where there are no such
+        ``version``: the call that the training thread is in, and does not leave meanwhile. ValueError if there are no such
         bytes.
         """
         hashings = [Hashing(flat, start, stop, version) for start, stop in ranges]
@@ -165,23 +165,23 @@ class Snapshots:
         return Digest(self._changed, self._threads, hashings)
 
     def release(self, joiner: str) -> None:
-        """Drop what is pinned for ``joiner``."""
+        """Drop everything pinned for ``joiner``."""
         with self._changed:
             self._drop(joiner, list(self._of.pop(joiner, {}).values()))
             self._tidy()
             self._changed.notify_all()
 
     def keep_only(self, joiners: Collection[str]) -> None:
-        """Drop what is pinned for anybody else."""
+        """Drop everything pinned for other members than ``joiners``."""
         with self._changed:
             for joiner in [joiner for joiner in self._of if joiner not in joiners]:
                 self.release(joiner)
-            self._tidy()  # for those who died before they had anything
+            self._tidy()  # also if a joiner died before anything was pinned for it
 
     def forget(self) -> None:
         """Drop everything; waiting threads get a LookupError. On the training thread, remove the optimizers' hooks, too.
 
-        On another thread the hooks stay, and do nothing: an optimizer may be calling them just now.
+        On another thread the hooks stay, without effect: an optimizer may be calling them just now.
         """
         with self._changed:
             for reading in (*self._begun, *self._copies.values()):
@@ -206,12 +206,12 @@ class Snapshots:
         return Copying(flat, shard.start, shard.stop, shard.version, data)
 
     def _tidy(self) -> None:
-        """With no joiner left, give the memory back."""
+        """Free the memory if no joiner is left."""
         if not self._of:
             self._pool.close()
 
     def _wake(self) -> None:
-        """Start the thread where there is work for it."""
+        """Start the thread if there is work for it."""
         if self._worker is None and self._todo:
             self._worker = self._threads.thread(self._work, "ftlib-snapshots")
             self._worker.start()
@@ -230,7 +230,7 @@ class Snapshots:
         return None
 
     def _seal(self) -> None:
-        """Fail what has changed while it was read. A change in progress would show only after it, so this comes last."""
+        """Fail readings whose tensors changed meanwhile. Done last, as a change in progress shows only after its end."""
         for reading in self._begun:
             if reading.stage is ReadingStage.DONE and (why := reading.changed()):
                 reading.fail(why)
@@ -256,7 +256,7 @@ class Snapshots:
     def _work(self) -> None:
         """Read until nothing is left.
 
-        At the usual priority: an optimizer waits for the unit in hand, and would wait longer for a thread of low priority.
+        Runs at normal priority: an optimizer waits for the unit in hand, and would wait longer for a thread of low priority.
         """
         while True:
             with self._changed:
@@ -274,7 +274,7 @@ class Digest:
         self._changed, self._threads, self._hashings = changed, threads, hashings
 
     def result(self, patience: float = 0.0) -> list[bytes] | None:
-        """16 bytes for each range; None while they are not complete, after ``patience`` seconds. LookupError says why not."""
+        """16 bytes for each range; None if incomplete after ``patience`` seconds. LookupError says why they failed."""
         deadline = self._threads.now() + patience
         with self._changed:
             while True:
@@ -290,7 +290,7 @@ class Digest:
 
 
 def _hook(copies: weakref.ref[Snapshots]) -> Callable[..., Any]:
-    """What an optimizer calls before it steps, for as long as there are copies."""
+    """The hook that an optimizer calls before it steps; without effect once ``Snapshots`` is gone."""
 
     def barrier(*_: object) -> None:
         found = copies()

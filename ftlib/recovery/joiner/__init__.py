@@ -1,1 +1,1 @@
-"""The side that gets the state while it follows the others' calls."""
+"""The joiner's side: a member gets the state while it follows the others' calls."""

@@ -1,10 +1,10 @@
 """Shards through the process group, straight into the joiner's tensors; everything else over HTTP.
 
-A *run* of blocks is asked for over HTTP. Once the donor has said that they are on their way, they are received, all of them: a
-receive that nobody answers, or a message that nobody takes, would end the group for everybody when its time is up. A view
-change fails what is under way; in the next view the shard goes on at the block where it was.
+A *run* of blocks is requested over HTTP. Once the donor has answered that they are on their way, the joiner receives all of
+them: an unanswered receive, or a message that is not received, would end the group for all members at its timeout. A view
+change fails the operations under way; in the next view the shard goes on at the block that it had reached.
 
-An operation that does not end could still write into the model, so then nothing is to be used any more (``Tainted``).
+An operation that does not end could still write into the model, so the model must not be used any more (``Tainted``).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ..layout.shards import BLOCK, DIGEST, Shard, blocks, digest_of
 from .http_transport import FetchError, GoOn, HTTPTransport, Later
 
 _LOOK = 0.5
-"""Seconds for which one operation is waited for at a time."""
+"""Seconds of each wait for an operation."""
 WINDOW = 1
-"""Blocks of a run that are received at a time. An average that is sent meanwhile waits for those of all runs under way."""
+"""Blocks of a run that are received at a time. An average that is sent meanwhile waits for the blocks of all runs under way."""
 _TAGS = 1 << 40
-"""They begin anew after so many, long after the first ones were taken."""
+"""Number of tags after which they start again, long after the first ones were received."""
 
 
 class Tainted(RebuildTimeout):
-    """An operation of an aborted group has not ended and may still write into the model: this worker has to start anew."""
+    """An operation of an aborted group has not ended and may still write into the model: this worker has to restart."""
 
 
 class GroupTransport(HTTPTransport):
-    """Of one member in one lifetime."""
+    """The group transport of one member in one lifetime."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class GroupTransport(HTTPTransport):
     def shard(
         self, member: Member, shard: Shard, flat: FlatState, offset: int, got: Callable[[int], None], go_on: GoOn
     ) -> None:
-        """See ``HTTPTransport``. Tainted where the memory can be used no more."""
+        """See ``HTTPTransport``. Tainted if the memory must not be used any more."""
         spans = list(blocks(offset, shard.stop - shard.start))
         rate_limit = self.rate_limit
         size = max(1, rate_limit.piece(RUN * BLOCK) // BLOCK)
@@ -110,12 +110,12 @@ class GroupTransport(HTTPTransport):
         answer: Answer,
         got: Callable[[int], None],
     ) -> None:
-        """Whatever happens, nothing is under way when this returns or raises, but for Tainted."""
+        """Receive ``parts``. No operation is under way when this returns or raises, except after Tainted."""
         rank = session.ranks[member.id]
         works: list[Work] = []
 
         def receive(until: int) -> None:
-            """What nobody receives yet is not sent, either."""
+            """Begin receives up to number ``until``; a block is not sent before its receive has begun."""
             more = range(len(works), min(until, len(parts)))
             works.extend(group.recv(parts[number].target, rank, tag + number) for number in more)
 
@@ -139,14 +139,14 @@ class GroupTransport(HTTPTransport):
                 self._drain(member, work)
 
     def _wait(self, member: Member, work: Work) -> None:
-        """Until it has ended. GroupError where it failed."""
+        """Wait until ``work`` has ended. GroupError if it failed, FetchError if it takes too long."""
         deadline = self._threads.now() + self._patience
         while not work.wait(_LOOK):
             if self._threads.now() > deadline:
                 raise FetchError(f"nothing from {member} within {self._patience:g} s")
 
     def _drain(self, member: Member, work: Work) -> None:
-        """The same for one that is not wanted any more; Tainted where it does not end."""
+        """Wait until an unwanted ``work`` has ended, well or not; Tainted if it does not end."""
         deadline = self._threads.now() + self._patience
         while not work.done():
             try:
@@ -161,7 +161,7 @@ class GroupTransport(HTTPTransport):
 
 
 class _Buffers:
-    """Buffers of one block each, used again: the first touch of new memory costs more than the copy into it."""
+    """Reused buffers of one block each: the first touch of new memory costs more than the copy into it."""
 
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
@@ -177,7 +177,7 @@ class _Buffers:
 
 
 class _Part:
-    """Where one block is received: in place where its memory is in one row, else in a buffer."""
+    """The destination of one block: its own memory if that is contiguous, else a buffer."""
 
     def __init__(self, flat: FlatState, start: int, stop: int, buffers: _Buffers) -> None:
         views = flat.views(start, stop)
@@ -190,7 +190,7 @@ class _Part:
             self.target = self._buffer[: stop - start]
 
     def settle(self) -> None:
-        """It is verified: to where it belongs. What was never settled may still be written to, and is not used again."""
+        """The block is verified: copy it to its place. A buffer that was never settled may still be written to: no reuse."""
         if self._buffer is not None:
             self._flat.copy_in(self._start, self.target)
             self._buffers.give(self._buffer)

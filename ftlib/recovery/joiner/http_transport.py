@@ -1,8 +1,8 @@
 """The joiner's requests over HTTP (``group_transport``: shards through the process group).
 
-Every method raises one of three errors: ``Later`` (ask again), ``Refused`` (this donor has no such thing, and will have none)
-or ``FetchError`` (anything else; what has arrived counts). ``go_on`` is called all the time: once it returns False, FetchError
-ends what is under way.
+Every method raises one of three errors: ``Later`` (ask again), ``Refused`` (this donor has no such thing, and never will) or
+``FetchError`` (anything else; bytes that have arrived count). ``go_on`` is polled: once it returns False, FetchError ends the
+request.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ logger = logging.getLogger("ftlib")
 SILENCE = 15.0
 """Seconds without a byte after which a donor is given up."""
 _FAREWELL = 2.0
-"""The same for the release at the end, which need not arrive."""
+"""The same for the release at the end, which may get lost."""
 _PAUSE = 0.05
 """Seconds before a request that was answered "ask again" is repeated."""
 _MOST = 1 << 30
-"""Bytes of an answer that is held as a whole: the inline part, a layout."""
+"""Maximum bytes of an answer that is held as a whole: the inline part, a layout."""
 
 GoOn = Callable[[], bool]
 
 
 class FetchError(FTLibError):
-    """Nothing, or not all, came from a donor; the text names it."""
+    """Nothing, or not everything, came from a donor; the text names the donor."""
 
 
 class Refused(FetchError):
-    """This donor has no such thing, and will have none: a version that is over, a pin that was dropped."""
+    """This donor has no such thing, and never will: a version that is over, a pin that was dropped."""
 
 
 class Over(Refused):
@@ -63,11 +63,11 @@ class Nothing(Refused):
 
 
 class Unfit(Refused):
-    """The donor's state holds something that cannot be transferred."""
+    """The donor's state holds a value that cannot be transferred."""
 
 
 class Later(FTLibError):
-    """The donor is not that far: ask again. It has kept the request waiting for a while, unless it is too busy."""
+    """The donor is not ready yet: ask again. It kept the request waiting for a while, unless it is too busy."""
 
 
 class StillReading(Later):
@@ -79,22 +79,22 @@ class SnapshotOffer:
     """What the donors have pinned."""
 
     nbytes: int
-    """Of the flat state."""
+    """Bytes of the flat state."""
     shards: int
-    """Of the chunk."""
+    """Number of shards of the chunk."""
     packed: bytes
-    """The manifest; empty where no donor was asked for it."""
+    """The manifest; empty if no donor was asked for it."""
     chunks: tuple[tuple[int, int], ...]
-    """Where they begin and end; they make up the flat state."""
+    """Begin and end of each chunk; together they make up the flat state."""
     failed: Mapping[str, FetchError] = field(default_factory=dict)
-    """Ids of holders that pinned nothing, and why."""
+    """By id: the holders that pinned nothing, and why."""
 
 
 def pinned_shards(offer: SnapshotOffer, shards: Sequence[Shard]) -> tuple[Shard, ...]:
-    """The shards with those donors who pinned them.
+    """The shards, each with the donors that pinned it.
 
-    FetchError where one was pinned by nobody (Over where it was too late for one of its donors: it might have pinned it if
-    asked earlier), or where they were cut otherwise.
+    FetchError if the donors split the state differently, or if no donor pinned some shard: Over if the request came too late
+    for one of that shard's donors, which might have pinned it if asked earlier.
     """
     if len(shards) != offer.shards:
         raise FetchError(
@@ -114,7 +114,7 @@ def pinned_shards(offer: SnapshotOffer, shards: Sequence[Shard]) -> tuple[Shard,
 def request(
     ring: KeyRing | None, member: Member, path: str, query: Mapping[str, Any], go_on: GoOn, timeout: float = SILENCE
 ) -> Iterator[Answer]:
-    """The answer of ``member``, to be read. FetchError: whatever a connection raises, also while it is read; Later, Refused."""
+    """The answer of ``member``, to be read. Raises Later, Refused; FetchError for all connection errors, also during reads."""
     if ring is not None and (line := ring.renew()) is not None:
         logger.info("%s", line)
     target = f"{path}?{urlencode(query)}"
@@ -129,7 +129,7 @@ def request(
 
 
 def refusal(member: Member, status: int, text: str) -> FTLibError:
-    """What ``member`` means by ``status``, with which it gives nothing; ``text`` says why."""
+    """The error for a refusal of ``member`` with ``status``; ``text`` says why."""
     return _REFUSALS.get(status, Refused)(f"{member}: {text}")
 
 
@@ -143,7 +143,7 @@ _REFUSALS: Mapping[int, type[FTLibError]] = {
 
 
 class HTTPTransport:
-    """The donors of one member, over HTTP. Thread-safe: several shards come at a time."""
+    """One member's requests to its donors over HTTP. Thread-safe: several shards come at a time."""
 
     def __init__(self, ring: KeyRing | None, own_id: str, *, bandwidth: float = 0.0, threads: Threads = SYSTEM) -> None:
         """``own_id``: this member's. ``bandwidth``: bytes a second at most for all shards together; 0: no limit."""
@@ -151,7 +151,7 @@ class HTTPTransport:
         self._own_id = own_id
         self._threads = threads
         self.rate_limit = RateLimit(bandwidth, threads)
-        """What all shards share."""
+        """The limit that all shards share."""
 
     def offer(
         self,
@@ -164,10 +164,10 @@ class HTTPTransport:
         go_on: GoOn,
         chunk: ChunkRequest | None = None,
     ) -> SnapshotOffer:
-        """Have all ``holders`` pin their shards, in parallel (see ``shards.cut``); wait until they are in call ``version``.
+        """Ask all ``holders`` in parallel to pin their shards (see ``shards.cut``); wait until they are in call ``version``.
 
-        ``chunk``: the chunk to pin; None for all of the state. ``inline_from``: id of the one that sends the manifest, "" for
-        none. FetchError where that one, or all, failed (Over where it was too late for that), or where they do not agree on
+        ``chunk``: the chunk to pin; None for the whole state. ``inline_from``: id of the holder that sends the manifest, "" for
+        none. FetchError if that holder failed, if all did (Over if all requests came too late), or if the holders disagree on
         what the state is.
         """
         query = {
@@ -191,7 +191,7 @@ class HTTPTransport:
                 offers[member.id] = _offered(member, self._until_told(member, {**query, "inline": inline}, go_on))
             except FetchError as error:
                 failed[member.id] = error
-            except Exception as error:  # noqa: BLE001 - the thread that waits for this one raises it
+            except Exception as error:  # noqa: BLE001 - the waiting thread raises it
                 failed[member.id] = FetchError(f"{member}: {type(error).__name__}: {error}")
 
         threads = [self._threads.thread(functools.partial(ask, member), "ftlib-offer") for member in holders]
@@ -215,9 +215,9 @@ class HTTPTransport:
     def begin(
         self, member: Member, origin: str, holders: Sequence[Member], turn: int, version: int, go_on: GoOn, *, inline: bool
     ) -> Begun:
-        """For a spare: have ``member`` pin what it gives on entry to call ``version``, however long that takes.
+        """For a spare: ask ``member`` to pin its shards on entry to call ``version``, and wait for that without limit.
 
-        Refused where it is past that.
+        Refused if the member is past that entry.
         """
         query = {
             "ask": "begin",
@@ -233,10 +233,9 @@ class HTTPTransport:
     def shard(
         self, member: Member, shard: Shard, flat: FlatState, offset: int, got: Callable[[int], None], go_on: GoOn
     ) -> None:
-        """Receive a shard from ``offset`` bytes (a multiple of ``BLOCK``) in it on, to where it belongs in ``flat``.
+        """Receive a shard from byte ``offset`` (a multiple of ``BLOCK``) on, into its place in ``flat``.
 
-        In place wherever the memory is the computer's own. ``got(count)`` after each block that was verified: so many bytes
-        more.
+        In place if the memory is the computer's own. Calls ``got(count)`` after each verified block of ``count`` bytes.
         """
         query = {
             "ask": "stripe",
@@ -254,7 +253,7 @@ class HTTPTransport:
             answer.finish()
 
     def digest(self, member: Member, version: int, ranges: Sequence[tuple[int, int]], origin: str, go_on: GoOn) -> list[bytes]:
-        """The digests of ranges of the flat state as they are at ``version``, in their order."""
+        """The digests of ``ranges`` of the flat state at ``version``, in order."""
         text = ",".join(f"{start}:{stop}" for start, stop in ranges)
         with self.asked(member, {"ask": "digest", "version": version, "origin": origin, "ranges": text}, go_on) as answer:
             found = [_exactly(member, answer, DIGEST) for _ in ranges]
@@ -266,7 +265,7 @@ class HTTPTransport:
         return self._whole(member, {"ask": "inline", "version": version, "origin": origin}, go_on)
 
     def layout(self, member: Member, signature: bytes, go_on: GoOn) -> Layout:
-        """That of a call which the member made lately."""
+        """The layout with that signature, of a call that the member made lately."""
         try:
             found = call_layouts.decode(self._whole(member, {"ask": "layout", "signature": signature.hex()}, go_on))
         except ValueError as error:
@@ -276,14 +275,14 @@ class HTTPTransport:
         return found
 
     def release(self, member: Member) -> None:
-        """Let it drop what it has pinned. It need not be there."""
+        """Ask ``member`` to drop everything that it has pinned. The member may be gone."""
         try:
             self._whole(member, {"ask": "release", "joiner": self._own_id}, lambda: True, _FAREWELL)
         except (FetchError, Later) as error:
             logger.debug("%s was not told that its pins are released: %s", member, error)
 
     def release_all(self, members: Sequence[Member]) -> None:
-        """Do so at all of them, on a thread of its own."""
+        """``release`` at all ``members``, on a separate thread."""
 
         def tell() -> None:
             for member in members:
@@ -314,7 +313,7 @@ class HTTPTransport:
             return b"".join(parts)
 
     def _until_told(self, member: Member, query: Mapping[str, Any], go_on: GoOn) -> bytes:
-        """All of a short answer, once the donor no longer says "later"."""
+        """All of a short answer, once the donor no longer answers "ask again"."""
         while True:
             _continue(member, go_on)
             try:
@@ -370,11 +369,11 @@ class Begun(NamedTuple):
     fingerprint: str
     packed: bytes
     view_id: str
-    """The view in which the last call was computed that this state contains."""
+    """The view in which the last call contained in this state was computed."""
 
 
 class _OneOffer(NamedTuple):
-    """One donor's offer. ``fingerprint``: of what is streamed."""
+    """One donor's offer. ``fingerprint``: that of the manifest."""
 
     nbytes: int
     shards: int

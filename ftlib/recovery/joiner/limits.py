@@ -13,15 +13,15 @@ class RecoveryLimits:
     """What a joiner may use."""
 
     patience: float
-    """Seconds for which the others may have to wait for one thing."""
+    """Seconds that the others may have to wait for one thing."""
     pending: int
-    """Bytes of averages that wait to be replayed; beyond it the others wait."""
+    """Bytes of averages that may wait to be replayed; above it the others wait."""
     live: bool = True
-    """Whether to follow at all."""
+    """False if this member must not follow at all."""
 
 
 _LOOK = 0.5
-"""Seconds that are slept at a time."""
+"""Maximum seconds of one sleep."""
 _BURST = 0.25
 """Seconds' worth of bytes that the bucket holds."""
 
@@ -35,14 +35,14 @@ class RateLimit:
         self._threads = threads
         self._lock = threads.lock()
         self._free = threads.now()
-        """When the bucket had, or will have, room for all that was taken."""
+        """When the bucket had, or will have, room for all bytes taken so far."""
 
     def piece(self, most: int) -> int:
-        """Bytes that are best taken at a time, at most ``most``."""
+        """The number of bytes that is best taken at a time, at most ``most``."""
         return most if not self.rate else max(1, min(most, int(self.rate * _BURST)))
 
     def take(self, count: int, go_on: Callable[[], bool]) -> bool:
-        """Wait until ``count`` bytes may pass. False if ``go_on`` said no meanwhile; it is asked at least every second."""
+        """Wait until ``count`` bytes may pass. False if ``go_on``, polled at least every second, returned False meanwhile."""
         if not self.rate:
             return True
         with self._lock:

@@ -1,4 +1,4 @@
-"""A request made on a thread of its own, ahead of the call that it is about, so that nobody waits for it."""
+"""A request sent on a separate thread before the call that it names, so that nobody waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ B = TypeVar("B")
 
 
 class Prefetch(Generic[T, B]):
-    """Sent at once. Owned by the training thread."""
+    """A request that is sent at once. Owned by the training thread."""
 
     def __init__(
         self,
@@ -27,10 +27,10 @@ class Prefetch(Generic[T, B]):
         go_on: GoOn,
         begin: Callable[[T], B] | None = None,
     ) -> None:
-        """``ask`` makes the request. Its argument says whether to go on: ``go_on``, and not closed.
+        """``ask`` makes the request. Its argument returns True while ``go_on`` does and the prefetch is not closed.
 
-        ``version``: the call on entry to which the state is asked about. ``begin``: what to do with the answer as soon as
-        it is there, unless this has been closed; what it raises is raised by ``result``.
+        ``version``: the call on entry to which the state is requested. ``begin``: called with the answer as soon as it is
+        there, unless the prefetch is closed; ``result`` raises what ``begin`` raises.
         """
         self.session = session
         self.version = version
@@ -38,7 +38,7 @@ class Prefetch(Generic[T, B]):
         """What ``begin`` returned, once ``result`` or ``close`` has returned."""
         self._over = False
         self._beginning = threading.Lock()
-        """Held while something is begun, or this is closed: nothing begins after that."""
+        """Held during ``begin`` and in ``close``, so that nothing begins after ``close``."""
         self._answer: Future[T] = Future()
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
@@ -57,11 +57,11 @@ class Prefetch(Generic[T, B]):
         threading.Thread(target=run, name="ftlib-prefetch", daemon=True).start()
 
     def result(self) -> T:
-        """The answer, or what ``ask`` raised: waits for it."""
+        """Wait for the answer; raises what ``ask`` or ``begin`` raised."""
         return self._answer.result()
 
     def close(self) -> None:
         """Drop the answer: nothing begins once this returns. Idempotent."""
-        self._over = True  # at once: what is under way ends soon
+        self._over = True  # before the lock, so that a request under way ends soon
         with self._beginning:
             pass

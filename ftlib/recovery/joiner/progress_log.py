@@ -1,4 +1,4 @@
-"""What the log says while a state arrives: a line now and then, and one at the end."""
+"""Log lines while a state arrives: one now and then, and one at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...core.plane.plane import Plane
 from ...core.plane.progress import Progress
 
 _SPAN = 5.0
-"""Seconds over which the rate is taken."""
+"""Seconds over which the rate is measured."""
 
 
 class Meter:
@@ -28,11 +28,11 @@ class Meter:
         self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
 
     def expect(self, total: int) -> None:
-        """So many bytes are all there is."""
+        """Set the total number of bytes."""
         self.total = total
 
     def got(self, count: int) -> None:
-        """So many bytes more."""
+        """``count`` more bytes have arrived."""
         self.received += count
         now = self._now()
         self._marks.append((now, self.received))
@@ -40,7 +40,7 @@ class Meter:
             self._marks.popleft()
 
     def progress(self, pending: int, *, braking: bool, replayed: int = 0) -> Progress:
-        """How far it is now. Arguments are passed on as they are."""
+        """The progress now. The arguments are passed on as they are."""
         now, (began, before) = self._now(), self._marks[0]
         took = now - began
         rate = (self.received - before) / took if took > 0 else 0.0
@@ -56,17 +56,17 @@ EVERY = 5.0
 
 
 class ProgressLog:
-    """Of one recovery. The threads that work on it call ``update``: it needs none of its own."""
+    """The progress log of one recovery. The recovery's threads call ``update``, so that it needs no thread of its own."""
 
     def __init__(self, plane: Plane, progress: Callable[[], Progress]) -> None:
-        """``progress``: how far it is."""
+        """``progress``: returns the recovery's progress."""
         self._plane = plane
         self._progress = progress
         self._lock = plane.threads.lock()
         self._due = plane.threads.now() + EVERY
 
     def update(self) -> None:
-        """Log how far it is, if that was not logged lately. Not to be called with a lock held."""
+        """Log the progress, if it was not logged lately. Must not be called with a lock held."""
         now = self._plane.threads.now()
         if now < self._due:
             return
@@ -78,7 +78,7 @@ class ProgressLog:
         logger.info("getting the state: %s", progress, extra=self._plane.about("recovery", **_fields(progress)))
 
     def caught_up(self, number: int) -> None:
-        """Log that the state is here, as it was on entry to call ``number``."""
+        """Log that this member has the state on entry to call ``number``."""
         done = self._progress()
         text = "caught up: %s of state in %.1f s (%s/s), %d average%s replayed, counts from call %d on"
         rate = done.total / done.seconds if done.seconds > 0 else 0.0
@@ -88,15 +88,15 @@ class ProgressLog:
 
 
 class ArrivingState:
-    """Bytes of a state that comes while this member does nothing else. Used by one thread, as a context manager."""
+    """Progress of a state that arrives while this member does nothing else. Used by one thread, as a context manager."""
 
     def __init__(self, plane: Plane, *, waited_for: bool) -> None:
-        """``waited_for``: whether the others wait meanwhile."""
+        """``waited_for``: True if the others wait meanwhile."""
         self._plane = plane
         self._waited_for = waited_for
         self._meter = Meter(0, plane.threads.now)
         self._latest = self._now()
-        """Read by other threads: replaced, never changed."""
+        """The latest progress. Read by other threads: replaced, never changed."""
         self._progress_log = ProgressLog(plane, lambda: self._latest)
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class ArrivingState:
         self._plane.recovers(None)
 
     def got(self, count: int, total: int) -> None:
-        """So many bytes more, of so many (0: not known yet)."""
+        """``count`` more bytes have arrived, of ``total`` (0: unknown yet)."""
         self._meter.expect(total)
         self._meter.got(count)
         self._latest = self._now()
@@ -118,7 +118,7 @@ class ArrivingState:
 
 
 def _fields(progress: Progress) -> dict[str, object]:
-    """For formatters: the names say the unit."""
+    """The fields for log formatters, under names that say the unit."""
     values = asdict(progress)
     names = {
         "total": "state_bytes",

@@ -1,4 +1,4 @@
-"""What a round knows of its replay: the averages that wait, and of which version each chunk of the state is."""
+"""The state of a round's replay: the averages that wait, and the version of each chunk of the state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PendingAverages:
     def __init__(self, position: int) -> None:
         """``position``: the first call whose average has to be replayed."""
         self.position = position
-        """The part of the state that is here is that on entry to this call."""
+        """The part of the state that has arrived is as on entry to this call."""
         self.held = 0
         """Bytes of the averages that wait."""
         self.replayed = 0
@@ -34,16 +34,16 @@ class PendingAverages:
 
     @property
     def there(self) -> bool:
-        """Whether the next one is here."""
+        """True if the next average is here."""
         return self.position in self._averages
 
     @property
     def next(self) -> Results | None:
-        """The next one, which is here; None where there is nothing to apply."""
+        """The next average, which must be here; None if there is nothing to apply."""
         return self._averages[self.position]
 
     def keep(self, number: int, results: Results | None) -> Sequence[Slot] | None:
-        """Keep that of call ``number``. Returns buffers to use instead of those of ``results``."""
+        """Keep the average of call ``number``. Returns buffers to use instead of those of ``results``."""
         self._averages[number] = results
         if results is None:
             return None
@@ -52,7 +52,7 @@ class PendingAverages:
         return spare
 
     def done(self) -> None:
-        """The next one has been applied."""
+        """The next average has been applied."""
         results = self._averages.pop(self.position)
         self.position += 1
         if results is not None:
@@ -62,39 +62,39 @@ class PendingAverages:
 
 
 class Chunks:
-    """Which chunks are pinned, of which version, with which parameters. The round's lock guards it, but for ``take_over``."""
+    """The pinned chunks, with their versions and parameters. The round's lock guards everything except ``take_over``."""
 
     def __init__(self, offer: SnapshotOffer, version: int) -> None:
-        """The first is pinned as of ``version``."""
+        """The first chunk is pinned as of ``version``."""
         self._offer = offer
         self._versions = [version]
         self._fresh: list[tuple[int, bytes]] = []
-        """Chunks that were pinned since, with the manifest of their version."""
+        """Chunks that were pinned since the last ``pop_fresh``, with the manifest of their version."""
         self._parameters: list[list[torch.Tensor]] = []
 
     @property
     def all_pinned(self) -> bool:
-        """Whether none is left to ask for."""
+        """True if all chunks have been pinned."""
         return len(self._versions) == len(self._offer.chunks)
 
     @property
     def fresh(self) -> bool:
-        """Whether there is something to take over."""
+        """True if there are chunks to take over."""
         return bool(self._fresh)
 
     def settle(self, registered: Registered, flat: FlatState) -> None:
-        """Find the parameters of each chunk in ``flat``. ConfigError where one is in none."""
+        """Find the parameters of each chunk in ``flat``. ConfigError if a parameter is in no chunk."""
         self._parameters = by_chunk(registered, flat, self._offer.chunks)
 
     def next(self, shards: Sequence[Shard], have: Collection[int]) -> ChunkRequest | None:
-        """The chunk to ask for next; None where none is left, or two are on their way."""
+        """The chunk to ask for next; None if none is left, or two are on their way."""
         missing = {shard.version for shard in shards if shard.index not in have}
         if self.all_pinned or len(missing) > 1:
             return None
         return ChunkRequest(len(self._versions), len(shards), min(missing, default=self._versions[-1] + 1))
 
     def add(self, offer: SnapshotOffer, version: int) -> None:
-        """The next one was pinned as of ``version``. NoFollowing where the donors' state is another than it was."""
+        """The next chunk was pinned as of ``version``. NoFollowing if size or chunks of the donors' state have changed."""
         if (offer.nbytes, offer.chunks) != (self._offer.nbytes, self._offer.chunks):
             raise NoFollowing("the optimizer's state has grown since the state was asked for")
         self._fresh.append((len(self._versions), offer.packed))
@@ -106,12 +106,12 @@ class Chunks:
         return fresh
 
     def take_over(self, registered: Registered, fresh: Sequence[tuple[int, bytes]]) -> None:
-        """Take over what optimizers keep inline of these chunks' parameters: it is of the same version."""
+        """Take over the inline optimizer state of these chunks' parameters, which is of the same version."""
         for number, packed in fresh:
             take_over(registered, packed, {id(parameter) for parameter in self._parameters[number]})
 
     def without(self, position: int) -> list[torch.Tensor]:
-        """Parameters to which the average of call ``position`` must not be applied: their chunks arrive with it applied."""
+        """Parameters to which the average of call ``position`` must not be applied: their chunks already include it."""
         later = [number for number, version in enumerate(self._versions) if version > position]
         later += range(len(self._versions), len(self._offer.chunks))
         return [parameter for number in later for parameter in self._parameters[number]]

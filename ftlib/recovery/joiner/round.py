@@ -1,8 +1,8 @@
-"""One recovery under way, beside the training: shards come from the donors, and the averages since then are replayed.
+"""One recovery under way while the others train: fetch shards from the donors, and replay the averages since then.
 
-``position`` says how far the replay is: what is here of the state is that on entry to call ``position``. The shards of a
-chunk are of one version. An average is replayed once all shards of its version or an older one have arrived, and is applied
-to the chunks that they make up: the others come later, of a version in which it is applied already.
+``position`` is the progress of the replay: the part of the state that has arrived is as on entry to call ``position``. The
+shards of a chunk are of one version. An average is replayed once all shards of its version or an older one have arrived, and is
+applied to their chunks. The other chunks come later, in a version that already includes the average.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from .replay_state import Chunks, PendingAverages
 logger = logging.getLogger("ftlib")
 
 FETCHERS = 3
-"""Shards under way at a time."""
+"""Number of shards under way at a time."""
 LOOK = 0.05
-"""Seconds between looks whether a session has ended, while the others wait for this member."""
+"""Seconds between checks whether a session has ended, while the others wait for this member."""
 PATIENCE = 8
-"""Calls within which the averages that wait must become fewer; else the others wait until none is left."""
+"""Number of calls within which the waiting averages must become fewer; else the others wait until none is left."""
 _TRIES = 3
-"""Times that a donor may fail to give a shard."""
+"""Number of times that a donor may fail to give a shard."""
 _PATIENCE = 10.0
-"""Seconds in which a dead donor is excluded; then its shards come from others."""
+"""Seconds within which a dead donor is excluded; then its shards come from other donors."""
 _SPARE_PATIENCE = 1.0
-"""The same for a spare, which can begin anew at any time."""
+"""The same for a spare, which can start again at any time."""
 _END = 60.0
 """Seconds that a replay under way may take to end."""
 
 
 class Round:
-    """Shared by the training thread and its own threads, under one condition."""
+    """One recovery, shared by the training thread and the round's own threads, under one condition."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Round:
         offer: SnapshotOffer,
         allowed: RecoveryLimits,
     ) -> None:
-        """``number``: the call on entry to which the state is asked for.
+        """``number``: the call on entry to which the state is requested.
 
-        ``members``: the donors, among others. ``session``: None for a spare, which no view is waiting for.
+        ``members``: the donors, among others. ``session``: None for a spare, for which no view waits.
         """
         self.transport = transport
         self.registered = registered
@@ -109,7 +109,7 @@ class Round:
     # --- the training thread -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start. Any thread."""
+        """Start the round's threads. Any thread."""
         self._plane.recovers(self.progress)
         work = [("ftlib-recovery", self._run), *((f"ftlib-fetch-{number}", self._fetch_all) for number in range(FETCHERS))]
         self._threads = [
@@ -119,7 +119,7 @@ class Round:
             thread.start()
 
     def end(self) -> None:
-        """Stop, so that nothing writes the state any more. Idempotent. RebuildTimeout."""
+        """Stop: nothing writes the state once this has returned. Idempotent. RebuildTimeout if a thread does not end."""
         if self._plane.recovery == self.progress:
             self._plane.recovers(None)
         with self._changed:
@@ -132,29 +132,29 @@ class Round:
                 raise RebuildTimeout(f"thread {thread.name} still writes the state after {_END:g} s: start this worker anew")
 
     def keep(self, number: int, results: Results | None) -> Sequence[Slot] | None:
-        """Keep what call ``number`` led to; None: nothing to replay. Returns buffers to use instead of those of ``results``."""
+        """Keep the results of call ``number``; None: nothing to replay. Returns buffers to use instead of theirs."""
         with self._changed:
             self._changed.notify_all()
             return self._pending.keep(number, results)
 
     @property
     def next_chunk(self) -> ChunkRequest | None:
-        """The chunk to ask for now; None where there is none."""
+        """The chunk to ask for now; None if there is none."""
         with self._changed:
             return self._chunks.next(self.shards, self._have)
 
     def add(self, offer: SnapshotOffer, shards: Sequence[Shard], version: int) -> None:
-        """The next chunk was pinned on entry to call ``version``, of which the average has not been kept yet."""
+        """The next chunk was pinned on entry to call ``version``, whose average has not been kept yet."""
         with self._changed:
             self._chunks.add(offer, version)
             self.shards += tuple(shards)
             self._changed.notify_all()
 
     def apply_backpressure(self, session: Session, number: int, *, level: bool, grace: float = 0.0) -> None:
-        """Backpressure: wait where this member cannot hold more averages, or cannot keep pace. The others then wait for it.
+        """Wait while this member cannot hold more averages, or cannot keep pace. The others then wait for this member.
 
-        ``level``: also for the replay of the last average; the others apply theirs in the same time. ``grace``: seconds for
-        the last shards. Raises what went wrong.
+        ``level``: wait also for the replay of the last average; the others apply theirs in the same time. ``grace``: seconds
+        to wait for the last shards. Raises the round's error.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._arrived() or self._error is not None, grace)
@@ -188,32 +188,32 @@ class Round:
             self._check()
 
     def level_with(self, number: int, *, but: int = 0) -> bool:
-        """Whether everything has arrived, and every average before call ``number`` was replayed, ``but`` for so many."""
+        """True if all shards have arrived, and all averages before call ``number`` are replayed except the last ``but``."""
         with self._changed:
             return self._arrived() and self._pending.position >= number - but
 
     @property
     def error(self) -> Exception | None:
-        """What went wrong."""
+        """The round's error, if any."""
         with self._changed:
             return self._error
 
     def wait_room(self, seconds: float) -> bool:
-        """Whether another average may be held, within so many seconds."""
+        """Wait at most ``seconds`` until another average may be held; True if it may."""
         with self._changed:
             return self._changed.wait_for(lambda: self._pending.held <= max(0, self._limit - self._own.layout.nbytes), seconds)
 
     def check_fit(self) -> None:
-        """Wait until the job's state was compared with this program's. ConfigError where it does not fit."""
+        """Wait until the job's state was compared with this program's. ConfigError if it does not fit."""
         with self._changed:
             self._changed.wait_for(lambda: self.flat is not None or self._error is not None or self._over)
             self._check()
 
     def move(self, session: Session, number: int) -> bool:
-        """A new view: go on with the donors that are left. False where both donors of something missing are gone, or where
-        an average before call ``number`` was missed.
+        """A new view: go on with the donors that are left. False if both donors of a missing shard are gone, or an average
+        before call ``number`` was missed.
 
-        Then all begins anew: parameters and what belongs to them in the optimizer have to be of one version.
+        Then the recovery starts again, as parameters and their optimizer state must be of one version.
         """
         with self._changed:
             self._check()
@@ -229,7 +229,7 @@ class Round:
             return True
 
     def progress(self) -> Progress:
-        """How far it is. Any thread."""
+        """The round's progress. Any thread."""
         with self._changed:
             return self._meter.progress(len(self._pending), braking=self._braking, replayed=self._pending.replayed)
 
@@ -278,7 +278,7 @@ class Round:
         self._replay_all()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run ``work`` on this thread, at low priority where the state is large: training comes first."""
+        """Run ``work`` on this thread, at low priority if the state is large: training comes first."""
         if self._offer.nbytes >= LARGE:
             stand_back()
         try:
@@ -346,7 +346,7 @@ class Round:
         return self._over or self._error is not None or self._complete()
 
     def _fetch(self, shard: Shard, donor: Member) -> bool:
-        """Whether all of it is here; else it is tried again from where it was, perhaps at another donor."""
+        """Fetch ``shard``. True if all of it is here; else it is tried again from the last offset, perhaps at another donor."""
         with self._changed:
             offset = self._offsets.get(shard.index, 0)
         flat = self.flat
@@ -362,7 +362,7 @@ class Round:
 
         try:
             self.transport.shard(donor, shard, flat, offset, got, lambda: self._wants(shard))
-        except Later:  # the donor has kept the request waiting, unless it is too busy
+        except Later:  # the donor kept the request waiting, unless it is too busy
             with self._changed:
                 self._changed.wait(LOOK)
             return False
@@ -385,7 +385,7 @@ class Round:
         )
 
     def _none_left(self, shard: Shard) -> None:
-        """NoFollowing where no donor can give this shard, and no new view brings another one."""
+        """NoFollowing if no donor can give this shard, and no new view brings another donor in time."""
         deadline = self._plane.threads.now() + (_PATIENCE if self.session is not None else _SPARE_PATIENCE)
         with self._changed:
             while self._wants(shard) and self._donor_of(self.shards[shard.index]) is None:

@@ -1,7 +1,7 @@
 """Buffers for averages that wait to be replayed, touched before they are needed.
 
-An average that is kept also keeps the buffers that it came in, and the next one needs others, as large as all gradients.
-Their first touch takes longer than an average, and the other members would wait for it.
+A kept average keeps the buffers in which it arrived, so the next average needs new ones, as large as all gradients. Their first
+touch takes longer than an average, and the other members would wait for it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ...core.tensors.layout import Layout
 from ...core.tensors.staging import Slot
 
 _AHEAD = 2
-"""Sets beside those that are kept: for the next call, and for the one after it."""
+"""Sets besides the kept ones: for the next call, and for the one after it."""
 _SMALL = 2 << 20
 """Bytes of gradients whose first touch does not matter."""
 
 
 class SlotPool:
-    """One joiner's. ``kept`` and ``close`` are for the training thread."""
+    """The slots of one joiner. ``kept`` and ``close`` are for the training thread."""
 
     def __init__(self, limit: int, threads: Threads = SYSTEM) -> None:
         """``limit``: bytes of averages that may wait."""
@@ -30,15 +30,15 @@ class SlotPool:
         self._lock = threading.Lock()
         # Guarded by the lock:
         self._sets = 0
-        """Sets made in addition to those that there were at the beginning."""
+        """Number of sets made in addition to the initial ones."""
         self._made: list[Slot] = []
         self._missing = 0
-        """Sets still to be made; while there are any, a thread makes them."""
+        """Number of sets still to be made; a thread makes them while it is not 0."""
         self._recovery = 0
-        """Number of the recovery: a thread ends with the one that it works for."""
+        """Number of the recovery: a thread ends with the recovery for which it works."""
 
     def kept(self, layout: Layout, waiting: int) -> list[Slot]:
-        """``waiting`` averages of that layout wait now. Returns the buffers that were made since."""
+        """``waiting`` averages of that layout wait now. Returns the buffers made since the last call."""
         with self._lock:
             sets = 1 + kept(layout, self._limit) + self._sets
             more = max(0, waiting + _AHEAD - sets) if layout.nbytes >= _SMALL else 0
@@ -51,13 +51,13 @@ class SlotPool:
             return made
 
     def close(self) -> None:
-        """No more are needed, until another recovery begins. Idempotent."""
+        """No more slots are needed until another recovery begins. Idempotent."""
         with self._lock:
             self._missing, self._made, self._sets = 0, [], 0
             self._recovery += 1
 
     def _make(self, layout: Layout, recovery: int) -> None:
-        """One by one, so that each can be used at once. Low priority: training comes first."""
+        """Make slots one by one, so that each can be used at once. Low priority: training comes first."""
         stand_back()
         while True:
             for bucket in layout.buckets:

@@ -1,7 +1,7 @@
-"""The end of a recovery: the inline part comes anew, and digests show that the replayed part is what the others have.
+"""The end of a recovery: the inline part comes again, and digests show that the replayed part equals the others'.
 
 Both are as of one moment: the entry to the call that is to become the joiner's own. They are requested calls ahead. Donors and
-joiner read their state while that call is under way; the joiner waits for the answers when it has ended.
+joiner read their state while that call is under way; the joiner waits for the answers when the call has ended.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PAUSE = 0.05
 
 
 class Verification:
-    """For one call, ``number``. Owned by the training thread."""
+    """The verification as of entry to call ``number``. Owned by the training thread."""
 
     def __init__(self, round_: Round, session: Session, number: int, go_on: Callable[[], bool], turn: int = 0) -> None:
-        """Sends the requests at once. ``go_on``: whether anybody waits for it. ``turn``: chooses who sends the inline part."""
+        """Sends the requests at once. ``go_on``: returns False to end them. ``turn``: chooses the sender of the inline part."""
         self.number = number
         self.session = session
         self._round = round_
@@ -52,25 +52,25 @@ class Verification:
 
     @property
     def begun(self) -> bool:
-        """Whether the state here is being read, as of entry to that call."""
-        return self._begun  # not whether there is anything to compare: all of the state may be small
+        """True once this member's state is being read, as of entry to that call."""
+        return self._begun  # even if there is nothing to compare: the whole state may be inline
 
     def begin(self) -> None:
-        """Read the state here: it is that on entry to the call, and stays so until ``holds`` has returned."""
+        """Begin to read this member's state: it is as on entry to the call, and stays so until ``holds`` has returned."""
         flat = self._round.flat
         assert flat is not None, "all stripes are here"
         self._own = [self._pool.submit(_digests, flat, share) for share in self._shares]
         self._begun = True
 
     def holds(self) -> bool:
-        """Whether all digests are equal: waits for them. FetchError, Later where a donor did not answer."""
+        """Wait for all digests; True if they are equal. FetchError or Later if a donor did not answer."""
         theirs = [future.result() for future in self._theirs]
         equal = theirs == [future.result() for future in self._own]
         self._rest.result()
         return equal
 
     def load(self) -> None:
-        """Take over the inline part, once all else is known to be equal. ConfigError where it does not fit."""
+        """Take over the inline part, once the rest is known to be equal. ConfigError if it does not fit."""
         flat, now = self._round.flat, refresh(self._round.registered, self._rest.result())
         assert flat is not None
         if (now.paths, now.nbytes) != (flat.paths, flat.nbytes):
@@ -85,7 +85,7 @@ class Verification:
         return not self._over.is_set() and self._go_on()
 
     def _until_told(self, ask: Callable[..., T], *arguments: object) -> T:
-        """The answer, once the donor is inside the call; ``go_on`` ends it."""
+        """The answer, once the donor is inside the call. FetchError if ``go_on`` returns False before."""
         while True:
             try:
                 return ask(*arguments)
@@ -96,7 +96,7 @@ class Verification:
 
 
 def _shares(round_: Round, count: int) -> list[list[tuple[int, int]]]:
-    """The shards' ranges, dealt out."""
+    """The shards' ranges, dealt out to ``count`` holders."""
     ranges = [(shard.start, shard.stop) for shard in round_.shards]
     return [share for start in range(count) if (share := ranges[start::count])]
 

@@ -1,1 +1,1 @@
-"""What donors and joiners agree on: what travels, how it is cut, what requests and refusals say."""
+"""What donors and joiners agree on: the manifest, the shards, the replication log, requests and refusals."""

@@ -1,7 +1,7 @@
-"""A call's layout as bytes: a joiner that takes part in a call before its own program has entered one learns it from others.
+"""A call's layout as bytes: a joiner that takes part in calls that its own program has not entered learns layouts from others.
 
-msgpack: ``[signature, text, [[dtype, count, op, [[index, start, stop, offset, shape or nil], ...]], ...]]``. Whoever reads
-checks everything: sizes become allocations.
+msgpack: ``[signature, kind, text, [[dtype, count, op, [[index, start, stop, offset, shape or nil], ...]], ...]]``. The reader
+checks everything, as sizes become allocations.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DTYPES = {
         torch.uint8,
     )
 }
-"""Those that buckets may have."""
+"""The dtypes that buckets may have, by name."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _OPERATIONS = frozenset({"SUM", "MIN", "MAX", "PRODUCT"})
 _MOST_DIMENSIONS = 64
 _MOST_BYTES = 1 << 40
-"""Of all buckets."""
+"""Maximum size of all buckets together."""
 _LONGEST = 1 << 62
 
 
@@ -55,7 +55,7 @@ def encode(layout: Layout) -> bytes:
 
 
 def decode(data: bytes) -> Layout:
-    """The inverse; ValueError where it is none."""
+    """Inverse of ``encode``; ValueError if ``data`` is no layout."""
     try:
         packed = msgpack.unpackb(data)
     except Exception as error:
@@ -93,7 +93,7 @@ def _piece(packed: object) -> Piece:
 
 
 def _is_whole(shape: object, start: int, stop: int) -> TypeGuard[list[int]]:
-    """Whether a piece from ``start`` to ``stop`` is a whole tensor of that shape."""
+    """True if a piece from ``start`` to ``stop`` is a whole tensor of that shape."""
     if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(_natural, shape)):
         return False
     return start == 0 and stop == math.prod(shape)

@@ -1,7 +1,7 @@
-"""Tensors as one flat range of bytes, which is cut in shards.
+"""Tensors as one flat range of bytes, which is split into shards.
 
-Bytes come in the order of the elements (the last dimension runs fastest), whatever a tensor's strides: so the bytes are the
-same at a member whose convolutions are channels-last. Nothing is copied until it is asked for.
+The bytes are in the order of the elements (the last dimension runs fastest), whatever a tensor's strides: so they are the same
+at a member whose convolutions are channels-last. Bytes are copied only on demand.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class TensorRange(NamedTuple):
 class FlatState:
     """One range of bytes over tensors of any device, strides and shape.
 
-    Memory is looked up at each access: a parameter whose ``data`` was replaced is read where it lies now.
+    Memory is looked up at each access: a parameter whose ``data`` was replaced is read at its new place.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], paths: Sequence[str]) -> None:
-        """``tensors``: dense; the live ones. ``paths``: what to call them in errors."""
+        """``tensors``: the live tensors, dense. ``paths``: their names in errors."""
         if len(tensors) != len(paths):
             raise ValueError(f"{len(tensors)} tensors, but {len(paths)} paths")
         self.tensors = tuple(tensors)
@@ -41,7 +41,7 @@ class FlatState:
         self.nbytes = self.ends[-1] if self.ends else 0
 
     def pieces(self, start: int, stop: int) -> Iterator[TensorRange]:
-        """Where the bytes ``start`` to ``stop`` lie, in order. ValueError where there are no such bytes."""
+        """The tensor ranges of the bytes ``start`` to ``stop``, in order. ValueError if there are no such bytes."""
         if not 0 <= start <= stop <= self.nbytes:
             raise ValueError(f"bytes {start} to {stop} of {self.nbytes}")
         index = bisect_right(self.ends, start)
@@ -53,9 +53,9 @@ class FlatState:
             start, index = end, index + 1
 
     def copy_out(self, start: int, stop: int, into: torch.Tensor) -> None:
-        """Copy the bytes ``start`` to ``stop`` to ``into``, of that many uint8. Others may run Python meanwhile.
+        """Copy the bytes ``start`` to ``stop`` to ``into``, that many uint8. Other threads may run Python meanwhile.
 
-        One thread copies: torch would let several do it, which wait for each other where the training needs them.
+        One thread copies: torch would use several, which wait for each other while the training needs them.
         """
         _fits(into, stop - start)
         offset = 0
@@ -78,9 +78,9 @@ class FlatState:
                 offset += end - first
 
     def views(self, start: int, stop: int) -> list[memoryview] | None:
-        """The memory of these bytes, writable, in order; None where a tensor is on a device, or not contiguous.
+        """The memory of bytes ``start`` to ``stop``, writable, in order; None if a tensor is on a device, or not contiguous.
 
-        Writing there does not raise ``Tensor._version``.
+        Writing to it does not increase ``Tensor._version``.
         """
         views = []
         for index, first, end in self.pieces(start, stop):
@@ -97,7 +97,7 @@ def _fits(data: torch.Tensor, nbytes: int) -> None:
 
 
 def _bytes(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Its bytes, in the order of the elements: the memory itself where it lies so, else a copy."""
+    """A tensor's bytes, in the order of the elements: its own memory if contiguous, else a copy."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1).view(torch.uint8)[start:stop]
@@ -116,7 +116,7 @@ def _set(tensor: torch.Tensor, start: int, data: torch.Tensor) -> None:
 
 
 def _rows(tensor: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, int]:
-    """The rows of the first dimension in which these bytes are, and at which byte of them they begin."""
+    """The rows of the first dimension that hold these bytes, and the byte in those rows at which they begin."""
     tensor = tensor.squeeze()
     row = tensor[0].numel() * tensor.element_size()
     first = start // row

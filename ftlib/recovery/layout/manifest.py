@@ -1,10 +1,10 @@
-"""What of the registered state is streamed, and what comes inline with the list of it.
+"""Which part of the registered state is streamed, and which comes inline in the manifest.
 
-*Streamed* is what only an optimizer's step changes, and what is big: the parameters of registered modules, and the tensors
+*Streamed* tensors are big, and only an optimizer's step changes them: the parameters of registered modules, and the tensors
 with more than one element in registered optimizers' state. A trainable parameter that no registered optimizer steps may change
-at any time, so that it is *inline*, like everything else: buffers, counters, hyperparameters, the state of all other objects.
+at any time, so it is *inline*, like everything else: buffers, counters, hyperparameters, the state of all other objects.
 
-Packed, it is the tree of ``Registered.tree`` (``state`` encodes it) with holes where streamed tensors are, and the list of
+A packed manifest is the tree of ``Registered.tree`` (``state`` encodes it) with holes for the streamed tensors, and the list of
 these holes. Tensors that share their memory (tied weights) are streamed once and fill several holes. The list is sorted, so
 that it is the same at all members.
 """
@@ -31,15 +31,15 @@ from .flat_state import FlatState
 
 _SAME = "build the same everywhere"
 _ROOM = 1 << 20
-"""Bytes from which on a new tensor gets huge pages."""
+"""Size in bytes from which a new tensor gets huge pages."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Keys = tuple[str | int, ...]
-"""The way in that object's state: a module's is (name,), an optimizer's ("state", the parameter's number, name)."""
+"""A path within an object's state: (name,) in a module's, ("state", the parameter's number, name) in an optimizer's."""
 
 
 class Streamed(NamedTuple):
-    """One streamed tensor. ``path``: its first place in the tree."""
+    """One streamed tensor. ``path``: the tensor's first place in the tree."""
 
     path: str
     dtype: torch.dtype
@@ -55,16 +55,16 @@ class Manifest:
     streamed: tuple[Streamed, ...]
     """In the order of the flat state."""
     nbytes: int
-    """Of all that is streamed."""
+    """Bytes of all streamed tensors."""
     fingerprint: str
-    """Of the list of holes. Flat states of the same fingerprint have the same tensors at the same places."""
+    """Hash of the list of holes. Flat states with equal fingerprints have the same tensors at the same places."""
     borders: tuple[int, ...]
-    """Where a parameter begins in the flat state, with all that belongs to it; none where a step reads several together."""
+    """Where in the flat state a parameter with its optimizer state begins; empty if a step reads several together."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Hole:
-    """Where in the tree the streamed tensor numbered ``index`` belongs."""
+    """A place in the tree for the streamed tensor with number ``index``."""
 
     place: Place
     keys: Keys
@@ -78,7 +78,7 @@ class _Hole:
 
 
 def split(registered: Registered, step: int) -> tuple[Manifest, FlatState]:
-    """The state now, and the live tensors that are streamed. ConfigError by path where it cannot travel."""
+    """The manifest of the present state, and the live streamed tensors. ConfigError names a value that cannot travel."""
     tree = _opened(registered, step)
     holes: list[_Hole] = []
     tensors: list[torch.Tensor] = []
@@ -101,24 +101,24 @@ def split(registered: Registered, step: int) -> tuple[Manifest, FlatState]:
 
 
 def prepare(registered: Registered, packed: bytes) -> FlatState:
-    """Take over what is inline, and give the live tensors that are to be filled.
+    """Take over the inline part; returns the live tensors that are to be filled.
 
-    Optimizer state that does not exist here yet begins with zeros. Other tensors keep their values until they are filled.
-    ConfigError naming the first difference, before anything has changed, where another program packed it.
+    Optimizer state that does not exist here yet is created with zeros. Other tensors keep their values until they are filled.
+    ConfigError names the first difference, before anything has changed, if another program packed the state.
     """
     return _take(registered, packed, create=True)
 
 
 def refresh(registered: Registered, packed: bytes) -> FlatState:
-    """Take over what is inline; the streamed tensors, which are returned, stay the very same.
+    """Take over the inline part; returns the streamed tensors, which are left as they are.
 
-    ConfigError where they do not exist here.
+    ConfigError if they do not exist here.
     """
     return _take(registered, packed, create=False)
 
 
 def take_over(registered: Registered, packed: bytes, parameters: Collection[int]) -> None:
-    """Take over what optimizers keep inline (counters of steps) of ``parameters`` (their ``id``), and nothing else."""
+    """Take over only the inline optimizer state (step counters) of ``parameters`` (given by ``id``)."""
     tree, holes = _unpacked(packed)
     streamed = {(hole.place, hole.keys) for hole in holes}
     for place, optimizer in optimizers_of(registered).items():
@@ -138,7 +138,7 @@ def take_over(registered: Registered, packed: bytes, parameters: Collection[int]
 
 
 def by_chunk(registered: Registered, flat: FlatState, chunks: Sequence[tuple[int, int]]) -> list[list[torch.Tensor]]:
-    """The parameters that optimizers step, by the chunk of ``flat`` that they lie in. ConfigError where one is in none."""
+    """The parameters that optimizers step, by their chunk of ``flat``. ConfigError if a parameter is in no chunk."""
     if len(chunks) == 1:
         return [[p for optimizer in stepping(registered) for p in parameters_of(optimizer)]]
     starts = [0, *flat.ends]
@@ -153,11 +153,11 @@ def by_chunk(registered: Registered, flat: FlatState, chunks: Sequence[tuple[int
     return found
 
 
-# --- at who has the state ----------------------------------------------------------------------------------------------
+# --- at the donor ------------------------------------------------------------------------------------------------------
 
 
 def _opened(registered: Registered, step: int) -> dict[str, Any]:
-    """The tree, with containers of its own wherever there may be holes."""
+    """The tree, with new containers wherever there may be holes."""
     tree = registered.tree(step)
     for role, index in registered.of(nn.Module):
         if isinstance(tree[role][index], Mapping):
@@ -191,7 +191,7 @@ def _streamed(registered: Registered, tree: Mapping[str, Any]) -> Iterator[tuple
 def _by_owner(
     registered: Registered, entries: Iterable[tuple[Place, Keys, torch.Tensor]]
 ) -> list[tuple[Hashable, tuple[Place, Keys, torch.Tensor]]]:
-    """The entries in an order that is the same everywhere, each with whose it is: behind a parameter what belongs to it."""
+    """The entries with their owners, in an order that is equal everywhere: after a parameter comes its optimizer state."""
     optimizers, ranks = optimizers_of(registered), dict[Hashable, int]()
     entries = sorted(entries, key=_order)
     owners: list[Hashable] = []
@@ -209,7 +209,7 @@ def _borders(flat: FlatState, owners: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(start for start, one, other in zip(flat.ends, owners, owners[1:], strict=False) if one != other)
 
 
-# --- at who gets it ----------------------------------------------------------------------------------------------------
+# --- at the joiner -----------------------------------------------------------------------------------------------------
 
 
 def _take(registered: Registered, packed: bytes, *, create: bool) -> FlatState:
@@ -220,11 +220,11 @@ def _take(registered: Registered, packed: bytes, *, create: bool) -> FlatState:
     flat = FlatState(_live(registered, own, holes, create=create), [hole.path for hole in _first(holes)])
     _check_ties(flat)
     for hole in holes:
-        _put(tree, hole, flat.tensors[hole.index])  # a parameter that is loaded from itself is not even copied
+        _put(tree, hole, flat.tensors[hole.index])  # loading a parameter from itself copies nothing
     registered.load(tree)
     optimizers = optimizers_of(registered)
     for hole in holes:
-        if hole.place in optimizers:  # torch has taken the tensors themselves, but for those that it casts
+        if hole.place in optimizers:  # torch has kept the tensors themselves, except those that it casts
             optimizer, (_, number, name) = optimizers[hole.place], hole.keys
             optimizer.state[parameters_of(optimizer)[int(number)]][name] = flat.tensors[hole.index]
     return flat
@@ -253,7 +253,7 @@ def _hole(entry: object) -> _Hole:
 
 
 def _compare(registered: Registered, own: Mapping[str, Any], tree: Mapping[str, Any], holes: Iterable[_Hole]) -> None:
-    """ConfigError naming the first difference between the registered objects here (``own``) and at the job (``tree``)."""
+    """ConfigError names the first difference between the registered objects here (``own``) and the job's (``tree``)."""
     streamed = {(hole.place, hole.keys): hole for hole in holes}
     modules, optimizers = registered.of(nn.Module), optimizers_of(registered)
     for place in modules:
@@ -285,7 +285,7 @@ def _compare_tensors(path: str, here: object, there: object) -> None:
 
 
 def _live(registered: Registered, own: Mapping[str, Any], holes: Iterable[_Hole], *, create: bool) -> list[torch.Tensor]:
-    """The tensors here that belong into the holes, by index."""
+    """This member's tensors for the holes, by index."""
     parameters, optimizers = by_memory(registered), optimizers_of(registered)
     live: dict[int, torch.Tensor] = {}
     for hole in holes:
@@ -301,7 +301,7 @@ def _live(registered: Registered, own: Mapping[str, Any], holes: Iterable[_Hole]
 
 
 def _state_tensor(optimizer: Optimizer, hole: _Hole, *, create: bool) -> torch.Tensor:
-    """The one that exists, or a new one of zeros."""
+    """The existing tensor, or a new one of zeros if ``create``."""
     _, number, name = hole.keys
     parameter = parameters_of(optimizer)[int(number)]
     found = mapping(optimizer.state.get(parameter)).get(name)
@@ -312,7 +312,7 @@ def _state_tensor(optimizer: Optimizer, hole: _Hole, *, create: bool) -> torch.T
     nbytes = torch.Size(hole.shape).numel() * hole.dtype.itemsize
     if parameter.device.type == "cpu" and parameter.is_contiguous() and nbytes >= _ROOM:
         return huge(nbytes).view(hole.dtype).view(hole.shape)
-    if tuple(parameter.shape) == hole.shape:  # with its strides, as the optimizer itself makes them
+    if tuple(parameter.shape) == hole.shape:  # with the parameter's strides, as the optimizer makes it
         return torch.zeros_like(parameter, dtype=hole.dtype, requires_grad=False)
     return torch.zeros(hole.shape, dtype=hole.dtype, device=parameter.device)
 
@@ -329,7 +329,7 @@ def _check_ties(flat: FlatState) -> None:
 
 
 def _first(holes: Sequence[_Hole]) -> list[_Hole]:
-    """The first hole of every tensor, by index. ConfigError where the numbers are none."""
+    """The first hole of every tensor, by index. ConfigError if the indices are not 0, 1, 2, ..."""
     first: dict[int, _Hole] = {}
     for hole in holes:
         first.setdefault(hole.index, hole)

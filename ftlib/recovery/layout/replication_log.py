@@ -1,7 +1,7 @@
-"""The replication log: what finished calls came to, as members send it to spares.
+"""The replication log: the results of finished calls, as members send them to spares.
 
-On the wire a record is four bytes of length, so many bytes of msgpack, the sums of each bucket as they lie in staging, and a
-digest. A length of zero is a keepalive: the sender is there, and no call has finished meanwhile. The ``Hello`` comes first.
+On the wire a record is four bytes of length, that many bytes of msgpack, the sums of each bucket as they lie in staging, and a
+digest. A length of zero is a keepalive: the sender is alive, and no call has finished meanwhile. The ``Hello`` comes first.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from .shards import DIGEST
 KEEPALIVE = b"\0\0\0\0"
 _LENGTH = struct.Struct("!I")
 _LONGEST = 1 << 20
-"""Bytes of a head."""
+"""Maximum bytes of a head."""
 _PIECE = 1 << 20
-"""Bytes that are handed to the connection at a time."""
+"""Bytes that are passed to the connection at a time."""
 
 Fill = Callable[[memoryview], int]
-"""Receives into all of it; the number of bytes, fewer where the connection has ended."""
+"""Receives until the view is full; returns the number of bytes, fewer if the connection has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicationRecord:
-    """What a finished call came to."""
+    """The result of a finished call."""
 
     number: int
     signature: bytes
     kind: str
-    """Of the layout."""
+    """The layout's kind."""
     weight: float
     """The sum of the weights, by which the sums in ``slots`` have to be divided."""
     view_id: str
-    """The view in which it was computed: two records of one call are the same if these are."""
+    """The view in which the result was computed: two records of one call are equal if their views are."""
     slots: tuple[Slot, ...]
-    """The buckets' sums; none where nothing is to be applied."""
+    """The buckets' sums; empty if there is nothing to apply."""
 
     @property
     def nbytes(self) -> int:
-        """Of all sums."""
+        """Bytes of all sums."""
         return sum(slot.bucket.nbytes for slot in self.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Where a sender is: the records of all calls after ``finished`` follow."""
+    """The sender's place: the records of all calls after ``finished`` follow."""
 
     finished: int
     view_id: str
     """The view in which call ``finished`` was computed."""
     origin: str
-    """Of its state."""
+    """The origin of the sender's state."""
     holders: tuple[Member, ...]
-    """Who has that state too, itself among them."""
+    """The members that have this state, the sender included."""
 
     def encode(self) -> Iterator[bytes]:
         """The record."""
@@ -70,7 +70,7 @@ class Hello:
 
     @classmethod
     def read(cls, fill: Fill) -> Hello:
-        """The inverse; ValueError for anything else, EOFError where it ends before."""
+        """Inverse of ``encode``; ValueError for anything else, EOFError if the stream ends too early."""
         match _head(fill):
             case [int(finished), str(view_id), str(origin), list(members)] if finished >= 0 and origin:
                 return cls(finished, view_id, origin, tuple(_member(entry) for entry in members))
@@ -78,7 +78,7 @@ class Hello:
 
 
 def encode(record: ReplicationRecord, signature: bytes) -> Iterator[bytes | memoryview]:
-    """The record for somebody who wants the sums of calls of that ``signature``."""
+    """The record as bytes, for a subscriber that wants the sums of calls with that ``signature``."""
     slots = record.slots if record.signature == signature else ()
     nbytes = sum(slot.bucket.nbytes for slot in slots)
     head = msgpack.packb([record.number, record.signature, record.kind, record.weight, record.view_id, nbytes])
@@ -92,9 +92,9 @@ def encode(record: ReplicationRecord, signature: bytes) -> Iterator[bytes | memo
 
 
 def read(fill: Fill, signature: bytes, slots: Callable[[], Sequence[Slot]]) -> ReplicationRecord | None:
-    """The next record, None for a keepalive; sums are received into ``slots()``, of calls of that ``signature``.
+    """The next record, None for a keepalive. The sums of calls with that ``signature`` are received into ``slots()``.
 
-    ValueError where it is none, or damaged; EOFError where it ends before.
+    ValueError if it is no record, or damaged; EOFError if the stream ends too early.
     """
     packed = _head_bytes(fill)
     if not packed:

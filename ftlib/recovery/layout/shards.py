@@ -1,11 +1,10 @@
-"""Who gives which part of the state, of which version: pure functions, with the same result at the joiner and at every donor.
+"""Which donor gives which part of the state, of which version: pure functions, equal at the joiner and at every donor.
 
-The flat state (see ``flat_state``) is cut in shards, and each shard is copied by two donors (by one where there is only one).
-*Version* v is the state on entry to call v. A *chunk* is a run of shards of one version. It holds whole parameters with all
-that their optimizer keeps of them, as an optimizer's step reads these together. So chunks may be of different versions, and
-donors copy one chunk at a time.
+The flat state (see ``flat_state``) is split into shards, and two donors copy each shard (one, if there is only one). *Version*
+v is the state on entry to call v. A *chunk* is a run of shards of one version. It holds whole parameters with their optimizer
+state, as an optimizer's step reads these together. So chunks may be of different versions, and donors copy one chunk at a time.
 
-A shard travels in *blocks*, each with a digest of its own: after a failure the transfer goes on at a block.
+A shard travels in *blocks*, each with its own digest: after a failure the transfer goes on at a block.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from dataclasses import dataclass, replace
 import xxhash
 
 BLOCK = 4 << 20
-"""Bytes of a block, but for a shard's last."""
+"""Bytes of a block; a shard's last block may be shorter."""
 DIGEST = 16
 """Bytes of a digest."""
 SMALLEST = 8 << 20
-"""Bytes of a shard, but for the last."""
+"""Minimum bytes of a shard; the last one may be shorter."""
 LARGE = 64 << 20
 """Bytes of a state whose transfer takes longer than a few steps."""
 EACH = 12
-"""Shards for each donor. With more state shards grow instead, in whole multiples: each one costs a request."""
+"""Shards per donor. If the state needs more, shards grow in whole multiples instead: each one costs a request."""
 MOST = 256
-"""Shards of all donors, in one chunk."""
+"""Maximum number of shards of all donors in one chunk."""
 MOST_CHUNKS = 16
-"""Chunks at most, where they are larger than ``LARGE``."""
+"""About the maximum number of chunks: larger states have chunks larger than ``LARGE``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Bytes ``start`` to ``stop`` of the state on entry to call ``version``. ``donors``: who copy it; the first sends it."""
+    """Bytes ``start`` to ``stop`` of the state on entry to call ``version``. All ``donors`` copy it; the first sends it."""
 
     index: int
     start: int
@@ -46,19 +45,19 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """Which chunk a joiner asks for next."""
+    """The chunk that a joiner asks for next."""
 
     number: int = 0
     first: int = 0
-    """Shards of the chunks before."""
+    """Number of shards in the earlier chunks."""
     keep: int = 0
-    """Copies of this version or a later one are still needed."""
+    """Copies of this and later versions are still needed."""
 
 
 def chunks(borders: Sequence[int], nbytes: int) -> tuple[tuple[int, int], ...]:
-    """Where the chunks of a state of ``nbytes`` begin and end: at ``borders``, and about as large as ``LARGE``.
+    """The chunks of a state of ``nbytes``, as (start, stop): each ends at one of ``borders``, and is about ``LARGE`` bytes.
 
-    ``borders``: where a parameter begins, with all that belongs to it. With none the state is one chunk.
+    ``borders``: where a parameter with its optimizer state begins. Without borders the state is one chunk.
     """
     most = max(LARGE, nbytes // MOST_CHUNKS)
     found: list[tuple[int, int]] = []
@@ -74,10 +73,10 @@ def chunks(borders: Sequence[int], nbytes: int) -> tuple[tuple[int, int], ...]:
 def cut(
     nbytes: int, holders: Sequence[str], turn: int, version: int, *, start: int = 0, first_index: int = 0
 ) -> tuple[Shard, ...]:
-    """All shards of a chunk of ``nbytes``, held by ``holders`` (member ids), for the joiner whose turn it is.
+    """All shards of a chunk of ``nbytes``, held by ``holders`` (member ids), for one joiner.
 
-    ``turn``: its place among the joiners, so that the donors' loads are spread. ``version``: of all shards. ``start``: where
-    the chunk begins. ValueError where there is no holder, or a number is negative.
+    ``turn``: the joiner's place among the joiners, to spread the donors' loads. ``version``: that of all shards. ``start``:
+    where the chunk begins. ValueError if there is no holder, or a number is negative.
     """
     if not holders:
         raise ValueError("nobody holds the state, so it cannot be cut: ask for holders before")
@@ -97,15 +96,15 @@ def cut(
 
 
 def single_donor_shards(nbytes: int, holders: Sequence[str], turn: int, version: int) -> list[Shard]:
-    """All shards of a flat state of ``nbytes`` for a spare, of one donor each: nobody waits for a spare if that one dies."""
+    """All shards of a flat state for a spare, with one donor each: if the donor dies, no member waits for the spare."""
     return [replace(shard, donors=shard.donors[:1]) for shard in cut(nbytes, holders, turn, version)]
 
 
 def _first(turn: int, count: int, donors: int) -> int:
-    """Which of so many donors gives the first of ``count`` shards: each joiner begins where the one before ended.
+    """Which of the donors gives the first of ``count`` shards: each joiner begins where the previous joiner ended.
 
-    That alone would leave the last shards, which are shorter, to the same few donors again and again. So the joiners move on
-    by one more whenever they have gone round, until every donor has given one of them.
+    With that alone the same few donors would always give the last shards, which are shorter. So the joiners move on by one more
+    after each full round, until every donor has given a last shard.
     """
     step = count % donors or 1
     rounds = math.gcd(step, donors)
@@ -113,16 +112,16 @@ def _first(turn: int, count: int, donors: int) -> int:
 
 
 def surviving(shard: Shard, holders: Sequence[str]) -> Shard:
-    """The shard with those of its donors that are left and hold the state."""
+    """The shard with only those of its donors that are in ``holders``."""
     left = tuple(donor for donor in shard.donors if donor in holders)
     return shard if left == shard.donors else replace(shard, donors=left)
 
 
 class _Donors:
-    """Chooses donors so that all send and copy the same amount, and that one donor's second is not always the same member."""
+    """Chooses donors so that all send and copy the same amount, and the second donor beside one is not always the same."""
 
     def __init__(self, holders: Sequence[str], apart: int) -> None:
-        """``apart``: shards to come. With fewer shards than donors, the seconds come after the firsts: nobody copies two."""
+        """``apart``: shards to come. With fewer shards than donors, the second donors come after the first: none copies two."""
         self._places = {holder: place for place, holder in enumerate(holders)}
         self._apart = max(1, min(apart, len(holders) // 2))
         self._given: Counter[str] = Counter()
@@ -130,11 +129,11 @@ class _Donors:
         self._together: Counter[tuple[str, str]] = Counter()
 
     def choose(self, nbytes: int) -> tuple[str, ...]:
-        """Those of the next shard, the giver first."""
+        """The donors of the next shard, the giver first."""
         places, single_donor_shards, pinned, together = self._places, self._given, self._pinned, self._together
         giver = min(places, key=lambda each: (single_donor_shards[each], places[each]))
         begin = places[giver] + self._apart
-        enough = min(pinned[each] for each in places) + nbytes  # a shard more is as good: else the same two always meet
+        enough = min(pinned[each] for each in places) + nbytes  # one shard more is as good: else the same pair always meets
         second = min(
             (each for each in places if each != giver),
             key=lambda each: (max(enough, pinned[each]), together[giver, each], (places[each] - begin) % len(places)),
@@ -149,7 +148,7 @@ class _Donors:
 
 
 def blocks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Where the blocks of ``nbytes`` begin and end, from ``offset`` on. ValueError where no block begins there."""
+    """The blocks of ``nbytes`` from ``offset`` on, as (start, stop). ValueError if no block begins at ``offset``."""
     if offset % BLOCK or not 0 <= offset <= nbytes:
         raise ValueError(f"no block of {nbytes} bytes begins at {offset}: give a multiple of {BLOCK}")
     for start in range(offset, nbytes, BLOCK):

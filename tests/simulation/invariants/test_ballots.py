@@ -82,3 +82,14 @@ def test_voting_out_whom_one_acked_and_acking_whom_one_voted_out() -> None:
         stage.observers.sent(b, a, Accepted(2, parent, (0, a.id), b""))
     with pytest.raises(Violation, match=r"acks m.*, whom it voted out"):
         stage.observers.sent(b, c, Ack(7, b.id, 1, parent))
+
+
+def test_an_ack_that_tells_of_the_chosen_view_is_no_contact() -> None:
+    """A vote may go out late, after its sender has followed the view: m15 of the training history with seed 3087 did."""
+    stage = Stage(Ballots)
+    _, b, c = stage.hosts
+    record = stage.checkers.facts.record
+    before = record.last_ack(b.id, c.id, 2)
+    stage.observers.sent(c, b, Ping(7, b.id, 1, stage.view.view_id))
+    stage.observers.sent(b, c, Ack(7, b.id, 2, "another"))
+    assert before == record.last_ack(b.id, c.id, 2) < b.now == record.last_ack(b.id, c.id, 3)
