@@ -322,8 +322,9 @@ class Config:
 
     @property
     def watch_interval(self) -> float:
-        """Period of the pings in views beyond ``mesh_limit``. Half a ``settle_max`` less than T_excl allows for: one period then
-        notices all members that fell silent together (see ``protocol/detection/watch.py``), so that is one view change.
+        """Period of the pings in views beyond ``mesh_limit``. Half a ``settle_max`` less than T_excl allows for:
+        members that fall silent together are noticed within one period (see ``protocol/detection/watch.py``), in one view
+        change.
         """
         return min(self.probe_interval, self.exclude_after / 5)
 
