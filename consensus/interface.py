@@ -119,8 +119,7 @@ class Consensus(ABC):
     def commit_to_leave(self) -> None:
         """From now on others may learn that this member leaves: it discounts no member any more (``docs/protocol.md``, rule 8).
 
-        Call this before sending the first byte that says so. It binds the agent before it returns, and for good. Local and
-        cheap.
+        Call this before sending the first byte that says so. It binds the agent before it returns, for good. Local and cheap.
         """
 
     @abstractmethod

@@ -23,9 +23,7 @@ class CreateView:
 
 @dataclass(frozen=True, slots=True)
 class ReadViews:
-    """Read the newest record. ``epoch``, ``view_id``: of the view that the asker follows (0, "": none yet); it must still
-    stand.
-    """
+    """Read the newest record. ``epoch``, ``view_id``: the asker's view (0, "": none yet), whose record must still stand."""
 
     epoch: int = 0
     view_id: str = ""

@@ -308,9 +308,7 @@ class Admission:
         return self._answers[news]
 
     def spares(self) -> list[dict[str, Any]]:
-        """The applicants that wait to be admitted, longest wait first, as plain values; known to the coordinator and the next
-        two.
-        """
+        """The waiting applicants, longest wait first, as plain values; the coordinator and the next two know them."""
         wanting = sorted((each for each in self._core.applicants if each.wants), key=lambda each: each.ready)
         return [
             {"id": each.member.id, "address": format_address(each.member.address), "meta": each.member.shown()}

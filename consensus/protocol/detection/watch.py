@@ -1,5 +1,4 @@
-"""Which members watch which in a view beyond ``mesh_limit``: a few fixed neighbours, while SWIM pings another member every
-time.
+"""Which members watch which in a view beyond ``mesh_limit``: a few fixed neighbours; SWIM pings another member each time.
 
 Each member is in ``RINGS`` rings, each a rotation of the (random) member ids, and watches its successor and its predecessor in
 each. So watching is mutual, every member has the same number of watchers, and a change of the view affects only the neighbours

@@ -1,5 +1,4 @@
-"""The pair of sockets behind one port number, a listening TCP socket and a UDP socket, and the address that a member
-advertises.
+"""The pair of sockets behind one port number, a listening TCP socket and a UDP socket, and the advertised address.
 
 Binding happens before the agent exists, so that a mistake of the caller is raised in the caller's own thread.
 
