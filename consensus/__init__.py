@@ -8,7 +8,7 @@ Usable by itself: knows nothing of tensors, and imports neither torch nor ftlib.
     member.start()
     view = member.wait_view(timeout=30)
 
-Names are imported when they are first asked for: an agent's process needs half of them, and is waited for.
+Each name is imported on first access: an agent's process needs half of them, and the start of a member waits for that process.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ _HOMES = {
     "release_in_children": "runtime.net.fork",
     "short_slices": "wire.slices",
 }
-"""The module of each."""
+"""The module of each lazily imported name."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is lazy."""
+    """Import a name of ``_HOMES`` on first access."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

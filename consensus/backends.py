@@ -1,6 +1,6 @@
 """The backends of ``Consensus``, by how members learn who is alive: they ping each other, or renew leases in a shared store.
 
-Everything else, evidence of crashes first of all, is the same in both (see ``membership``).
+Everything else is the same in both, above all the evidence of crashes (see ``membership``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .membership import Membership
 class Gossip(Membership):
     """One member of a gossip cluster, for one lifetime: SWIM detection with evidence, and one Paxos instance an epoch.
 
-    Under policy ``storage`` records in a shared store decide instead, and detection stays as it is.
+    Under policy ``storage``, records in a shared store decide instead of Paxos; detection is the same.
     """
 
     @classmethod
@@ -40,7 +40,7 @@ class SharedStorage(Membership):
 
     @classmethod
     def settled(cls, config: Config) -> Config:
-        """``config`` with leases and policy ``storage``; the store, where none is named, is a directory in the user's cache."""
+        """``config`` with leases and policy ``storage``. The default store is a directory in the user's cache."""
         if config.policy is Policy.ANY:
             raise ConfigError("policy=any goes with gossip: with shared storage the store decides")
         storage = config.storage or _in_the_cache()
@@ -48,9 +48,9 @@ class SharedStorage(Membership):
 
 
 def _in_the_cache() -> str:
-    """The URL of ``ftlib`` in the user's cache, which is made: workers of one host meet there."""
+    """The URL of the directory ``ftlib`` in the user's cache, which this creates: workers of one host meet there."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"  # relative ones are to be ignored, XDG says
+    cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"  # XDG: ignore a relative path
     directory = cache / "ftlib"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

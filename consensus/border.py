@@ -1,7 +1,7 @@
-"""What passes between an agent and its data plane: one frozen value for each thing that happens.
+"""The events that an agent and its data plane exchange, each one a frozen value.
 
-The agent may live in another process. These values cross that border as they are: ``DataPlane.handle`` takes the orders, and
-``Machine.handle`` takes the reports.
+The agent may live in another process; the values are sent to it unchanged. ``DataPlane.handle`` takes the orders,
+``Machine.handle`` the reports.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .view import View
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """Stop for the change to ``epoch``: at once, or (``after_call``) when that call has ended or failed.
+    """Stop for the change to ``epoch``: at once, or with ``after_call`` when that call has ended or failed.
 
-    Answer with ``Flushed`` once nothing of the old group can complete any more. Asked again for the same epoch, answer with
-    the same report.
+    Answer with ``Flushed`` once nothing of the old group can complete any more. A repeated order for the same epoch gets the
+    same report.
     """
 
     epoch: int
@@ -31,7 +31,7 @@ class Freeze:
 class Expected:
     """``view`` may be installed soon: its group may be built ahead, for no other view. Only a hint; nothing is answered.
 
-    It comes while the data plane acts, is frozen, or (at a joiner) has no view yet, and often comes to nothing.
+    It comes while the data plane acts, is frozen, or (at a joiner) has no view yet. Often that view is never installed.
     """
 
     view: View
@@ -47,7 +47,7 @@ class Installed:
     view: View
     reports: Mapping[str, bytes]
     ended: bool = False
-    """Whether somebody whom it is without left since its program had come to its end."""
+    """True if a member that is not in ``view`` any more left because its program had ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class PeerProgress:
-    """What another member's ``Consensus.progress`` said last."""
+    """The latest ``Consensus.progress`` of another member."""
 
     member_id: str
     finished: int
@@ -81,7 +81,7 @@ class PeerProgress:
 class Stalled:
     """The others have waited ``waited`` seconds in ``call``, which this member has not entered: ``Stopped`` follows.
 
-    Say where the training thread is: nobody else can.
+    Log where the training thread is: no other member can.
     """
 
     call: int
@@ -96,14 +96,14 @@ class Stopped:
 
 
 Order = Freeze | Expected | Installed | Activated | Wish | PeerProgress | Stalled | Stopped
-"""What a data plane is told."""
+"""What an agent sends to its data plane."""
 
 # Reports, from the data plane to the agent.
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """The data plane failed here and froze itself; ``suspects`` are checked at once (empty: everybody)."""
+    """The data plane of this member failed and froze itself; ``suspects`` are checked at once (empty: every member)."""
 
     suspects: tuple[str, ...]
 
@@ -118,16 +118,16 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Answer to ``Installed``: the group of that view is there."""
+    """Answer to ``Installed``: the group of that view is built."""
 
     view_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Answer to ``Wish``, or what another member's trailer asked for: frozen after ``call``.
+    """The data plane froze after ``call``: the answer to ``Wish``, or because another member's trailer asked for it.
 
-    ``leavers``: ids of those whose own trailer said that they leave.
+    ``leavers``: ids of the members whose own trailer announced that they leave.
     """
 
     call: int
@@ -141,8 +141,8 @@ class SeekAdmission:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave on the own wish. ``ended``: since the program has come to its end; whoever waits to be let in is told, should
-    nobody be left.
+    """This member leaves of its own accord. ``ended``: because its program has ended; if no member is left, waiting joiners
+    are told so.
     """
 
     after_call: int | None
@@ -150,4 +150,4 @@ class Leave:
 
 
 Report = Hint | Flushed | Built | Boundary | SeekAdmission | Leave
-"""What a data plane says."""
+"""What a data plane sends to its agent."""

@@ -1,7 +1,7 @@
 """Every constant of the membership protocol, with unit, trade-off and source. Validated once, here.
 
-``exclude_after`` (T_excl) is part of the job's *terms*: members with another value are refused at join, because a voter's
-waiting time protects others only if all wait equally long.
+``exclude_after`` (T_excl) is part of the job's *terms*: a joiner with another value is refused, because a voter's waiting time
+protects other members only if all voters wait equally long.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ MAX_JOB = 64
 """Characters of a job's name."""
 
 MIN_SECRET = 16
-"""Bytes that a secret has at least."""
+"""The least bytes of a secret."""
 
 PROTOCOL_VERSION = 6
 """Raised whenever two versions could misunderstand each other; members of different versions refuse each other."""
 
 
 Seconds: TypeAlias = float
-"""A duration; whoever reads settings takes text with a unit for it, too."""
+"""A duration; a reader of settings also takes text with a unit."""
 
 Count: TypeAlias = int
 """At least 1."""
 
 
 class Home(Enum):
-    """Where an agent runs (``agent=``). In a process of its own it does not share the training loop's fate: a long hold of
-    the interpreter's lock stops every thread of a process, but not its agent. A thread is lighter, and goes silent with it.
+    """Where an agent runs (``agent=``). In a process of its own it goes on while the training process cannot: a long hold of
+    the interpreter's lock stops every thread of a process. A thread is lighter, but goes silent with its process.
     """
 
     PROCESS = "process"
@@ -51,7 +51,7 @@ class Liveness(Enum):
 class Policy(Enum):
     """Who may decide the next view; see ``protocol/quorum.py``.
 
-    Under ANY nobody ever blocks, and a job cut in two goes on as two, until they meet: see ``protocol/contact.py``.
+    Under ANY no member ever blocks, and a job cut in two goes on as two until they meet: see ``protocol/agreement/contact.py``.
     """
 
     MAJORITY = "majority"
@@ -296,7 +296,7 @@ class Config:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What a store at a server needs to know of us besides its URL, as far as it is given."""
+        """The given settings of this member's access to a store server, besides the URL: name -> value."""
         names = ("username", "password", "ca", "cert", "key")
         return {name: value for name in names if (value := getattr(self, f"storage_{name}"))}
 
@@ -322,30 +322,31 @@ class Config:
 
     @property
     def watch_interval(self) -> float:
-        """Period of the pings in views beyond ``mesh_limit``. Half a ``settle_max`` less than T_excl allows for: the silence of
-        members that fell silent together is noticed within one period (see ``protocol/watch.py``), and is one view change.
+        """Period of the pings in views beyond ``mesh_limit``. Half a ``settle_max`` less than T_excl allows for:
+        members that fall silent together are noticed within one period (see ``protocol/detection/watch.py``), in one view
+        change.
         """
         return min(self.probe_interval, self.exclude_after / 5)
 
     @property
     def ping_timeout(self) -> float:
-        """``probe_timeout``, less where a short ``exclude_after`` leaves no room for it."""
+        """``probe_timeout``, or less if ``exclude_after`` is too short for it."""
         return min(self.probe_timeout, self.exclude_after / 4)
 
     @property
     def silence_settle(self) -> float:
-        """``settle_silence``, likewise."""
+        """``settle_silence``, or less if ``exclude_after`` is too short for it."""
         return min(self.settle_silence, self.exclude_after / 6)
 
     @property
     def terms(self) -> str:
-        """What all members of a job must agree on, as one comparable line. Those with leases and those without do not mix."""
+        """What all members of a job must agree on, as one comparable line. Members with and without leases do not mix."""
         silence = "lease" if self.liveness is Liveness.LEASES else "exclude_after"
         return f"{silence}={self.exclude_after:g} policy={self.policy.value} {self.agreement}".strip()
 
 
 def check_secret(name: str, secret: str) -> None:
-    """ConfigError, without the secret in it, where ``secret`` is too short to protect anything."""
+    """Raise ConfigError, without the secret in its text, if ``secret`` is too short to protect anything."""
     size = len(secret.encode("utf-8", "surrogateescape"))
     if size < MIN_SECRET:
         raise ConfigError(

@@ -1,8 +1,7 @@
 """The errors of the package ``consensus``: one small tree.
 
-``ConsensusError`` is the root. What the *caller* did wrong is a ``ConfigError``; what happened to this member or its
-cluster is everything else. Nonsense from the network never becomes an exception for the caller: it is counted and
-dropped.
+``ConsensusError`` is the root. ``ConfigError`` is a mistake of the *caller*; all others are something that happened to this
+member or its cluster. Nonsense from the network never becomes an exception for the caller: it is counted and dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class ForeignJobError(CodecError):
     """A well-formed message of another job: its sender found the wrong address."""
 
     def __init__(self, job: str) -> None:
-        """``job``: the sender's."""
+        """``job``: of the sender."""
         super().__init__(f"the sender belongs to job {job!r}")
         self.job = job
 
@@ -38,7 +37,7 @@ class ForeignVersionError(CodecError):
     """A message of another protocol version: its sender runs another release."""
 
     def __init__(self, version: int) -> None:
-        """``version``: the sender's."""
+        """``version``: of the sender."""
         super().__init__(f"the sender speaks protocol version {version}")
         self.version = version
 
@@ -53,7 +52,7 @@ class SealError(CodecError):
 
 
 class UnreadableError(CodecError):
-    """What stands in a shared store in a value's place and cannot be opened. The text names the key, and why."""
+    """A value in a shared store that cannot be opened. The text names the key and the reason."""
 
 
 class SecretError(ConsensusError):
@@ -61,10 +60,10 @@ class SecretError(ConsensusError):
 
 
 class RefusalError(ConsensusError, LookupError):
-    """What a source (see ``interface.Source``) has nothing to give for: the HTTP status of the answer, and its text."""
+    """A source (see ``interface.Source``) refuses a request: the answer's HTTP status and text."""
 
     def __init__(self, text: str, status: int) -> None:
-        """``status``: of the answer; what it means is between those who serve and those who ask."""
+        """``status``: of the answer; the server and its clients agree on the meaning."""
         super().__init__(text)
         self.status = status
 
@@ -78,36 +77,36 @@ class JoinError(StoppedError):
 
 
 class JobEndedError(StoppedError):
-    """Whom this member was about to join has left, since its program has come to its end: there is nothing to join any more."""
+    """The member that this one was about to join left because its program has ended: there is nothing to join any more."""
 
 
 class ExcludedError(StoppedError):
     """The other members agreed on a view without this member."""
 
     def __init__(self, text: str, view: View | None = None) -> None:
-        """``view``: the one without this member, where it learned that: its members are the ones to join again."""
+        """``view``: the view without this member, if known; join again through its members."""
         super().__init__(text)
         self.view = view
 
 
 class OvertakenError(ExcludedError):
-    """Under policy ``any`` two sides went on without each other; they met, and the other one goes on.
+    """Under policy ``any`` two sides of a job went on separately and have met; the other side goes on, this one stops.
 
-    What this side did since they parted is lost: states are never merged.
+    What this side did since they separated is lost: states are never merged.
     """
 
 
 class FoundedApartError(StoppedError):
-    """Two clusters of one job met that were founded without knowing of each other; the other one goes on."""
+    """Two clusters of one job, founded without knowing of each other, have met; the other one goes on."""
 
     def __init__(self, text: str, view: View | None = None) -> None:
-        """``view``: the other cluster's."""
+        """``view``: of the other cluster."""
         super().__init__(text)
         self.view = view
 
 
 class LeftError(StoppedError):
-    """This member left on its own wish."""
+    """This member left of its own accord."""
 
 
 class QuorumLostError(StoppedError):
@@ -123,12 +122,12 @@ class StoreAwayError(StoreError):
 
 
 class AmbiguousWriteError(StoreError):
-    """The answer to a write got lost: it may have been done, or may still be. Only reading tells."""
+    """The answer to a write was lost: the write may have been done, or may still be. Only a read can tell."""
 
 
 class StoreRefusedError(StoreError):
-    """The store will not do: wrong password, no such directory, a file system without hard links. The text names the remedy."""
+    """The store is unusable: wrong password, no such directory, a file system without hard links. The text names the remedy."""
 
 
 class StoreWipedError(StoppedError):
-    """What this cluster had decided is gone from the store: nobody can tell any more who acts in the job."""
+    """This cluster's decisions are gone from the store: no member can tell any more who acts in the job."""

@@ -1,7 +1,7 @@
-"""The two sides of the door: what a consensus backend offers, and what the data plane above it must answer.
+"""Both interfaces of a consensus backend: what it offers, and what the data plane above it must answer.
 
-A backend decides views. What the members' data planes must tell each other at a view change travels with the decision as
-opaque bytes (a *flush report* a member), so a backend knows nothing of tensors.
+A backend decides views. Each member's data plane adds opaque bytes to a view change (its *flush report*), which travel to the
+others with the decision; so a backend knows nothing of tensors.
 
 Thread contract: every ``Consensus`` method may be called from any thread and returns without waiting for the network,
 except ``start``, ``stop`` and ``wait_*``, which have deadlines. Every ``DataPlane`` method is called on the backend's own
@@ -21,12 +21,12 @@ from .member import Address, Member
 from .view import Reason, View
 
 Source = Callable[[Mapping[str, str]], Iterator[bytes | memoryview]]
-"""Serves one HTTP path: from the query to the body's chunks. Runs on a worker thread; a RefusalError becomes an answer
-with its status and text, another LookupError a 409 with its text."""
+"""Serves one HTTP path: takes the query, yields the chunks of the body. Runs on a worker thread. A RefusalError becomes an
+answer with its status and text, any other LookupError a 409 with its text."""
 
 
 class Mode(Enum):
-    """Whether the caller asks (ACTIVE: ``confirm`` before use) or is told (PASSIVE)."""
+    """How the caller learns of changes: it asks (ACTIVE: ``confirm`` before use), or is notified (PASSIVE)."""
 
     ACTIVE = "active"
     PASSIVE = "passive"
@@ -34,7 +34,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where a member listens. ``address``: what others are told; ``interface``: where its data plane should listen."""
+    """Where a member listens. ``address``: what it advertises; ``interface``: where its data plane should listen."""
 
     address: Address
     interface: str
@@ -44,7 +44,7 @@ class DataPlane(Protocol):
     """What a backend asks of the layer that moves tensors."""
 
     def handle(self, order: Order) -> None:
-        """Carry out an order (see ``border``), or have it carried out, in the order in which they come."""
+        """Carry out ``order`` (see ``border``), at once or later; orders are carried out in the sequence in which they come."""
 
     def facts(self) -> Mapping[str, Any]:
         """Plain values about the data plane, for status and metrics."""
@@ -59,10 +59,10 @@ class Consensus(ABC):
     @property
     @abstractmethod
     def id(self) -> str:
-        """This member's id, which it has from the beginning. ``member`` is known once it has started."""
+        """This member's id, known from the beginning; ``member`` is known only after ``start``."""
 
     def bind(self) -> Bound | None:
-        """Bind the control address now rather than in ``start``. None: this backend cannot tell. Idempotent."""
+        """Bind the control address now instead of in ``start``. None: this backend does not know it. Idempotent."""
         return None
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Consensus(ABC):
         """End the agent without a goodbye (see ``leave``). Idempotent."""
 
     def anew(self) -> Consensus | None:
-        """A consensus for the next lifetime of this process: it joins whom this one has met, and founds nothing.
+        """A consensus for the next lifetime of this process: it joins the members that this one has met, and founds nothing.
 
         Not started; ``stop`` this one first. None: this backend cannot do that.
         """
@@ -86,7 +86,7 @@ class Consensus(ABC):
 
     @abstractmethod
     def get_member_list(self) -> tuple[Member, ...]:
-        """Confirm, then the members of the newest installed view in seniority order (empty before the first)."""
+        """Confirm, then return the members of the newest installed view in seniority order (empty before the first view)."""
 
     @abstractmethod
     def passive_or_active(self) -> Mode:
@@ -96,12 +96,12 @@ class Consensus(ABC):
     def report_join(self, addresses: Sequence[str]) -> bool:
         """Ask the members at ``addresses`` to let this member in, besides the configured introducers.
 
-        Blocks at most about a second; whether any of them answered.
+        Blocks at most about a second. Returns whether any of them answered.
         """
 
     @abstractmethod
     def seek_admission(self) -> None:
-        """This member is ready to take part: a joiner is admitted only after it said so. Founders need not."""
+        """This member is ready to take part: a joiner is admitted only after this call. Founders need not call it."""
 
     @abstractmethod
     def new_member_join(self) -> bool:
@@ -109,17 +109,17 @@ class Consensus(ABC):
 
     @abstractmethod
     def progress(self, finished: int, current: int, *, busy: bool = False) -> None:
-        """Where the data plane is: the last call that ended, the one in progress (0 for none), and whether operations of it
-        are under way: joiners wait until those have ended.
+        """Where the data plane is: ``finished``, the last call that ended; ``current``, the call in progress (0: none);
+        ``busy``, whether operations of that call are under way. Joiners wait until those have ended.
 
-        Local and cheap: it rides on the pings that are sent anyway, so that peers know whom they wait for.
+        Local and cheap: it travels with the pings that are sent anyway, so that peers know which member they wait for.
         """
 
     @abstractmethod
     def commit_to_leave(self) -> None:
-        """Others may read from now on that this member leaves: it discounts nobody any more (``docs/protocol.md``, rule 8).
+        """From now on others may learn that this member leaves: it discounts no member any more (``docs/protocol.md``, rule 8).
 
-        Call it before the first byte that says so is sent; it binds the agent before it returns, and for good. Local and cheap.
+        Call this before sending the first byte that says so. It binds the agent before it returns, for good. Local and cheap.
         """
 
     @abstractmethod
@@ -130,14 +130,14 @@ class Consensus(ABC):
     def average_failure(self, call: int, suspects: Sequence[str]) -> None:
         """``call`` failed here: a *hint* against ``suspects`` (member ids; empty: unknown), checked at once.
 
-        The caller freezes after saying so; the member is then owed a new epoch.
+        The caller freezes after this call; the member is then owed a new epoch.
         """
 
     @abstractmethod
     def leave(self, *, ended: bool = False) -> None:
-        """Say goodbye; ``Stopped(LeftError)`` follows when the others agreed.
+        """Say goodbye; ``Stopped(LeftError)`` follows when the others have agreed.
 
-        ``ended``: the program has come to its end, so that there may be nothing left to join: see ``ended`` below.
+        ``ended``: the program has ended, so that there may be nothing left to join: see ``border.Leave``.
         """
 
     @abstractmethod
@@ -152,7 +152,7 @@ class Consensus(ABC):
     def boundary(self, call: int, leavers: Sequence[str] = ()) -> None:
         """The data plane froze itself after ``call`` because its trailer asked for it.
 
-        ``leavers``: ids whose own trailer said that they leave.
+        ``leavers``: ids of the members whose own trailer announced that they leave.
         """
 
     @property
@@ -161,17 +161,17 @@ class Consensus(ABC):
         """The active view, None before the first."""
 
     def why(self, member_id: str) -> Reason | None:  # noqa: ARG002 - a backend may not know
-        """Why a member of the view before is not in the newest installed one, None where that is not known."""
+        """Why a member of the previous view is not in the newest installed one; None if that is not known."""
         return None
 
     @property
     def driver(self) -> str:
-        """Id of the member that drove the change to the newest view, "" where that is not known."""
+        """Id of the member that drove the change to the newest view, "" if that is not known."""
         return ""
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
-        """What this member believes, as plain values (``ftlib status`` prints it)."""
+        """What this member believes, as plain values (``ftlib status`` prints them)."""
 
     @abstractmethod
     def serve(self, path: str, source: Source) -> None:
@@ -179,7 +179,7 @@ class Consensus(ABC):
 
     @abstractmethod
     def wait_view(self, timeout: float) -> View | None:
-        """Block until a view is active, at most ``timeout`` seconds; None where none is."""
+        """Block until a view is active, at most ``timeout`` seconds; None if none is by then."""
 
     @abstractmethod
     def wait_known(self, timeout: float) -> View | None:
@@ -197,7 +197,7 @@ class NullPlane:
         self._consensus = consensus
 
     def handle(self, order: Order) -> None:
-        """There is no group to build, and every moment is a boundary. Whoever wants to know a view asks the consensus."""
+        """There is no group to build, and every moment is a boundary. The view itself can be read from the consensus."""
         match order:
             case Freeze(epoch, _):
                 self._consensus.flushed(epoch, b"")
@@ -207,5 +207,5 @@ class NullPlane:
                 self._consensus.boundary(0)
 
     def facts(self) -> Mapping[str, Any]:
-        """None to tell."""
+        """No facts."""
         return {}

@@ -1,6 +1,6 @@
 """One process lifetime as the others know it.
 
-A restarted process is a new member: it draws a new ``id``, so nothing said about the old lifetime can touch the new one.
+A restarted process is a new member: it draws a new ``id``, so no statement about the old lifetime applies to the new one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Member:
     """A member's identity and where to reach it.
 
     ``id``: drawn at random once a lifetime (16 hex digits). ``host``, ``port``: the advertised control address (one port
-    number for UDP and HTTP). ``meta``: small facts for the layers above, opaque to the protocol (sorted pairs); those whose
+    number for UDP and HTTP). ``meta``: small facts for the layers above, opaque to the protocol (sorted pairs); facts whose
     name begins with ``_`` are for members only.
     """
 
@@ -42,7 +42,7 @@ class Member:
 
 
 def parse_address(text: str, *, default_port: int | None = None) -> Address:
-    """``host:port`` or ``[v6]:port`` as a pair; raises ValueError saying what was expected."""
+    """``host:port`` or ``[v6]:port`` as a pair; raises ValueError that says what was expected."""
     host, separator, port = text.strip().rpartition(":")
     if not separator or (":" in host and not host.startswith("[")):
         if default_port is None:

@@ -1,7 +1,7 @@
 """One member of a cluster, from ``start`` to ``stop``: what all backends of ``Consensus`` have in common.
 
-The protocol runs in an agent (``runtime``), in a process of its own or on a thread. Reading methods look at an immutable
-snapshot which the agent publishes: they neither wait nor send. Writing methods hand their call over and return.
+The protocol runs in an agent (``runtime``), in a process of its own or on a thread. Methods that read look at an immutable
+snapshot that the agent publishes: they neither wait nor send. Methods that write hand a report to the agent and return.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ _STOP_TIMEOUT = 5.0
 _STATUS_TIMEOUT = 1.0
 _FIND_TIMEOUT = 1.5
 _MET = 16
-"""Of so many members of a view the next lifetime asks to be let in: one that lives suffices, and tells who the others are."""
+"""The next lifetime asks so many members of the view to let it in: one that lives suffices, and names the others."""
 _OWN_PATHS = ("/message", "/tether", "/identity", "/status", "/metrics")
 
 
 class Membership(Consensus):
     """One member for one lifetime: ``start`` once, ``stop`` at the end. ``member`` exists from ``start`` on.
 
-    The subclass says how members find out who is alive and who decides; all of that is in the settings.
+    The subclass chooses how members find out who is alive and who decides; all of that is in the settings.
     """
 
     usual_mode = Mode.ACTIVE
-    """Where ``mode`` was not configured."""
+    """The mode if none was configured."""
 
     def __init__(self, config: Config | None = None, *, met: Sequence[Address] | None = None, elsewhere: bool = False) -> None:
-        """Nothing is bound or sent before ``start``. ``met``, ``elsewhere``: see ``anew``, which gives them."""
+        """Nothing is bound or sent before ``start``. ``anew`` gives ``met`` and ``elsewhere``."""
         self._config = self.settled(config or Config())
         self._met = None if met is None else tuple(met)
         self._changed = threading.Condition()
         self._snapshot = Snapshot()
         self._latest_view: View | None = None
-        """The newest known, kept where the agent ended without another word."""
+        """The newest known view, kept after the agent has ended."""
         self._id = secrets.token_hex(8)
         self._begun: Host | None = None
-        """The agent's place before ``start``."""
+        """The agent's host from ``bind`` until ``start``."""
         self._host: Host | None = None
         self._sources: dict[str, Source] = {}
         self._plane: DataPlane | None = None
@@ -74,11 +74,11 @@ class Membership(Consensus):
         self._introducers = Introducers()
         self._pair: SocketPair | None = None
         self._elsewhere = elsewhere
-        """Whether the port of ``bind`` was a launcher's choice, so that another will do."""
+        """Whether a launcher chose the port of ``bind``, so that another port will do."""
 
     @classmethod
     def settled(cls, config: Config) -> Config:
-        """``config`` as this backend takes it. ConfigError where it cannot."""
+        """``config`` with this backend's defaults; raises ConfigError if the settings do not fit this backend."""
         return config if config.mode is not None else replace(config, mode=cls.usual_mode)
 
     @property
@@ -89,12 +89,13 @@ class Membership(Consensus):
     # Life
 
     def bind(self) -> Bound:
-        """Bind the control address, now and once; ``start`` does it otherwise. ConfigError: it cannot work on this host.
+        """Bind the control address, once; without this call ``start`` does it. Raises ConfigError if that cannot work here.
 
-        The agent begins to start meanwhile (ConsensusError where it cannot), so that what is done until ``start`` is free.
+        The agent begins to start meanwhile (ConsensusError if it cannot), so that the caller's work until ``start`` costs no
+        extra time.
         """
         if self._pair is None:
-            KeyRing.of(self._config)  # what is wrong with the file is said here, to the caller
+            KeyRing.of(self._config)  # a fault of the file is raised here, to the caller
             _require_command(self._config.fence_command)
             _require_store(self._config)
             host = self._begun = _host_for(self._config)
@@ -117,9 +118,9 @@ class Membership(Consensus):
         return self._id
 
     def start(self, data_plane: DataPlane | None = None, *, meta: Mapping[str, str] | None = None) -> None:
-        """Bind, start the agent, and look for the cluster; ConfigError where the settings cannot work on this host.
+        """Bind, start the agent, and look for the cluster; raises ConfigError if the settings cannot work on this host.
 
-        Without a ``data_plane`` views are installed at once (``NullPlane``). This process's ``pid`` joins ``meta``.
+        Without a ``data_plane`` views are installed at once (``NullPlane``). This process's ``pid`` is added to ``meta``.
         """
         if self._host is not None or self._stopping:
             raise ConsensusError("start was called before; a new lifetime needs a new " + type(self).__name__)
@@ -142,7 +143,7 @@ class Membership(Consensus):
             raise
 
     def stop(self) -> None:
-        """End the agent without a goodbye: to the others this member is then dead. Idempotent."""
+        """End the agent without a goodbye: the others will take this member for dead. Idempotent."""
         self._stopping = True
         if self._host is not None:
             self._host.stop(_STOP_TIMEOUT)
@@ -153,11 +154,11 @@ class Membership(Consensus):
             self._changed.notify_all()
 
     def anew(self) -> Self:
-        """A member for this process's next lifetime, at the same port where ``bind`` names one.
+        """A member for this process's next lifetime, at the same port if ``bind`` names one.
 
-        A launcher's choice of a port may have become some connection's meanwhile: then it is another one.
+        A port that a launcher chose may be in use by a connection meanwhile: then the new member takes another one.
         """
-        # Those who went on without this one, where it learned who they are: of its own view some may have lost their way, too.
+        # The members that went on without this one, if it knows them: some of its own view may be excluded, too.
         view: View | None = getattr(self._snapshot.stopped, "view", None) or self._latest_view
         members = () if view is None else view.members[:_MET]
         met = tuple(member.address for member in members if member.id != self.member.id)
@@ -167,7 +168,7 @@ class Membership(Consensus):
     def leave(self, *, ended: bool = False) -> None:
         """Say goodbye after the last call that ``average_success`` reported; no call may be entered after it.
 
-        ``ended``: the program has come to its end.
+        ``ended``: the program has ended.
         """
         self._tell(Leave(self._latest_call, ended))
 
@@ -184,7 +185,7 @@ class Membership(Consensus):
         return self._snapshot.stopped
 
     def why(self, member_id: str) -> Reason | None:
-        """Why a member of the view before is not in the newest installed one."""
+        """Why a member of the previous view is not in the newest installed one."""
         return self._snapshot.reasons.get(member_id)
 
     @property
@@ -210,15 +211,15 @@ class Membership(Consensus):
         return self._snapshot.applicants_waiting
 
     def wait_view(self, timeout: float) -> View | None:
-        """Block until a view is active; None after ``timeout`` seconds, or where this lifetime has ended."""
+        """Block until a view is active; None after ``timeout`` seconds, or if this lifetime has ended."""
         return self._wait(lambda snapshot: snapshot.active, timeout)
 
     def wait_known(self, timeout: float) -> View | None:
-        """Block until this member knows a cluster; its newest view, or None as for ``wait_view``."""
+        """Block until this member knows a cluster; returns its newest view, or None as ``wait_view`` does."""
         return self._wait(lambda snapshot: snapshot.known, timeout)
 
     def status(self) -> dict[str, Any]:
-        """What this member believes, as plain values; after its end what it believed last."""
+        """What this member believes, as plain values; after its end, what it believed last."""
         if self._host is None:
             return {}
         try:
@@ -229,10 +230,10 @@ class Membership(Consensus):
             return {"job": self._config.job, "member": self.member.id, **self._latest_status, **said, "stale": True}
         return self._latest_status
 
-    # What the layer above says
+    # Reports of the layer above
 
     def report_join(self, addresses: Sequence[str]) -> bool:
-        """Join through ``addresses`` too; False where no member of this job answered there within about a second."""
+        """Join through ``addresses`` too; False if no member of this job answers there within about a second."""
         wanted = tuple(parsed("addresses", text) for text in addresses)
         try:
             return bool(self._running().ask(Find(wanted), _FIND_TIMEOUT))
@@ -249,7 +250,7 @@ class Membership(Consensus):
             self._host.cell.write(Progress(finished, current, now(), busy))
 
     def commit_to_leave(self) -> None:
-        """Others may read from now on that this member leaves."""
+        """From now on others may learn that this member leaves."""
         if self._host is not None:
             self._host.commit_to_leave()
 
@@ -263,7 +264,7 @@ class Membership(Consensus):
         names = [str(member) for member in self.get_member_list() if member.id in accused]
         text = ", ".join(names) or "nobody in particular"
         fields = {"ftlib_event": "failure", "job": self._config.job, "member": self.member.id, "call": call}
-        # For those who debug: after one death healthy neighbours are suspected too, and what counts is what a check finds.
+        # Only for debugging: after one death healthy neighbours are suspected too; the result of the check is what counts.
         _LOG.debug("call %d failed; suspected: %s", call, text, extra={**fields, "suspects": list(accused)})
         self._tell(Hint(accused))
 
@@ -280,7 +281,7 @@ class Membership(Consensus):
         self._tell(Boundary(call, tuple(leavers)))
 
     def serve(self, path: str, source: Source) -> None:
-        """Answer GET ``path`` with what ``source`` yields, from this process; also before ``start``."""
+        """Answer GET ``path`` with what ``source`` yields in this process. May be called before ``start``."""
         if not path.startswith("/") or path in _OWN_PATHS or "?" in path:
             raise ConfigError(f"path {path!r} cannot be served: give one that starts with / and is none of {_OWN_PATHS}")
         self._sources[path] = source
@@ -295,7 +296,7 @@ class Membership(Consensus):
         return self._host
 
     def _tell(self, report: Report) -> None:
-        """Have the agent handle it; after the end it is dropped, as a dead member's words are."""
+        """Hand ``report`` to the agent; after ``stop`` it is dropped, as the messages of a dead member are."""
         if self._host is None:
             raise ConsensusError("the agent does not run: call start first")
         if not self._stopping:
@@ -327,19 +328,19 @@ class Membership(Consensus):
 
 
 def _require_command(line: str) -> None:
-    """ConfigError where ``fence_command`` could never be run: better now than when it is needed."""
+    """Raise ConfigError if ``fence_command`` could never run: better now than when it is needed."""
     if line and shutil.which(program := shlex.split(line)[0]) is None:
         raise ConfigError(f"fence_command: there is no program {program!r} on this host; give the path of one")
 
 
 def _require_store(config: Config) -> None:
-    """ConfigError where ``storage`` names no store that this process could use. Whether it is there is seen later."""
+    """Raise ConfigError if ``storage`` names no store that this process could use. Does not check that the store answers."""
     if config.policy is Policy.STORAGE:
         store_at(config.storage, config.job, timeout=config.storage_timeout, **config.storage_options)
 
 
 def _host_for(config: Config) -> Host:
-    """A place for the agent; what it needs is imported only now, since it takes longer than all of ``consensus``."""
+    """The host for the agent. Its modules are imported only here: that takes longer than all the rest of ``consensus``."""
     if config.agent is Home.PROCESS:
         from .runtime.host.process_host import ProcessHost  # noqa: PLC0415
 

@@ -1,5 +1,5 @@
-"""Where a member's data plane is: the few numbers that ride on pings, so that peers know whom they wait for, and what binds
-the own agent from this moment on.
+"""Where a member's data plane is: numbers that travel with pings, so that peers know which member they wait for, and facts
+that bind the member's own agent at once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _WIRE = struct.Struct("<QQd")
 class Progress:
     """``finished``: the last call that ended; ``current``: the call in progress, 0 for none.
 
-    For the own agent alone, these do not travel: ``busy``, whether operations of the call are under way; ``leaving``, whether
-    others may have read by now that this member leaves (once True it stays so).
+    Two fields are for the own agent and are not sent: ``busy``, whether operations of the call are under way; ``leaving``,
+    whether others may have learned by now that this member leaves (once True it stays True).
 
     ``since``: when ``current`` was entered, on this host's boot-time clock. Clocks of different hosts have nothing in
-    common, so what travels is how long that has been.
+    common, so the time since then is sent instead.
     """
 
     finished: int
@@ -28,7 +28,7 @@ class Progress:
     leaving: bool = False
 
     def pack(self, now: float) -> bytes:
-        """For a ping sent at ``now``; nothing where there is nothing to tell."""
+        """The bytes for a ping sent at ``now``; empty before the first call."""
         if self == NOWHERE:
             return b""
         waited = max(0.0, now - self.since) if self.current else 0.0
@@ -36,7 +36,7 @@ class Progress:
 
     @classmethod
     def unpack(cls, data: bytes, now: float) -> Progress | None:
-        """What arrived at ``now``, with ``since`` on the own clock; None for anything that is no progress."""
+        """The progress in ``data``, received at ``now``, with ``since`` on the own clock; None if ``data`` is malformed."""
         if len(data) != _WIRE.size:
             return None
         finished, current, waited = _WIRE.unpack(data)

@@ -1,4 +1,4 @@
-"""What a member asks of the shared store, and what comes back: plain values between the protocol and whoever carries them out.
+"""Requests of a member to the shared store, and the replies: plain values between the protocol and the store executor.
 
 A request is carried out once, in bounded time, and always answered; the protocol decides whether and when to ask again.
 """
@@ -12,10 +12,10 @@ from .messages import Lease, ViewRecord
 
 @dataclass(frozen=True, slots=True)
 class CreateView:
-    """Create the record of ``record.view.epoch``, exclusively: only after the record of its parent was found to stand.
+    """Create the record of ``record.view.epoch``, exclusively, after checking that the record of its parent stands.
 
-    (A founding record has no parent: it follows the newest record there is, or is the first.) Answered by ``Recorded``: its
-    record is this one, or what somebody else decided.
+    (A founding record has no parent: it follows the newest record there is, or is the first.) Answered by ``Recorded``, with
+    this record or the one that another member created.
     """
 
     record: ViewRecord
@@ -23,7 +23,7 @@ class CreateView:
 
 @dataclass(frozen=True, slots=True)
 class ReadViews:
-    """Read the newest record. ``epoch``, ``view_id``: what the asker follows (0, "": nothing yet), which must still stand."""
+    """Read the newest record. ``epoch``, ``view_id``: the asker's view (0, "": none yet), whose record must still stand."""
 
     epoch: int = 0
     view_id: str = ""
@@ -38,21 +38,21 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class ReadLeases:
-    """The leases of these members (None: of everybody)."""
+    """Read the leases of these members (None: of all members)."""
 
     member_ids: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Remove the leases of these members: they have left, or are dead."""
+    """Remove the leases of these members, which have left or are dead."""
 
     member_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """Nobody needs the records below ``floor`` any more: raise the floor to it, then remove them."""
+    """No member needs the records below ``floor`` any more: raise the store's floor to this one, then remove them."""
 
     floor: int
 
@@ -62,14 +62,14 @@ StoreOp = CreateView | ReadViews | Beat | ReadLeases | Withdraw | Clean
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The newest record that stands (None: there is none). It is decided, and valid: its number is not below the floor."""
+    """The newest record that stands (None: there is none). It is decided and valid: its number is not below the floor."""
 
     record: ViewRecord | None
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadLease:
-    """Something that is no lease stands where that of ``member_id`` belongs. ``fingerprint``: another one once it changes."""
+    """The value in the place of ``member_id``'s lease is no lease. ``fingerprint`` changes whenever that value does."""
 
     member_id: str
     fingerprint: str
@@ -77,7 +77,7 @@ class UnreadLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseList:
-    """Those that were found of the leases asked for, and what was found instead of others."""
+    """The requested leases that were found, and the unreadable values found in the place of others."""
 
     leases: tuple[Lease, ...]
     unread: tuple[UnreadLease, ...] = ()
@@ -85,7 +85,7 @@ class LeaseList:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It is done."""
+    """The request was carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,14 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Wiped:
-    """What the asker follows is gone from the store, and nothing newer of the same cluster is there."""
+    """The view that the asker follows is gone from the store, and the store holds nothing newer of the same cluster."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The store answered, but what stands in the place of the decision cannot be read: it counts as one that is not known."""
+    """The store answered, but the value in the place of the decision cannot be read: the decision counts as unknown."""
 
     detail: str
 

@@ -1,7 +1,7 @@
-"""A state machine as a table: what it may do is written down, everything else is an error at the moment it happens.
+"""A state machine as a table of all its transitions; any other transition is an error at the moment it happens.
 
-A table stands beside the states that it is about. The code changes such a state only through ``after``; the diagrams in
-``imgs`` are drawn from the tables. An event's value says in a few words what happens.
+A table stands beside the enum of its states. The code changes such a state only through ``after``; the diagrams in ``imgs``
+are drawn from the tables. An event's value says in a few words what happens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Event = TypeVar("Event", bound=Enum)
 
 
 class IllegalTransitionError(AssertionError):
-    """A state machine was driven where its table has no row: a defect of this program, never of a peer."""
+    """An event happened in a state for which the table has no row: a defect of this program, never of a peer."""
 
 
 class Table(Generic[State, Event]):
-    """(state, event) -> state. ValueError where a state cannot be reached or an event happens nowhere."""
+    """(state, event) -> state. Raises ValueError if a state cannot be reached or an event happens nowhere."""
 
     def __init__(self, name: str, start: State, rows: Mapping[State, Mapping[Event, State]]) -> None:
-        """``rows``: for each state that is not final, what may happen in it and where that leads."""
+        """``rows``: for each state that is not final, the events that may happen in it, each with the next state."""
         self.name = name
         self.start = start
         self._rows = {(state, event): target for state, row in rows.items() for event, target in row.items()}
@@ -39,7 +39,7 @@ class Table(Generic[State, Event]):
         return f"<Table {self.name}: {len(self)} transitions from {self.start.name}>"
 
     def after(self, state: State, event: Event) -> State:
-        """The state that ``event`` leads to. IllegalTransitionError where the table has no such row."""
+        """The state that ``event`` leads to. Raises IllegalTransitionError if the table has no such row."""
         try:
             return self._rows[state, event]
         except KeyError:

@@ -20,13 +20,13 @@ NO_VIEW_ID = ""
 """The ``view_id`` before the first view; parent of a founding view."""
 
 SHOWN = 10
-"""So many members of a view are named in a line of text."""
+"""The most members of a view that a line of text names."""
 
 T = TypeVar("T")
 
 
 class Cause(Enum):
-    """Why a member is removed. Only PROOF and LEFT free a voter from waiting T_excl (see ``protocol/voter.py``)."""
+    """Why a member is removed. Only PROOF and LEFT free a voter from waiting T_excl (see ``protocol/agreement/voter.py``)."""
 
     PROOF = "proof"
     LEFT = "left"
@@ -39,7 +39,7 @@ class Cause(Enum):
 class View:
     """The ordered members of one epoch. ``epoch`` counts from 1; ``parent_id`` is the ``view_id`` of epoch - 1.
 
-    ``origin``: the ``view_id`` of the founding view that it descends from, "" for a founding view itself.
+    ``origin``: the ``view_id`` of the founding view that this view descends from, "" for a founding view itself.
     """
 
     epoch: int
@@ -50,16 +50,16 @@ class View:
     ids: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Member ids in seniority order."""
     _seniority: dict[str, int] = field(init=False, repr=False, compare=False)
-    """Index by id: a view is looked things up in for every packet."""
+    """Index by id: every packet needs such a look-up."""
     _addresses: dict[Address, tuple[str, ...]] = field(init=False, repr=False, compare=False)
-    """Ids by address, made when first asked for (few members ever are)."""
+    """Ids by address, made on the first call of ``at``, which few views ever get."""
     _known: dict[str, Any] = field(init=False, repr=False, compare=False)
-    """What was found out about it, by what was asked."""
+    """Cache of derived values, by name."""
     _right: bool = field(init=False, repr=False, compare=False)
-    """Whether ``view_id`` was derived here, or has been found to be right."""
+    """Whether ``view_id`` was derived here, or has been verified."""
 
     def __post_init__(self) -> None:
-        """Derive ``view_id`` where it was not given."""
+        """Derive ``view_id`` if it was not given."""
         seniority = {member.id: index for index, member in enumerate(self.members)}
         object.__setattr__(self, "_seniority", seniority)
         object.__setattr__(self, "ids", tuple(seniority))
@@ -76,14 +76,14 @@ class View:
         return View, (self.epoch, self.parent_id, self.members, self.origin, self.view_id)
 
     def find(self, what: str, make: Callable[[], T]) -> T:
-        """What ``make`` finds out about this view, made once: in a simulation thousands of members hold the same view."""
+        """The result of ``make`` for this view, cached as ``what``: in a simulation thousands of members hold the same view."""
         if what not in self._known:
             self._known[what] = make()
         found: T = self._known[what]
         return found
 
     def since(self, before: View) -> Step:
-        """What is different from ``before``, an older view. Found out once for all who ask about the same two."""
+        """The difference from ``before``, an older view. Cached for further calls with the same ``before``."""
         older, step = self._known.get("since", (None, None))
         if older is None or older() is not before:
             step = Step.between(before, self)
@@ -92,7 +92,7 @@ class View:
         return found
 
     def followed_by(self, delta: Delta) -> View | None:
-        """Its successor, as ``Delta.apply`` says. Made once for all who hold this view."""
+        """The successor of this view, as ``Delta.apply`` returns it. Made once for all holders of this view."""
         known, view = self._known.get("next", (None, None))
         if known is not delta and known != delta:
             view = delta.make(self)
@@ -105,7 +105,7 @@ class View:
         return hashlib.blake2b("|".join(text).encode(), digest_size=8).hexdigest()
 
     def consistent(self) -> bool:
-        """Whether ``view_id`` is the hash of the rest, ids are unique and somebody is in it (checked on receipt)."""
+        """Whether ``view_id`` is the hash of the rest, ids are unique and there are members (checked on receipt)."""
         if not self.members or len(self._seniority) != len(self.members):
             return False
         if not self._right:
@@ -114,7 +114,7 @@ class View:
 
     @property
     def cluster(self) -> str:
-        """The ``view_id`` of its founding view: what all views of one chain have in common."""
+        """The ``view_id`` of the founding view, which all views of one chain have in common."""
         return self.origin or self.view_id
 
     def __contains__(self, member_id: object) -> bool:
@@ -132,7 +132,7 @@ class View:
         return self._seniority[member_id]
 
     def at(self, address: Address) -> tuple[str, ...]:
-        """Ids of the members that advertise ``address``: none, one, or lifetimes that followed each other there."""
+        """Ids of the members that advertise ``address``: none, one, or several successive lifetimes there."""
         if not self._addresses:
             for member in self.members:
                 self._addresses[member.address] = (*self._addresses.get(member.address, ()), member.id)
@@ -161,7 +161,7 @@ class Reason:
     detail: str = ""
     source: str = ""
     ended: bool = False
-    """Whether it had said that it leaves since its program has come to its end."""
+    """True if the member had announced that it leaves because its program has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Proposal:
     joined: tuple[Member, ...] = ()
 
     def apply(self, parent: View) -> View:
-        """The successor of ``parent``; ValueError where this proposal does not follow it."""
+        """The successor of ``parent``; raises ValueError if this proposal does not follow it."""
         if parent.view_id != self.parent_id or parent.epoch + 1 != self.epoch:
             raise ValueError(f"proposal for epoch {self.epoch} does not follow {parent}")
         gone = {removal.member_id for removal in self.removed}
@@ -184,9 +184,9 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The difference between a view and an older one: who is gone and who came, by seniority.
+    """The difference between a view and an older one: departed and arrived members, by seniority.
 
-    ``removed``: seniority in the older one of those who are gone. ``newcomers``: the ids of those who came.
+    ``removed``: the seniority that the departed members had in the older view. ``newcomers``: the ids of the arrived ones.
     """
 
     removed: tuple[int, ...]
@@ -196,7 +196,7 @@ class Step:
 
     @classmethod
     def between(cls, before: View, view: View) -> Step:
-        """From ``before`` to ``view``."""
+        """The step from ``before`` to ``view``."""
         removed = tuple(index for index, member_id in enumerate(before.ids) if member_id not in view)
         arrived = tuple(member for member in view.members if member.id not in before)
         newcomers = frozenset(member.id for member in arrived)
@@ -205,9 +205,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The chosen view ``view_id`` of ``epoch``, for whoever holds its parent: what it takes from there, and no more.
+    """The chosen view ``view_id`` of ``epoch`` as its difference from the parent, for receivers that hold the parent.
 
-    ``removed``: seniority in the parent of those who are not in it any more, rising.
+    ``removed``: the seniority in the parent of the removed members, rising.
     """
 
     epoch: int
@@ -218,20 +218,20 @@ class Delta:
 
     @classmethod
     def between(cls, parent: View | None, view: View) -> Delta | None:
-        """From ``parent`` to ``view``; None where that is not its parent."""
+        """The delta from ``parent`` to ``view``; None if ``parent`` is not its parent."""
         if parent is None or parent.view_id != view.parent_id or parent.epoch + 1 != view.epoch:
             return None
         step = view.since(parent)
         return cls(view.epoch, view.view_id, view.parent_id, step.removed, step.arrived)
 
     def apply(self, parent: View) -> View | None:
-        """The view; None where ``parent`` is not its parent, or it is not what its id says."""
+        """The view; None if ``parent`` is not its parent, or if the view does not match ``view_id``."""
         if parent.view_id != self.parent_id or parent.epoch + 1 != self.epoch:
             return None
         return parent.followed_by(self)
 
     def make(self, parent: View) -> View | None:
-        """The view, from the right parent; None where it is not what its id says."""
+        """The view, made from the right parent; None if it does not match ``view_id``."""
         gone = frozenset(self.removed)
         kept = tuple(member for index, member in enumerate(parent.members) if index not in gone)
         view = View(self.epoch, self.parent_id, kept + self.joined, origin=parent.cluster)

@@ -1,7 +1,8 @@
 """Every message of the protocol, as frozen values.
 
-All of them may be lost, duplicated, reordered or replayed; whoever needs an answer asks again. The transport adds protocol
-version, job, and the sender's id and advertised address (``Envelope``); UDP carries what fits one datagram, HTTP the rest.
+All of them may be lost, duplicated, reordered or replayed; a member that needs an answer asks again. The transport adds
+protocol version, job, and the sender's id and advertised address (``Envelope``); UDP carries what fits one datagram, HTTP the
+rest.
 ``codec`` derives the wire schema from the annotations here, in the order of ``MESSAGES``.
 """
 
@@ -146,7 +147,7 @@ MESSAGES: tuple[type, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message with who sent it: ``sender`` is a member id, ``address`` where that member takes its mail."""
+    """A message with its sender: ``sender`` is a member id, ``address`` where that member receives messages."""
 
     job: str
     sender: str

@@ -1,4 +1,4 @@
-"""Coming and going: requests to join and to leave, and what is answered."""
+"""Joining and leaving: the requests and their answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..view import Delta, View
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Whom its sender lets found, in that one's ``candidacy`` (empty: nobody now); ``turn``: how often the sender chose."""
+    """The sender votes for ``founder`` in its ``candidacy`` (empty: for nobody now). ``turn``: number of the sender's vote."""
 
     founder: str
     candidacy: int
@@ -19,11 +19,11 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """``member`` asks to join. ``wants``: ready to be admitted, not only looking. ``terms`` must equal the job's.
+    """``member`` asks to join. ``wants``: it is ready to be admitted, not only looking. ``terms`` must equal the job's.
 
-    ``vote``: see ``protocol/founding.py``; None where the list of introducers itself says who founds.
-    ``known``: id of the view that the sender was told last: it is not told again. ``waited``: milliseconds since it has been
-    ready, so that every coordinator knows who has waited longest.
+    ``vote``: see ``protocol/admission/founding.py``; None if the list of introducers itself determines the founder.
+    ``known``: id of the view that the sender received last, which is not sent again. ``waited``: milliseconds since ``member``
+    has been ready, so that every coordinator knows who has waited longest.
     """
 
     member: Member
@@ -36,10 +36,10 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class JoinReply:
-    """What the asked member knows: whom to ask (the coordinator), and id and epoch of its view ("" while there is none).
+    """What the asked member knows: the coordinator, to which to send requests, and id and epoch of its view ("" while none).
 
-    The view itself comes along whole or as what is new, where the sender of the request did not know it. ``ended``: the sender
-    leaves, since its program has come to its end.
+    The reply holds the view itself, whole or as ``delta``, if the joiner did not know it. ``ended``: the sender of the reply
+    leaves because its program has ended.
     """
 
     view: View | None
@@ -52,9 +52,9 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that can never succeed, with one line saying why.
+    """The request can never succeed; ``reason`` says why in one line.
 
-    ``ended``: there is nothing to join any more, as the last member's program has come to its end.
+    ``ended``: there is nothing to join any more, because the last member's program has ended.
     """
 
     reason: str
@@ -63,9 +63,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """``member_id`` leaves; its data plane has ended ``after_call`` and enters no other (None: unknown).
+    """``member_id`` leaves; its data plane has ended ``after_call`` and enters no other call (None: unknown).
 
-    ``ended``: it does so since its program has come to its end.
+    ``ended``: it leaves because its program has ended.
     """
 
     view_id: str

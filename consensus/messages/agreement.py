@@ -1,4 +1,4 @@
-"""Which list all act on: one Paxos instance an epoch, then reports, INSTALL, READY and ACTIVATE."""
+"""Agreement on the next view: one Paxos instance an epoch, then reports, INSTALL, READY and ACTIVATE."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Phase 1b: no ballot below ``ballot`` any more; what was accepted so far."""
+    """Phase 1b: the sender accepts no ballot below ``ballot`` any more; ``accepted``: what it has accepted so far."""
 
     epoch: int
     parent_id: str
@@ -33,7 +33,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Phase 2a: freeze (after ``after_call`` where given) and accept ``proposal``."""
+    """Phase 2a: freeze (after ``after_call`` if given) and accept ``proposal``."""
 
     epoch: int
     parent_id: str
@@ -54,7 +54,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """I promised a higher ballot: yours is too low."""
+    """``ballot`` is too low: the sender has promised the higher one ``promised``."""
 
     epoch: int
     parent_id: str
@@ -71,13 +71,13 @@ class FlushRequest:
 
     @property
     def epoch(self) -> int:
-        """Of that view."""
+        """The epoch of that view."""
         return self.delta.epoch
 
 
 @dataclass(frozen=True, slots=True)
 class FlushReply:
-    """The report asked for. Not a vote: the sender may never have seen the ballot that chose ``view_id``."""
+    """The report that FlushRequest asked for. Not a vote: the sender may never have seen the ballot that chose ``view_id``."""
 
     epoch: int
     view_id: str
@@ -88,7 +88,7 @@ class FlushReply:
 class Install:
     """A view is chosen and every continuing member has reported. Answered by Ready once the group is built.
 
-    ``view`` for those who join; everybody else holds its parent, and gets ``delta`` (who does not pulls).
+    ``view`` for joiners; all others hold its parent and get ``delta`` (a member that does not hold the parent pulls).
     """
 
     view: View | None
@@ -96,13 +96,13 @@ class Install:
     ballot: Ballot
     reports: Reports
     removed: tuple[Reason, ...] = ()
-    """Who of the parent view is not in it, and why: for the log, nothing is decided by it."""
+    """The removed members of the parent view, and why: for the log only."""
     trail: tuple[str, ...] = ()
     """With ``view``: the ids of the views before it, newest first, as far as they are remembered."""
 
     @property
     def epoch(self) -> int:
-        """Of that view; 0 where nothing says which."""
+        """The epoch of that view; 0 if the message holds neither view nor delta."""
         return _epoch(self.view, self.delta)
 
 
@@ -110,7 +110,7 @@ class Install:
 class Forecast:
     """A view that the coordinator is about to propose at the next call boundary. A hint: groups may be built ahead for it.
 
-    ``view`` for those who would join; everybody else holds its parent, and gets ``delta``. It is no vote, and decides nothing.
+    ``view`` for the joiners; all others hold its parent and get ``delta``. It is no vote, and decides nothing.
     """
 
     view: View | None
@@ -118,7 +118,7 @@ class Forecast:
 
     @property
     def epoch(self) -> int:
-        """Of that view; 0 where nothing says which."""
+        """The epoch of that view; 0 if the message holds neither view nor delta."""
         return _epoch(self.view, self.delta)
 
 
@@ -140,7 +140,7 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """I know views up to ``epoch`` (``view_id``) only: tell me what was chosen since."""
+    """The sender knows views up to ``epoch`` (``view_id``) only, and asks what was chosen since."""
 
     epoch: int
     view_id: str = ""
@@ -148,10 +148,10 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A view was chosen (not: activated). A receiver of an older view that is not in it is excluded.
+    """A view was chosen (not: activated). A receiver that is in an older view, but not in this one, is excluded.
 
-    ``driver``: id of the member that installs it ("" where that is over, or unknown). ``view``, or to holders of its parent
-    ``delta``.
+    ``driver``: id of the member that installs it ("" if the installation is over, or the driver unknown). Holders of the parent
+    get ``delta``, others ``view``.
     """
 
     view: View | None
@@ -162,7 +162,7 @@ class Chosen:
 
     @property
     def epoch(self) -> int:
-        """Of that view; 0 where nothing says which."""
+        """The epoch of that view; 0 if the message holds neither view nor delta."""
         return _epoch(self.view, self.delta)
 
 

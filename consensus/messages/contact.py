@@ -1,4 +1,4 @@
-"""Between members of different chains of views: see ``protocol/contact.py``."""
+"""Between members of different chains of views: see ``protocol/agreement/contact.py``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..view import View
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What decides between two sides of a job that meet: committed steps, then members, then the lowest id of these."""
+    """Decides which of two sides of a job goes on when they meet: committed steps, then members, then their lowest id."""
 
     steps: int
     size: int
     lowest: str
 
     def above(self, other: Claim) -> bool:
-        """Whether the side with this claim goes on, and the other stops. Of two different claims one is above."""
+        """Whether the side with this claim goes on and the other stops. Of two different claims exactly one is above."""
         return (self.steps, self.size, other.lowest) > (other.steps, other.size, self.lowest)
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """To somebody who may know another chain of views: the sender's newest view, its coordinator, and what its side claims.
+    """To a member that may know another chain of views: the sender's newest view, its coordinator, and its side's claim.
 
     ``acts``: whether that view is active at the sender.
     """
@@ -36,7 +36,7 @@ class Introduction:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """From its coordinator to the members of a side (in ``view_id``): the rival side in ``view`` goes on, this one stops."""
+    """A coordinator to the members of its side (in ``view_id``): the other side, in ``view``, goes on; this side stops."""
 
     view_id: str
     view: View

@@ -9,7 +9,7 @@ from ..member import Member
 
 
 class Status(Enum):
-    """What is believed of a member; the transitions are in ``protocol/member_table.py``. No rumour says DEAD: proof does."""
+    """What is believed of a member (transitions: ``protocol/state/member_table.py``). No rumour says DEAD; only proof does."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
@@ -17,14 +17,14 @@ class Status(Enum):
 
 
 class EvidenceKind(Enum):
-    """How strong a statement against a member is: see ``protocol/evidence.py``."""
+    """How strong a statement against a member is: see ``protocol/state/evidence.py``."""
 
     PROOF = "proof"
     HINT = "hint"
     SILENCE = "silence"
     UNREADY = "unready"
     SEVERED = "severed"
-    """The sender and the accused cannot reach each other, though others reach both: see ``protocol/links.py``."""
+    """The sender and the accused cannot reach each other, though others reach both: see ``protocol/state/links.py``."""
     FROZEN = "frozen"
     """Not against anybody: the sender's data plane stopped and needs a new epoch."""
 
@@ -41,7 +41,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you ``target``? Carries where the sender stands, so that laggards and the excluded notice."""
+    """Are you ``target``? Carries the sender's view and progress, so that lagging and excluded members notice."""
 
     seq: int
     target: str
@@ -53,7 +53,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class PingRequest:
-    """Ping ``target`` on my behalf and pass its ack on; say Nack if it has not answered in time."""
+    """Ping ``target`` for the sender and pass its Ack on; answer Nack if ``target`` has not answered in time."""
 
     seq: int
     target: Member
@@ -62,7 +62,7 @@ class PingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """I am the member that ping ``seq`` asked for (or, relayed, it answered)."""
+    """The sender is the member that ping ``seq`` asked for (relayed: that member has answered)."""
 
     seq: int
     target: str
@@ -74,7 +74,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """Your ping request reached me; the target has not answered me."""
+    """The ping request reached the sender; the target has not answered it."""
 
     seq: int
 
@@ -89,7 +89,7 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Rumours on their own. ``direct``: told to those concerned, who do not pass them on."""
+    """Rumours without a ping. ``direct``: sent to the members concerned, which do not pass them on."""
 
     updates: tuple[Update, ...]
     direct: bool = False
@@ -97,7 +97,7 @@ class Gossip:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Of the sender's view, and (``digest``, 8 bytes or none) of its beliefs: see ``protocol/reconciliation``."""
+    """The sender's view, and a digest of its beliefs (8 bytes or none): see ``protocol/detection/reconciliation.py``."""
 
     epoch: int
     view_id: str
@@ -106,7 +106,7 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Beliefs:
-    """For a member with another digest: what the sender believes. ``wants_answer``: it says what the sender lacks."""
+    """What the sender believes, for a member with another digest. ``wants_answer``: send back what the sender lacks."""
 
     view_id: str
     updates: tuple[Update, ...]

@@ -1,4 +1,4 @@
-"""What is too long for one message travels in several."""
+"""A packet that is too long for one message is sent in several."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part ``index`` of ``count`` of a packet with that ``digest``, which is too long to be sent whole.
+    """Part ``index`` of ``count`` of the packet with that ``digest``, which is too long to be sent whole.
 
-    Put together before any machine sees it: see ``consensus/wire/pieces.py``.
+    The parts are put together before a machine sees the packet: see ``consensus/wire/pieces.py``.
     """
 
     digest: bytes

@@ -1,4 +1,4 @@
-"""The flush reports that travel with an INSTALL: n of them to each of n members, so how they are told matters."""
+"""The flush reports that travel with an INSTALL: n of them to each of n members, so a compact form matters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..view import View
 class Reports:
     """The flush reports of the first ``count`` members of a view, each different one once.
 
-    ``groups``: (report, seniority of those who gave it), the commonest first, which names nobody and stands for all others. At
-    a healthy moment nearly all are equal.
+    ``groups``: (report, seniority of the members that gave it), the commonest report first: it lists no members and stands for
+    all that no other group lists. Normally nearly all reports are equal.
     """
 
     count: int
@@ -22,11 +22,11 @@ class Reports:
     _told: tuple[weakref.ref[View] | None, Mapping[str, bytes] | None] = field(
         default=(None, None), init=False, repr=False, compare=False
     )
-    """What was made of them last, and for which view: as a rule everybody who gets them asks for the same."""
+    """The latest result of ``by_id`` and its view: as a rule every caller asks for the same view."""
 
     @classmethod
     def of(cls, reports: Sequence[bytes]) -> Reports:
-        """From the reports in seniority order."""
+        """From ``reports`` in seniority order."""
         who: dict[bytes, list[int]] = {}
         for index, report in enumerate(reports):
             who.setdefault(report, []).append(index)
@@ -35,7 +35,7 @@ class Reports:
         return cls(len(reports), named)
 
     def by_id(self, view: View) -> Mapping[str, bytes] | None:
-        """Report by member id, in seniority order; None where this cannot be about ``view``."""
+        """Reports by member id, in seniority order; None if they do not fit ``view``."""
         about, known = self._told
         if about is None or about() is not view:
             known = self._by_id(view)

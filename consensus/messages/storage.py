@@ -1,4 +1,4 @@
-"""What members leave for each other in a shared store: never sent, but written by the same codec."""
+"""What members write for each other into a shared store: never sent, but encoded by the same codec."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..view import Proposal, View
 
 @dataclass(frozen=True, slots=True)
 class ViewRecord:
-    """The decision about ``view.epoch``: whoever creates it exclusively has decided, and installs the view.
+    """The decision about ``view.epoch``: the member that creates it (exclusively) has decided, and installs the view.
 
-    ``driver``: id of that member. ``proposal``: how the view comes from its parent, None for a founding one. ``after_call``:
+    ``driver``: id of that member. ``proposal``: the difference from the parent view, None for a founding view. ``after_call``:
     the call after which the members freeze, None for at once. ``trail``: the ids of the views before it, newest first.
     """
 
@@ -25,9 +25,10 @@ class ViewRecord:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """``member`` lived when it wrote this. Observers time how long ``counter`` stays the same, on their own clocks.
+    """``member`` was alive when it wrote this. Observers time on their own clocks how long ``counter`` stays the same.
 
-    ``epoch``: of the newest view that it followed (0: it looks for one). ``progress``: of its data plane (see ``Progress``).
+    ``epoch``: of the newest view that ``member`` followed (0: it looks for one). ``progress``: of its data plane
+    (see ``Progress``).
     """
 
     member: Member

@@ -1,4 +1,4 @@
-"""Which part of a machine handles which message: one case a type, and the only place that knows them all."""
+"""Hands each message to the part of a machine that handles it: one case a type, the only place that knows all types."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Dispatch:
     def take(  # noqa: C901, PLR0912, PLR0915 - one case a message type: a table, read as one
         self, sender: str, address: Address, message: Message, now: float
     ) -> None:
-        """A message from ``sender``, whose mail goes to ``address``; from this member itself, too."""
+        """Handle a message from ``sender`` (which may be this member itself), which receives its answers at ``address``."""
         detection, change, admission, contact = self._detection, self._change, self._admission, self._contact
         match message:
             case Ping():

@@ -6,7 +6,7 @@ sockets and in a simulation with thousands of members.
 
 A packet's way: ``machine`` -> ``dispatch`` -> ``detection`` (``probe``, ``verdict``, ``member_table``) -> ``evidence`` ->
 ``view_change`` (``accusations``, ``proposer``, ``attempt``, ``quorum``, ``voter``, ``acceptor``, ``flush``, ``installer``) ->
-``outbox``. What comes from outside of the view goes to ``admission`` and ``contact``.
+``outbox``. Messages from outside the view go to ``admission`` and ``contact``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Machine:
-    """One member. ``founder``: whether it may make the first view; ``introducers``: whom to join through."""
+    """One member. ``founder``: whether it may make the first view; ``introducers``: the addresses to join through."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Machine:
         voted: bool = False,
         barred: str = "",
     ) -> None:
-        """``voted``: members vote who founds (see ``founding``); ``barred``: why whoever is first must not."""
+        """``voted``: members vote who founds (see ``founding``); ``barred``: why the first introducer must not found."""
         self._core = Core(config, member, rng)
         self._founder = founder
         self._voted = voted
@@ -67,9 +67,9 @@ class Machine:
         self._admission: Admission
         self._dispatch: Dispatch
         self._awaited: float | None = None
-        """When ``tick`` was promised at the latest."""
+        """The deadline that ``next_deadline`` returned: the driver calls ``tick`` no later."""
         self._latest = 0.0
-        """When anything happened last."""
+        """The time of the latest input."""
 
     def start(self, now: float) -> None:
         """Begin to look for the cluster. Call once, before anything else."""
@@ -89,7 +89,7 @@ class Machine:
     # In
 
     def receive(self, sender: str, address: Address, message: Message, now: float) -> None:
-        """A message from ``sender``, whose mail goes to ``address``. Nonsense changes nothing and raises nothing."""
+        """Handle a message from ``sender``, answered at ``address``. Nonsense changes nothing and raises nothing."""
         if self._core.stopped is None and sender != self._core.member.id:
             self._notice_lateness(now)
             self._core.table.heard(sender, now)
@@ -112,7 +112,7 @@ class Machine:
             self._settle(now)
 
     def handle(self, what: Input, now: float) -> None:  # noqa: C901, PLR0912 - one case an input: a table, read as one
-        """Something that is no message: the data plane reports it, or the agent has found it out."""
+        """Handle an input that is no message: a report of the data plane, or something that the agent has found out."""
         core, change, admission = self._core, self._change, self._admission
         match what:
             case Hint(suspects):
@@ -161,9 +161,9 @@ class Machine:
         self._settle(now)
 
     def set_progress(self, progress: Progress) -> None:
-        """Where the data plane is: what rides on pings and acks from now on.
+        """Set the data plane's progress, which pings and acks carry from now on.
 
-        Its ``leaving`` has to be as new as whatever this member is told next (see ``proposer``).
+        Call this before the next input: ``leaving`` must be as new as that input (see ``proposer``).
         """
         self._core.proceed(progress)
 
@@ -183,7 +183,7 @@ class Machine:
     # Out
 
     def drain(self) -> list[Effect]:
-        """What to do now, in this order."""
+        """The effects to carry out now, in this order."""
         return self._core.outbox.drain()
 
     def next_deadline(self) -> float | None:
@@ -194,13 +194,13 @@ class Machine:
         if self._core.view is not None:
             change = min(self._change.deadline(), self._contact.deadline())
             deadline = min(deadline, self._detection.deadline(), self._reconciliation.deadline(), change)
-        self._awaited = max(deadline, self._latest)  # what was due before it could be known is not late
+        self._awaited = max(deadline, self._latest)  # a deadline before the latest input is not late
         return deadline
 
     # State to look at
 
     def witness(self, seen: Callable[[Message], None]) -> None:
-        """Show what this member sends to itself to ``seen``, just before it is handled: no network carries it."""
+        """Call ``seen`` with each message of this member to itself, just before it is handled: no network carries it."""
         self._core.outbox.show(seen)
 
     @property
@@ -215,7 +215,7 @@ class Machine:
 
     @property
     def installed_view(self) -> View | None:
-        """The newest view of which we have everybody's report."""
+        """The newest view for which we have all reports."""
         return self._core.installed
 
     @property
@@ -225,17 +225,17 @@ class Machine:
 
     @property
     def known_view(self) -> View | None:
-        """The own view, or for a joiner the cluster's as it was told."""
+        """The own view; for a joiner the cluster's view as it received it."""
         return self._core.view if self._core.view is not None else self._admission.search.cluster
 
     @property
     def reasons(self) -> Mapping[str, Reason]:
-        """Why members of the view before the installed one are not in it; replaced at each install, never changed."""
+        """Why members of the view before the installed one are not in it; a new mapping at each install, never changed."""
         return self._core.reasons
 
     @property
     def driver(self) -> str:
-        """Id of the member that installs the newest chosen view, as far as it is known."""
+        """Id of the member that installs the newest chosen view, as far as known."""
         return self._core.driver
 
     @property
@@ -245,7 +245,7 @@ class Machine:
 
     @property
     def applicants_waiting(self) -> bool:
-        """Whether somebody wants to be admitted (known at the coordinator and the next two)."""
+        """Whether an applicant waits and there is room (known at the coordinator and the next two)."""
         return self._core.room > 0 and bool(self._core.applicants)
 
     @property
@@ -304,17 +304,17 @@ class Machine:
     # Inside
 
     def _notice_lateness(self, now: float) -> None:
-        """Whoever is woken late was not there to hear the others (Lifeguard: suspect yourself first)."""
+        """Detect that this agent was woken late: it could not receive from the others (Lifeguard: suspect yourself first)."""
         late = 0.0 if self._awaited is None else now - self._awaited
         if late > self._core.config.ping_timeout and self._core.view is not None:
             self._awaited = None  # once
             self._detection.overslept(late, now)
-            # Usual on a busy host, and harmless; half the way to being excluded is worth a word.
+            # Usual on a busy host, and harmless; warn when half of the time to exclusion has passed.
             level = logging.WARNING if late >= self._core.config.exclude_after / 2 else logging.DEBUG
             self._core.outbox.note(level, "late", f"this agent was held up for {late:.2f} s: nobody is blamed for that time")
 
     def _judge_stall(self, now: float) -> None:
-        """The others have waited for this member's data plane too long: it hangs, and steps aside."""
+        """If the others have waited too long for this member's data plane, it hangs: the agent ends this lifetime."""
         core = self._core
         since = self._detection.stall.since()
         if since is None or now - since < core.config.stall_timeout:
@@ -325,7 +325,7 @@ class Machine:
         self._die(f"stalled: {text}", ExcludedError(f"this worker stalled: {text}"))
 
     def _settle(self, now: float) -> None:
-        """After every input: deliver what this member sent to itself."""
+        """After every input: deliver this member's messages to itself."""
         core, self._latest = self._core, now
         while (message := core.outbox.take_own()) is not None:
             if core.stopped is None:

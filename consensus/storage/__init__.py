@@ -1,4 +1,4 @@
-"""A store that all members share: what ``shared_storage`` and the policy ``storage`` stand on.
+"""A store that all members share: the base of ``shared_storage`` and of the policy ``storage``.
 
-``store`` is the interface, with ``file_store``, ``redis_store`` and ``etcd_store`` behind it; ``locate`` finds one by its URL.
+``store`` is the interface; ``file_store``, ``redis_store`` and ``etcd_store`` implement it; ``locate`` finds one by its URL.
 """

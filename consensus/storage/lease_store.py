@@ -1,10 +1,10 @@
-"""The members' leases in a shared store: each writes its own, and reads those of others.
+"""The members' leases in a shared store: each member writes its own, and reads those of others.
 
-A lease is a counter. Nothing here is timed, and no clock is written: an observer times on its own how long a counter stays the
-same (see ``messages.storage.Lease``). That a store forgets old leases by itself, where it can, is clean-up.
+A lease is a counter. Nothing here is timed, and no clock is written: an observer times on its own clock how long a counter
+stays the same (see ``messages.storage.Lease``). A store may forget old leases by itself; that is only clean-up.
 
-What cannot be read where a lease belongs hides nobody else's. It is named once, and shows no life; only that it is there, and
-whether it changes, is told (see ``protocol.survey``).
+An unreadable value in the place of a lease hides no other lease. It is logged once, and is no sign of life; the reply only says
+that it is there, and whether it changes (see ``protocol.admission.survey``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX = "leases/"
 _FORGOTTEN = 60.0
 """A store may forget a lease that was not renewed for so many seconds..."""
 _FORGOTTEN_LEASES = 30
-"""...and for so many times its length: long after anybody looks at it."""
+"""...and for so many times its length: long after any member looks at it."""
 
 
 class LeaseStore:
@@ -37,12 +37,12 @@ class LeaseStore:
         self._expires = max(_FORGOTTEN, _FORGOTTEN_LEASES * lease)
 
     async def beat(self, lease: Lease) -> None:
-        """Write it, in place of the one before."""
+        """Write ``lease``, in place of the previous one."""
         key = _key_of(lease.member.id)
         await self._store.write(key, self._cipher.wrap(key, lease), expires=self._expires)
 
     async def read(self, member_ids: tuple[str, ...] | None) -> LeaseList:
-        """Those of ``member_ids`` that there are, in that order; of None all, by id."""
+        """The existing leases of ``member_ids``, in that order; None: all leases, by id."""
         if member_ids is None:
             return self._opened(await self._store.list(PREFIX))
         found = {}
@@ -53,7 +53,7 @@ class LeaseStore:
         return self._opened(found)
 
     async def withdraw(self, member_ids: tuple[str, ...]) -> None:
-        """Remove theirs."""
+        """Remove the leases of ``member_ids``."""
         if member_ids:
             await self._store.delete(*map(_key_of, member_ids))
 
@@ -76,7 +76,7 @@ class LeaseStore:
 
 
 def _fingerprint(value: Value) -> str:
-    """Another one once something else stands there."""
+    """Changes whenever ``value`` does."""
     return "" if isinstance(value, Unreadable) else hashlib.blake2b(value, digest_size=8).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""From the setting ``storage`` to a store: a URL's scheme says which. What a store needs is imported with its first use."""
+"""Finds a store by the scheme of its URL (setting ``storage``). The modules of a kind of store are imported on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXAMPLES = "file:///shared/directory, redis://host:6379 or etcd://host:2379"
 def store_at(url: str, job: str, *, timeout: float = TIMEOUT, **options: Any) -> Store:
     """The store at ``url``, for ``job``; not yet open.
 
-    ``timeout``: seconds an operation may take. ``options``: what that kind of store takes besides. Raises ``ConfigError``.
+    ``timeout``: seconds an operation may take. ``options``: further options of that kind of store. Raises ``ConfigError``.
     """
     if timeout <= 0:
         raise ConfigError(f"storage: a timeout of {timeout:g} s leaves no time: give some seconds")

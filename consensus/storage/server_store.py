@@ -1,7 +1,7 @@
-"""What stores that are servers have in common: their URL, how a floor is kept there, and watching for changes.
+"""What stores that are servers have in common: their URL, the form of a floor, and watching for changes.
 
-A watch is one task that listens, reconnects, and wakes whoever waits. What comes together is told once. After every reconnect
-there is a reason to look, because what happened meanwhile was not heard.
+A watch is one task that listens, reconnects, and wakes its reader. Changes that come together wake the reader once. Every
+reconnect wakes the reader too, because changes in between were missed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LAST_PAUSE = 1.0
 """Seconds between two tries to reconnect: doubled from the first to the last, each scattered between half and whole."""
 
 Listen = Callable[[Callable[[], None]], Awaitable[None]]
-"""Connects, calls its argument once it hears (what is new may be missed before) and at every change, until it raises."""
+"""Connects, calls its argument once it listens (earlier changes may be missed) and at every change, until it raises."""
 
 
 class Watches:
@@ -37,7 +37,7 @@ class Watches:
         self._closed = False
 
     async def follow(self, listen: Listen) -> AsyncIterator[None]:
-        """Yields after each time that ``listen`` told of something; ends when the store is closed."""
+        """Yields after each notification of ``listen``; ends when the store is closed."""
         if self._closed:
             return
         news = asyncio.Event()
@@ -91,8 +91,8 @@ class Wire(Protocol):
 class ServerStore(Store):
     """One job in one server.
 
-    A try of ``create`` whose answer was lost is never repeated in here; the caller's next try then gives ``EXISTS`` although
-    the value is its own.
+    A ``create`` whose answer was lost is never repeated in here; the caller's next try then returns ``EXISTS`` although the
+    value is its own.
     """
 
     def __init__(self, url: ServerUrl, job: str, wire: Wire) -> None:
@@ -106,10 +106,10 @@ class ServerStore(Store):
         return f"{type(self).__name__}({self.url!r})"
 
     async def close(self) -> None:
-        """See ``Store``. Values that may expire are left to do so."""
+        """See ``Store``. Values that may expire are not removed."""
         await self._watches.close()
         await self._connections.close()
 
     def _floor(self, name: str, found: bytes) -> int:
-        """The number of a floor as the server keeps it."""
+        """The number in ``found``, a floor as the server keeps it."""
         return parse_floor(self.url, name, found.decode("utf-8", "replace"))

@@ -1,7 +1,7 @@
 """The address of a store that is a server: ``scheme://[user:password@]host[:port][,host:port...][/path][?ca=...]``.
 
-Taken apart here and not by the clients' own parsers: nothing that is unknown or misspelt may be passed over in silence, and
-no error may quote a password.
+Parsed here and not by the client libraries: nothing unknown or misspelt may be ignored silently, and no error may quote a
+password.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _HOPELESS = {
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust our certificate, give another one as ?cert=FILE&key=FILE",
     "SSLV3_ALERT_BAD_CERTIFICATE": "it does not trust our certificate, give another one as ?cert=FILE&key=FILE",
 }
-"""By the names that OpenSSL gives to what went wrong."""
+"""What went wrong and the remedy, by OpenSSL's name of the error."""
 
 
 @dataclass(frozen=True)
 class ServerUrl:
-    """A store's address, and what proves who we are. ``str`` and ``repr`` are without the password."""
+    """A store's address and this member's credentials. ``str`` and ``repr`` are without the password."""
 
     scheme: str
     servers: tuple[Address, ...] = ()
     path: str = ""
     database: str = ""
-    """What the URL names as such: the path of redis://, ``?db=`` of unix://."""
+    """The path of redis://, or ``?db=`` of unix://."""
     username: str = ""
     password: str = field(default="", repr=False)
     ca: str = ""
@@ -51,7 +51,7 @@ class ServerUrl:
         return f"{self.scheme}://{user}{place}{f'/{self.database}' if self.database else ''}"
 
     def hide(self, text: str) -> str:
-        """``text`` without the password, however it got in there."""
+        """``text`` with every occurrence of the password replaced."""
         if not self.password:
             return text
         for form in sorted({self.password, quote(self.password), quote(self.password, safe="")}, key=len, reverse=True):
@@ -64,7 +64,7 @@ class ServerUrl:
         return self.scheme in _TLS
 
     def context(self) -> ssl.SSLContext:
-        """How to speak TLS with it, always checking the server's certificate and name. ConfigError where a file is bad."""
+        """A TLS context that always checks the server's certificate and name. Raises ConfigError if a file is bad."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.cert:
@@ -75,12 +75,12 @@ class ServerUrl:
 
 
 def escape_job(job: str) -> str:
-    """A job's name as part of a key: no two jobs give the same, and none the beginning of another one's keys."""
+    """A job's name as part of a key: unique, and never the beginning of another job's keys."""
     return quote(job, safe="").replace("~", "%7E")
 
 
 def tls_trouble(error: BaseException) -> str | None:
-    """Why TLS will not work with this server, with the remedy; None where ``error`` was not about that, or may pass."""
+    """Why TLS will not work with this server, with the remedy; None if ``error`` is not about TLS, or may pass."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -102,7 +102,7 @@ def parse_server_url(
     cert: str = "",
     key: str = "",
 ) -> ServerUrl:
-    """Take ``url`` apart; the other arguments, where given, replace what it says. Raises ConfigError.
+    """Parse ``url``; the other arguments, if given, replace its parts. Raises ConfigError.
 
     Username and password are percent-decoded. ``unix://`` has a path instead of servers, and its database as ``?db=``.
     """

@@ -1,11 +1,11 @@
-"""What a shared store has to offer: small values under names, created exclusively, listed, and a floor that only rises.
+"""The interface of a shared store: small values under names, created exclusively, listed, and a floor that only rises.
 
-Everything that is agreed through a store rests on two of its operations. ``create`` makes a value exactly once, whoever
-else tries; ``raise_floor`` lifts a number that never falls. A value that belongs to a floor is created only at or above it:
-so a member that slept while old values were cleaned away cannot make one of them again.
+Every agreement through a store rests on two of its operations. ``create`` makes a value exactly once, even if several members
+try; ``raise_floor`` raises a number that never falls. A value that belongs to a floor is created only at or above the floor: so
+a member that slept while old values were cleaned up cannot create one of them again.
 
-Time spent here is bounded by the store's ``timeout``. A failure is one of three: the store was not reached and nothing was
-done (``StoreAwayError``); the answer to a write got lost, and it may have been done or may still be (``AmbiguousWriteError``:
+Each operation is bounded by the store's ``timeout``. There are three failures: the store was not reached and nothing was done
+(``StoreAwayError``); the answer to a write was lost, and the write may have been done or may still be (``AmbiguousWriteError``:
 read to learn which); or it will never work (``StoreRefusedError``: wrong password, no hard links; the text names the remedy).
 """
 
@@ -20,7 +20,7 @@ from enum import Enum
 from ..errors import ConfigError, StoreRefusedError
 
 MAX_VALUE = 1 << 20
-"""Bytes of a value at most."""
+"""The most bytes of a value."""
 TIMEOUT = 2.0
 """Seconds that one operation may take, unless the caller says otherwise."""
 
@@ -30,21 +30,21 @@ _PREFIX = re.compile(rf"(?:{_PART}/)+")
 
 
 class Created(Enum):
-    """What came of ``Store.create``."""
+    """The result of ``Store.create``."""
 
     DONE = "created"
     EXISTS = "exists"
-    """Somebody's value stands there; perhaps an earlier try of our own."""
+    """The key already has a value; perhaps an earlier try of our own."""
 
     BELOW = "below the floor"
-    """What had that name was cleaned away: this member has missed something. Nothing was left behind."""
+    """The value of that name was cleaned up: this member has missed something. Nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What stands where a value belongs, and is none: torn, too large, of another type, or not ours to open.
+    """Something in the place of a value that is none: torn, too large, of another type, or without permission to open it.
 
-    Its name is taken all the same: nothing can be created there. ``why`` says what it is, and the remedy.
+    The name is taken all the same: nothing can be created there. ``why`` says what is wrong, and the remedy.
     """
 
     why: str
@@ -63,28 +63,28 @@ class Store(ABC):
     """For logs and errors: never with a password."""
 
     operations: int
-    """How many operations were asked of the store so far; a listing of n counts as n (of none, as one)."""
+    """The number of operations so far; a listing of n values counts as n (of none, as one)."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Connect, and make sure that the store keeps what it promises. Raises ``StoreAwayError`` or ``StoreRefusedError``."""
+        """Connect, and check that the store keeps what it promises. Raises ``StoreAwayError`` or ``StoreRefusedError``."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of connections and tasks. Never raises."""
+        """End connections and tasks. Never raises."""
 
     @abstractmethod
     async def create(self, key: str, value: bytes, *, number: int | None = None, floor: str = "") -> Created:
         """Make ``key`` unless it exists: atomically, durably, for one caller only.
 
-        With ``number`` only if that is not below the floor of the name ``floor`` (one transaction, or the floor is read again
-        after creating and the value taken back: whoever reads such a value reads the floor after it).
-        Raises ``AmbiguousWriteError`` too.
+        With ``number``: only if the number is not below the floor named ``floor``. (A store does this in one transaction, or
+        reads the floor again after creating and takes the value back; so a reader of such a value must read the floor after
+        it.) May also raise ``AmbiguousWriteError``.
         """
 
     @abstractmethod
     async def read(self, key: str) -> Value | None:
-        """The value; None where there is nothing."""
+        """The value; None if there is none."""
 
     @abstractmethod
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
@@ -92,36 +92,38 @@ class Store(ABC):
 
     @abstractmethod
     async def delete(self, *keys: str) -> None:
-        """Remove; what does not exist is no error."""
+        """Remove ``keys``; a missing key is no error."""
 
     @abstractmethod
     async def list(self, prefix: str) -> Mapping[str, Value]:
-        """All keys that begin with ``prefix`` (ends in ``/``), with their values, sorted by key. One that is ``Unreadable``
+        """All keys that begin with ``prefix`` (ends in ``/``), with their values, sorted by key. A value that is ``Unreadable``
         hides no other; names that are no keys are left out.
         """
 
     @abstractmethod
     async def floor(self, name: str) -> int:
-        """The number of that name, 0 where it was never raised."""
+        """The number of the floor ``name``, 0 if it was never raised."""
 
     @abstractmethod
     async def raise_floor(self, name: str, number: int) -> int:
-        """Lift it to ``number`` unless it is higher; what it is then. It never falls, whoever else does this at once."""
+        """Raise the floor to ``number`` unless it is higher; returns the floor then. It never falls, even if others raise it
+        at the same time.
+        """
 
     @abstractmethod
     def watch(self, prefix: str) -> AsyncIterator[None]:
-        """Yields after something under ``prefix`` may have changed: a reason to look, soon, not a promise (events may be missed
-        or come together). Ends only when the store is closed; reconnects by itself. A store that cannot notice never yields.
+        """Yields soon after something under ``prefix`` may have changed: a hint to look, not a promise (events may be missed or
+        merged). Ends only when the store is closed; reconnects by itself. A store that cannot notice changes never yields.
         """
 
 
 def redacted(url: str) -> str:
-    """``url`` for logs and errors: without user, password and query. Of a malformed one rather less is shown."""
+    """``url`` for logs and errors: without user, password and query. Of a malformed URL even less is shown."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "***" if "@" in url or "?" in url else url
     before, at, after = rest.rpartition("@")
-    if "?" in before:  # cut in the middle of one or the other: who could tell which
+    if "?" in before:  # the "?" may be part of a password, or the "@" of a query
         return f"{scheme}://***"
     return f"{scheme}://{'***@' if at else ''}{after.partition('?')[0]}"
 
@@ -130,21 +132,21 @@ def redacted(url: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """``key``, if it is one: parts of 1 to 200 of ``[a-z0-9._-]``, not with a leading dot, ``/`` between. ConfigError."""
+    """Returns ``key``. Raises ConfigError unless it is parts of 1 to 200 of ``[a-z0-9._-]``, no leading dot, ``/`` between."""
     if not _KEY.fullmatch(key):
         raise ConfigError(f"{key!r} is no key of a store: parts of [a-z0-9._-], none empty or with a leading dot, / between")
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """``prefix``, if it is one: parts of a key, each followed by ``/``. ConfigError."""
+    """Returns ``prefix``. Raises ConfigError unless it is parts of a key, each followed by ``/``."""
     if not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"{prefix!r} is no prefix of a store's keys: parts of [a-z0-9._-], each followed by /")
     return prefix
 
 
 def check_value(key: str, value: bytes) -> bytes:
-    """``value``, if it is not too large. ConfigError."""
+    """Returns ``value``. Raises ConfigError if it is too large."""
     if len(value) > MAX_VALUE:
         raise ConfigError(f"the value of {key!r} has {len(value)} bytes, {MAX_VALUE} are the most")
     return value
@@ -156,17 +158,17 @@ def is_key(name: str) -> bool:
 
 
 def found_value(key: str, value: bytes) -> Value:
-    """What a server has at ``key``: nobody of ours writes more than ``MAX_VALUE``."""
+    """The value that a server has at ``key``; Unreadable if too large, since no member writes more than ``MAX_VALUE``."""
     return value if len(value) <= MAX_VALUE else too_large(key)
 
 
 def too_large(key: str) -> Unreadable:
-    """Of something that need not be fetched to know that."""
+    """The Unreadable for a value that is too large, which need not be fetched."""
     return Unreadable(f"it has more than {MAX_VALUE} bytes: remove {key}, no member wrote it")
 
 
 def parse_floor(store: str, name: str, text: str) -> int:
-    """The number of a floor as a server keeps it. StoreRefusedError where somebody else has written there."""
+    """The number of a floor as a server keeps it. Raises StoreRefusedError if it is no number: no member wrote that."""
     if not (text.isascii() and text.isdecimal()):
         raise StoreRefusedError(
             f"the store {store}: the floor of {name} is {text[:40]!r} and no number: remove this job's keys"

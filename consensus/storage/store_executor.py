@@ -1,7 +1,7 @@
-"""Carries out the protocol's requests at a store, each once, and always comes back with an answer.
+"""Carries out the protocol's requests at a store, each once, and always returns an answer.
 
-The agent runs these coroutines on its loop, the simulator in virtual time: they wait for the store's methods and for nothing
-else, and whatever takes too long is the store's to end.
+The agent runs these coroutines on its loop, the simulator in virtual time: they await only the store's methods, and the store
+ends what takes too long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG = logging.getLogger("ftlib.consensus")
 
 
 class StoreExecutor:
-    """One member's, at one open store. Several requests may be under way at once."""
+    """Executes one member's requests at one open store. Several requests may be under way at once."""
 
     def __init__(
         self,
@@ -33,20 +33,20 @@ class StoreExecutor:
         ring: KeyRing | None = None,
         say: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """``ring``: seals what is written where the job has a secret. ``say``: gets a line for each unreadable value."""
+        """``ring``: seals the values if the job has a secret. ``say``: gets a line for each unreadable value."""
         cipher, unreadable = ValueCipher(config, member, ring), UnreadableLog(store.url, say)
         self._views = ViewLog(store, cipher, unreadable)
         self._leases = LeaseStore(store, cipher, config.lease, unreadable)
 
     async def carry_out(self, request: StoreOp) -> StoreReply:
-        """What came of it. Never raises a ``StoreError``: ``Away`` has its text."""
+        """The reply to ``request``. Never raises a ``StoreError``: ``Away`` has its text."""
         try:
             return await self._carry_out(request)
         except AmbiguousWriteError as error:
             return Away(str(error), ambiguous=True)
         except UnreadableError as error:
             return Unread(str(error))
-        except (StoreError, CodecError, ConfigError) as error:  # ConfigError: an id that no store takes for a key
+        except (StoreError, CodecError, ConfigError) as error:  # ConfigError: an id that no store accepts as a key
             return Away(str(error))
 
     async def _carry_out(self, request: StoreOp) -> StoreReply:

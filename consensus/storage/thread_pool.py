@@ -1,8 +1,8 @@
-"""A few threads for calls that may hang, and callers that do not wait for ever.
+"""A few threads for calls that may hang, with callers that do not wait forever.
 
-A system call on a network file system whose server is gone comes back in minutes, or never, and nothing can end it. So a call
-has a deadline after which its caller goes on without it. Its thread may be lost: the number of threads is fixed, and while all
-of them hang further calls fail at once. They are daemons: the interpreter exits without them.
+A system call on a network file system whose server is gone returns in minutes, or never, and nothing can end it. So a call has
+a deadline after which its caller goes on without it. Its thread may be lost: the number of threads is fixed, and while all of
+them hang, further calls fail at once. They are daemons: the interpreter exits without them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class NotBegunError(Exception):
-    """The call was not begun in time, and never will be. ``args``: one text, why."""
+    """The call was not begun in time, and never will be. ``args``: one text with the reason."""
 
 
 class UnfinishedError(Exception):
-    """The call was begun and goes on, or hangs; nobody will learn what came of it."""
+    """The call was begun and goes on, or hangs; its result will be lost."""
 
 
 class Call(Generic[T]):
-    """One call, as the function in it sees it."""
+    """One call. The function gets it as its argument."""
 
     def __init__(self, function: Callable[[Call[T]], T], ended: Callable[[], None]) -> None:
         """Made by ``ThreadPool.run``."""
@@ -36,14 +36,14 @@ class Call(Generic[T]):
         self.result: asyncio.Future[T] = self.loop.create_future()
         self.begun = False
         self.given_up = False
-        """Whether nobody waits for it any more: it should change nothing from here on."""
+        """Whether nobody waits for the call any more: the function should change nothing from here on."""
 
 
 class ThreadPool:
-    """Owned by one event loop."""
+    """Runs calls on threads. Owned by one event loop."""
 
     def __init__(self, name: str, size: int) -> None:
-        """``name``: of the threads. ``size``: how many at most; each is started when there is work for it."""
+        """``name``: of the threads. ``size``: the most threads; each is started when there is work for it."""
         self._name = name
         self._size = size
         self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ class ThreadPool:
 
     @property
     def hanging(self) -> int:
-        """How many threads are in calls that were given up."""
+        """The number of threads in calls that were given up."""
         return self._hanging
 
     async def run(self, function: Callable[[Call[T]], T], seconds: float, ended: Callable[[], None] = lambda: None) -> T:
@@ -83,7 +83,7 @@ class ThreadPool:
         raise NotBegunError("all its threads are busy")
 
     def close(self) -> None:
-        """Let the threads end that can; whose call hangs ends with it. Idempotent."""
+        """End all idle threads; a busy thread ends when its call does. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -101,14 +101,14 @@ class ThreadPool:
                 try:
                     threading.Thread(target=self._work, name=self._name, daemon=True).start()
                     self._threads += 1
-                except RuntimeError:  # this process may have no more of them
+                except RuntimeError:  # this process may start no more threads
                     if not self._threads:
                         self._open -= 1
                         raise NotBegunError("no thread can be started") from None
             self._calls.put(call)
 
     def _give_up(self, call: Call[Any]) -> bool:
-        """Whether it was begun."""
+        """Returns whether the call was begun."""
         with self._lock:
             call.given_up = True
             if call.begun:

@@ -1,9 +1,9 @@
-"""What members write into a shared store, as bytes and back: encoded like what they send, and sealed where there is a secret.
+"""The values in a shared store as bytes and back: encoded like messages, and sealed if the job has a secret.
 
-A sealed value is ``magic | key id | nonce | AES-256-GCM``. The job and the name of the key are associated data: nobody can
-pass one value off as another's, or as one of another job. The key is derived from the secret by HKDF for this one purpose;
-the first secret of the ring seals, all of them open. Whoever can write to the store but has no secret can still remove
-values and put old ones back: a shared store is trusted to keep what it was given.
+A sealed value is ``magic | key id | nonce | AES-256-GCM``. The job and the name of the key are associated data: a value cannot
+be passed off as the value of another key or another job. The key is derived from the secret by HKDF for this one purpose; the
+first secret of the ring seals, all of them open. Somebody with write access to the store but no secret can still remove values
+and put old ones back: a shared store is trusted to keep what it was given.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ValueCipher:
     """Wraps and unwraps values for one member. ``ring``: None without a secret; it may change while the cipher is used."""
 
     def __init__(self, config: Config, member: Member, ring: KeyRing | None = None) -> None:
-        """Wraps in the name of ``member``."""
+        """Wraps values in the name of ``member``."""
         self._job = config.job
         self._member = member
         self._ring = ring
@@ -47,7 +47,7 @@ class ValueCipher:
         self._ciphers: dict[bytes, AESGCM] = {}
 
     def wrap(self, key: str, message: ViewRecord | Lease) -> bytes:
-        """The value for ``key``; CodecError where nobody could accept it, or no store take it."""
+        """The value for ``key``; raises CodecError if no member could decode it, or no store would take it."""
         packet = self._codec.encode(Envelope(self._job, self._member.id, self._member.address, message))
         if len(packet) + OVERHEAD > MAX_VALUE:
             raise CodecError(f"{key} would take {len(packet)} bytes; a store takes {MAX_VALUE}")
@@ -58,7 +58,7 @@ class ValueCipher:
         return header + self._cipher(first).encrypt(nonce, packet, header + self._context(key))
 
     def unwrap(self, key: str, value: Value, kind: type[T]) -> T:
-        """The message of that ``kind`` in the ``value`` of ``key``; UnreadableError where it is anything else."""
+        """The message of that ``kind`` in the ``value`` of ``key``; raises UnreadableError if it is anything else."""
         if isinstance(value, Unreadable):
             raise UnreadableError(f"{key} cannot be read: {value.why}")
         try:
@@ -99,11 +99,11 @@ class ValueCipher:
 
 
 _MOST_NAMED = 100
-"""Whoever can write to the store shall not fill a member's log and memory."""
+"""The most values named: nobody with write access to the store shall fill a member's log and memory."""
 
 
 class UnreadableLog:
-    """What strangers left in a store is named in the log: each thing once, however often it is met."""
+    """Names unreadable values of a store in the log: each only once."""
 
     def __init__(self, store: str, say: Callable[[str], None]) -> None:
         """``store``: its URL. ``say`` is given each line."""
@@ -112,7 +112,7 @@ class UnreadableLog:
         self._named: set[str] = set()
 
     def name(self, key: str, text: str) -> None:
-        """Say ``text`` about ``key``, unless something was said about it before."""
+        """Say ``text`` about ``key``, but only once for each key."""
         if key in self._named or len(self._named) > _MOST_NAMED:
             return
         self._named.add(key)

@@ -1,28 +1,26 @@
-"""The records of a job's views: who creates ``views/{epoch}`` has decided that epoch, and nobody decides it twice.
+"""The records of a job's views: the member that creates ``views/{epoch}`` decides that epoch, and nobody decides it twice.
 
-A record, once created, stays until a ``floor`` above it was raised; the newest is never below the floor. Three things make
-more of that than a plain create would:
+A record, once created, stays until a ``floor`` above it was raised; the newest record is never below the floor. Four rules go
+beyond a plain create:
 
-* *Only a child of what stands is created.* A creator first finds the record of its parent in its place. A member that slept
-  while others went on finds a newer one, or the floor.
-* *Created below the floor is not created* (``Store.create``): or a member that slept between looking and creating could make
-  ``views/6`` once more, after the others have reached 20 and removed 6. Whoever reads a record reads the floor after it, so one
-  that stands below the floor for a moment is believed by nobody. And the floor is raised before anything is removed. So what a
-  listing misses because it was removed meanwhile is below the floor that is read after it.
-* *What was wiped is not gone on with.* A store that lost its records lets an epoch be decided once more. A creator looks for
-  the parent's record again after creating: if that is not there and not below the floor either, the store was wiped in between,
-  and it takes its own record back. So nobody takes the newest record for a decision before the one before it was found, too
-  (unless that is below the floor): the creator might have died before it could take it back.
+* *A record is created only as the child of a record that stands.* A creator first finds the record of its parent in its place.
+  A member that slept while others went on finds a newer record, or the floor.
+* *No record is created below the floor* (``Store.create``): otherwise a member that slept between looking and creating could
+  make ``views/6`` once more, after the others have reached 20 and removed 6. A reader of a record reads the floor after it, so
+  no reader believes a record that stands below the floor for a moment. And the floor is raised before anything is removed. So
+  a record that a listing misses because it was removed meanwhile is below the floor that is read after the listing.
+* *A member does not go on with a wiped store.* A store that lost its records lets an epoch be decided once more. After
+  creating, a creator looks for the parent's record again: if that is missing and not below the floor either, the store was
+  wiped in between, and the creator takes its own record back. The creator might die before that; so a reader takes the newest
+  record for a decision only if it also found the record before it (unless that is below the floor).
+* *A record that cannot be read is unknown, and never absent.* It may be sealed with a secret, or made by a release, that its
+  reader does not have; it may be a decision all the same, on which others act. So its name stays taken: nothing is created
+  there or beside it, and nobody removes it. A reader gets the newest record that it can read; that is safe, as its next record
+  would have to be created in the very place that is taken. If it cannot even read the record that it asks for, or the one at
+  the floor, it gets ``UnreadableError``. Bytes that were opened once stay opened: their secret may have been dropped since.
 
-* *What cannot be read is not known, and never absent.* A record may be sealed with a secret, or made by a release, that its
-  reader does not have: it may be a decision all the same, that others act on. So its name stays taken: nothing is created
-  there or beside it, and nobody removes it. A reader is told of the newest that it can read; that is safe, as whatever it
-  does next has to be created in the very place that is taken. Where not even that can be read which it asks for, or which
-  is at the floor, it is told so (``UnreadableError``). Bytes that were opened once stay opened: a secret that was dropped
-  since had sealed them.
-
-Nobody is told of a decision that the register did not confirm, and what is unclear is told to be so (``AmbiguousWriteError``).
-Nothing else is kept between two calls: another try, by anybody, begins from what stands.
+No caller learns of a decision that the store did not confirm; an unclear one raises ``AmbiguousWriteError``. Nothing else is
+kept between two calls: another try, by any member, begins from the records that stand.
 """
 
 from __future__ import annotations
@@ -42,20 +40,20 @@ FLOOR = "views"
 
 _NUMBER = re.compile(r"views/([0-9]{12})")
 _LOOKS = 4
-"""Listings, at most, for one answer, where others clean up meanwhile."""
+"""The most listings for one answer while others clean up."""
 
 
 def key_of(epoch: int) -> str:
-    """Where the record of ``epoch`` stands."""
+    """The key of the record of ``epoch``."""
     return f"{PREFIX}{epoch:012d}"
 
 
 _REMEMBERED = 4
-"""Records, at most, that stay opened: the newest, and their parents."""
+"""The most records that stay opened: the newest, and their parents."""
 
 
 class ViewLog:
-    """The records in one store. Its methods raise ``StoreError``, and ``UnreadableError`` for what is no record."""
+    """The records in one store. Its methods raise ``StoreError``, and ``UnreadableError`` for a value that is no record."""
 
     def __init__(self, store: Store, cipher: ValueCipher, unreadable: UnreadableLog) -> None:
         """Reads and writes nothing yet."""
@@ -63,12 +61,13 @@ class ViewLog:
         self._cipher = cipher
         self._unreadable = unreadable
         self._opened: dict[int, tuple[bytes, ViewRecord]] = {}
-        """By epoch: what was read or made here last, as bytes and opened."""
+        """The records read or made here last, by epoch: as bytes and opened."""
 
     async def create(self, record: ViewRecord) -> Recorded | Wiped:
-        """Decide ``record.view.epoch``, unless somebody else has: ``Recorded(record)``, or the newest record that stands.
+        """Decide ``record.view.epoch`` unless another member has: ``Recorded(record)``, or the newest record that stands.
 
-        ``Wiped``: the parent's record is gone. ``AmbiguousWriteError``: it may be created, or may still be; ask again.
+        ``Wiped``: the parent's record is gone. Raises ``AmbiguousWriteError`` if ``record`` may have been created, or may still
+        be; ask again.
         """
         view, key = record.view, key_of(record.view.epoch)
         parent = await self._parent_of(record)
@@ -92,7 +91,9 @@ class ViewLog:
         return await self._instead(record, await self.newest(view.epoch - 1, parent))
 
     async def newest(self, epoch: int = 0, view_id: str = "") -> Recorded | Wiped:
-        """The newest record. ``epoch``, ``view_id``: what the asker follows (0, "": nothing yet), which must still stand."""
+        """The newest record. ``epoch``, ``view_id``: of the view that the asker follows (0, "": none yet), whose record must
+        still stand.
+        """
         floor = -1
         for _ in range(_LOOKS):
             listed = await self._store.list(PREFIX)
@@ -106,12 +107,12 @@ class ViewLog:
                 if epoch and not numbers:
                     return Wiped(f"the record of view {epoch} is gone from the store: {error}")
                 raise
-            lowest = max(1, floor)  # of what counts: there is nothing above it unless something stands there
+            lowest = max(1, floor)  # lowest epoch that counts: no record is above it unless one stands at it
             if number < lowest and lowest in numbers:
                 self._record(lowest, listed[key_of(lowest)])
             if number >= floor:
                 return self._judge(record, listed, floor, epoch, view_id)
-            if floor == before:  # of what the floor says to be there, nothing was there from then on
+            if floor == before:  # the floor did not move, and yet no record stands at or above it
                 return Wiped(f"the store's records from {key_of(floor)} on are gone: it was wiped")
         raise StoreAwayError(f"the store {self._store.url}: its records change faster than they can be listed")
 
@@ -135,7 +136,7 @@ class ViewLog:
     def _judge(
         self, record: ViewRecord | None, listed: Mapping[str, Value], floor: int, epoch: int, view_id: str
     ) -> Recorded | Wiped:
-        """From a listing whose newest readable ``record`` is not below the ``floor`` that was read after it."""
+        """The answer from a listing whose newest readable ``record`` is not below the ``floor`` that was read after it."""
         number = 0 if record is None else record.view.epoch
         if number < epoch and key_of(epoch) in listed:
             self._record(epoch, listed[key_of(epoch)])
@@ -149,7 +150,7 @@ class ViewLog:
         return Recorded(record)
 
     def _after(self, record: ViewRecord, listed: Mapping[str, Value], epoch: int, view_id: str) -> bool:
-        """Whether the record before it stands, as far as that can be read; a founding record names none."""
+        """Whether the record before ``record`` stands, as far as it can be read; a founding record names no parent."""
         before, parent_id = record.view.epoch - 1, record.view.parent_id
         value = listed.get(key_of(before))
         if value is None:
@@ -157,13 +158,13 @@ class ViewLog:
         try:
             known = self._record(before, value).view.view_id
         except UnreadableError:
-            known = view_id if before == epoch else parent_id  # whoever created its successor has read it
+            known = view_id if before == epoch else parent_id  # the creator of its successor has read it
         return parent_id in ("", known)
 
     # A record of our own
 
     async def _parent_of(self, record: ViewRecord) -> str | Recorded | Wiped:
-        """The id of the view before it, whose record stands ("": there is none, and need not be); else what stands instead."""
+        """The id of the view before ``record``, if that one's record stands ("": none is needed); else what stands instead."""
         epoch, parent_id = record.view.epoch, record.view.parent_id
         if parent_id:
             value = await self._store.read(key_of(epoch - 1))
@@ -180,7 +181,7 @@ class ViewLog:
         return last.view.view_id if last.view.epoch == epoch - 1 else found
 
     async def _instead(self, record: ViewRecord, found: Recorded | Wiped) -> Recorded | Wiped:
-        """What stands where ``record`` was not created just now. That may be what an earlier try of it has left."""
+        """The answer if ``record`` was not created by this try; ``found`` may be the record of an earlier try."""
         if isinstance(found, Wiped):
             await self._believe(record)
             await self._take_back(record)
@@ -195,7 +196,7 @@ class ViewLog:
         return found if last is None or not _same(last, record) else await self._confirmed(last, record.view.parent_id)
 
     async def _confirmed(self, record: ViewRecord, parent: str) -> Recorded | Wiped:
-        """``record`` stands, and is ours. It counts if the one before it (``parent``; "": whichever) still does."""
+        """``record`` stands, and is ours. It counts if the record before it (of ``parent``; "": of any view) still stands."""
         before = record.view.epoch - 1
         if before == 0:
             return Recorded(record)
@@ -211,7 +212,7 @@ class ViewLog:
         return Wiped(f"the record of view {before} was gone from the store when its successor was created: it was wiped")
 
     async def _floor_of_what_is_left(self) -> int:
-        """The floor, 0 where the place that it was kept in is gone."""
+        """The floor, 0 if its place in the store is gone."""
         try:
             return await self._store.floor(FLOOR)
         except StoreRefusedError:
@@ -220,14 +221,16 @@ class ViewLog:
             return 0
 
     async def _believe(self, record: ViewRecord) -> None:
-        """That the parent's record is gone. An old listing may say so (see ``files.probe``), and others may follow ours."""
+        """Check that the parent's record is really gone: an old listing may say so wrongly (see ``files.probe``), and others
+        may follow our record. Raises StoreAwayError if it is there.
+        """
         epoch, parent_id = record.view.epoch, record.view.parent_id
         value = await self._store.read(key_of(epoch - 1)) if parent_id else None
         if value is not None and self._record(epoch - 1, value).view.view_id == parent_id:
             raise StoreAwayError(f"the store {self._store.url}: {key_of(epoch - 1)} is there, but is not listed: ask again")
 
     async def _take_back(self, record: ViewRecord) -> None:
-        """Remove our own record, if it stands. Nobody else creates another while it does."""
+        """Remove our own record, if it stands. While it stands, no other member creates one in its place."""
         key = key_of(record.view.epoch)
         try:
             value = await self._store.read(key)
@@ -239,14 +242,14 @@ class ViewLog:
             raise AmbiguousWriteError(f"{key} must be taken back, as the store was wiped, and could not be: {error}") from None
 
     async def _stands(self, key: str) -> bool:
-        """Whether anything is known to stand there."""
+        """Whether ``key`` is known to have a value."""
         try:
             return await self._store.read(key) is not None
         except StoreError:
             return False
 
     async def _check_readable(self, epoch: int) -> None:
-        """Raises ``UnreadableError`` where nobody here can tell what was decided for ``epoch``."""
+        """Raises ``UnreadableError`` if this member cannot read what was decided for ``epoch``."""
         value = await self._store.read(key_of(epoch))
         if value is not None:
             self._record(epoch, value)
@@ -271,10 +274,10 @@ class ViewLog:
 
 
 def _same(one: ViewRecord, other: ViewRecord) -> bool:
-    """Whether both are the same member's for the same view."""
+    """Whether both records are of the same driver for the same view."""
     return (one.view.view_id, one.driver) == (other.view.view_id, other.driver)
 
 
 def _numbers(listed: Mapping[str, Value]) -> list[int]:
-    """The epochs of the records, rising. What has no number for a name is no record, and passed over."""
+    """The epochs of the records, rising. A key without a number is no record, and is ignored."""
     return sorted(int(match[1]) for key in listed if (match := _NUMBER.fullmatch(key)))

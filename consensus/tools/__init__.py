@@ -1,1 +1,1 @@
-"""What looks at a member from outside: one authenticated GET, a diagnosis, and metrics."""
+"""Tools that look at a member from outside: one authenticated GET, a diagnosis, and metrics."""

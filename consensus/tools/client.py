@@ -1,4 +1,4 @@
-"""One authenticated GET, in blocking code: what tools and the layer above read from a member (see ``proofs``).
+"""One authenticated GET, in blocking code, for tools and for the layer above (see ``proofs``).
 
 with get(("127.0.0.1", 7000), "/status", ring) as answer:
     text = answer.read()
@@ -18,11 +18,11 @@ from ..wire.keys import KeyRing
 from ..wire.proofs import SCHEME, Exchange, Frames, decode, fresh_nonce, greeting
 
 _LOOK = 1.0
-"""Seconds without a byte after which somebody who is to be asked is asked again whether to go on."""
+"""Seconds without a byte between two calls of ``go_on``."""
 
 
 class Answer:
-    """An answer whose body has yet to be read. With a secret every byte that is read is authentic."""
+    """An answer whose body has yet to be read. With a secret, every byte that ``read`` returns is authentic."""
 
     def __init__(
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, frames: Frames | None
@@ -37,10 +37,10 @@ class Answer:
         self._ended = frames is None
 
     def read(self, count: int | None = None) -> bytes:
-        """The next ``count`` bytes, fewer at the end; all of them for None.
+        """The next ``count`` bytes, fewer at the end; None: all that remain.
 
-        Raises OSError, ``http.client.HTTPException`` (IncompleteRead) where a plain body breaks off, EOFError where a sealed
-        one does, or SecretError where it is forged.
+        Raises OSError, ``http.client.HTTPException`` (IncompleteRead) if a plain body breaks off, EOFError if a sealed body
+        breaks off, or SecretError if it is forged.
         """
         if self._frames is None:
             return self._response.read(count)
@@ -59,9 +59,9 @@ class Answer:
         return b"".join(parts)
 
     def readinto(self, into: memoryview) -> int:
-        """Fill ``into`` (bytes, writable), without another buffer where the body is plain: how many, fewer at the end.
+        """Fill ``into`` (bytes, writable); a plain body needs no other buffer. Returns the number of bytes, fewer at the end.
 
-        Raises what ``read`` does.
+        Raises the errors of ``read``.
         """
         done = 0
         while done < len(into):
@@ -82,7 +82,7 @@ class Answer:
         return done
 
     def finish(self) -> None:
-        """Make sure that what was read was all there is: a sealed body says so at its end. EOFError where it is not."""
+        """Check that the whole body has been read: a sealed body marks its end. Raises EOFError if bytes remain."""
         if not self._ended and (self.read(1) or not self._ended):
             raise EOFError("the answer goes on")
 
@@ -94,8 +94,8 @@ class Answer:
         return data
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
-        self._response.close()  # it owns the connection where the server has said that it closes it
+        """Close the connection. Idempotent."""
+        self._response.close()  # owns the connection if the server has announced that it closes it
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -115,9 +115,9 @@ def get(
 ) -> Answer:
     """``GET target`` (path and query) of the member at ``address``, signed with ``ring``.
 
-    ``timeout``: seconds without a byte. ``go_on``: asked every second while nothing comes, from then until the answer is
-    closed; ConnectionAbortedError once it says no. OSError or ``http.client.HTTPException``: nobody answers, or no member;
-    SecretError: both sides do not have the same secret.
+    ``timeout``: seconds without a byte. ``go_on``: called every second without a byte, until the answer is closed; once it
+    returns False, ConnectionAbortedError is raised. Raises OSError or ``http.client.HTTPException`` if nobody answers, or no
+    member; SecretError if the two sides do not have the same secret.
     """
     host, port = address
     connection = _Connection(host, port, timeout=timeout) if go_on is None else _Patient(host, port, timeout, go_on)
@@ -134,13 +134,13 @@ def get(
 
 
 class _Connection(http.client.HTTPConnection):
-    """One that is opened once: a second one would know nothing of the first one's challenge."""
+    """A connection that is opened only once: the server's challenge is valid for one connection."""
 
     auto_open = 0
 
 
 class _Patient(_Connection):
-    """One that is given up when somebody says so."""
+    """A connection that is given up when ``go_on`` returns False."""
 
     def __init__(self, host: str, port: int, timeout: float, go_on: Callable[[], bool]) -> None:
         super().__init__(host, port, timeout=min(_LOOK, timeout))
@@ -148,7 +148,7 @@ class _Patient(_Connection):
         self._go_on = go_on
 
     def connect(self) -> None:
-        """Try again and again, as each try is to be short."""
+        """Connect in short tries, with a call of ``go_on`` between them, until ``timeout``."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -162,7 +162,7 @@ class _Patient(_Connection):
 
 
 class _Socket(socket.socket):
-    """Reads that are patient, and look up now and then."""
+    """A socket whose reads wait up to ``patience`` seconds, and call ``go_on`` every ``_LOOK`` seconds."""
 
     def __init__(self, connected: socket.socket, patience: float, go_on: Callable[[], bool]) -> None:
         timeout = connected.gettimeout()
@@ -172,7 +172,7 @@ class _Socket(socket.socket):
         self._go_on = go_on
 
     def recv_into(self, *args: Any) -> int:
-        """What all that reads from here comes to."""
+        """All reads from this socket end up here."""
         deadline = time.monotonic() + self._patience
         while True:
             try:

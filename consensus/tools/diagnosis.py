@@ -1,8 +1,8 @@
 """What is wrong between this host and a member at another: one check after the other, each with a remedy.
 
-Uses nothing that a member does not do anyway. It says who it is at ``/identity`` to anybody. A ``Ping`` for another lifetime
-is answered with ``Stranger`` at the address in its envelope, which is no longer than the ping; so a lost answer is told from
-a lost question by asking over HTTP instead, or by the member's own count of what reached it.
+Uses only what a member does anyway. A member says at ``/identity`` to anybody who it is. It answers a ``Ping`` for another
+lifetime with a ``Stranger``, no longer than the ping, sent to the address in the ping's envelope. To tell a lost answer from a
+lost question, the diagnosis sends the question over HTTP instead, or reads the member's own count of what reached it.
 
 Blocking code, in the caller's thread; every wait has a deadline.
 """
@@ -34,13 +34,13 @@ from .client import get
 
 _MAX_BODY = 16 << 20
 _STATUS_TIMEOUT = 3.0
-"""An agent asks its training process, which may be busy."""
+"""Seconds. An agent asks its training process, which may be busy."""
 _CLOCK_LIMIT = 2.0
-"""Seconds. The Date header of HTTP is good for one; logs of two hosts that differ by more are hard to read together."""
+"""Seconds. The Date header of HTTP is exact to one second; logs of two hosts that differ by more are hard to read together."""
 
 
 class Grade(Enum):
-    """How a check came out."""
+    """The result of a check."""
 
     GOOD = "ok"
     NOTED = "note"
@@ -51,7 +51,7 @@ class Grade(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """One thing that was looked at. ``remedy``: what to do where it is bad."""
+    """One check. ``remedy``: what to do if the result is bad."""
 
     name: str
     grade: Grade
@@ -64,7 +64,7 @@ class Examination:
 
 @dataclass
 class Diagnosis:
-    """All that was found out about one address, in the order in which it was looked at."""
+    """All checks of one address, in the order in which they were made."""
 
     address: Address
     checks: list[Examination] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """One line: the first thing that failed, since the later ones mostly follow from it; else what is worth knowing."""
+        """One line: the first failure, since later ones mostly follow from it; without a failure, what is worth knowing."""
         bad = [check for check in self.checks if check.grade is Grade.BAD]
         if bad:
             return str(bad[0])
@@ -84,13 +84,13 @@ class Diagnosis:
         return "; ".join([f"all is well ({well})", *(str(check) for check in self.checks if check.grade is Grade.NOTED)])
 
     def add(self, name: str, grade: Grade, found: str, remedy: str = "") -> bool:
-        """Note a check; whether to go on."""
+        """Add a check. Returns whether to go on."""
         self.checks.append(Examination(name, grade, found, remedy))
         return grade is not Grade.BAD
 
 
 def diagnose(address: Address, *, job: str | None = None, timeout: float = 2.0, ring: KeyRing | None = None) -> Diagnosis:
-    """Check everything between here and the member at ``address`` (numeric). ``job``: what it should belong to.
+    """Check everything between this host and the member at ``address`` (numeric). ``job``: the one it should belong to.
 
     Takes at most about ``3 * timeout`` and five seconds.
     """
@@ -103,7 +103,7 @@ def diagnose(address: Address, *, job: str | None = None, timeout: float = 2.0, 
 
 
 class _Patient:
-    """One address under examination. Each check says whether the next one makes sense."""
+    """One address under examination. Each check returns whether the next one makes sense."""
 
     def __init__(self, address: Address, job: str | None, timeout: float, ring: KeyRing | None) -> None:
         self.diagnosis = Diagnosis(address)
@@ -298,7 +298,7 @@ class _Patient:
         )
 
     def _find_the_lost(self, pings: Pings) -> bool:
-        """Datagrams get no answer: on which way are they lost."""
+        """Datagrams get no answer: find out in which direction they are lost."""
         try:
             self._get("/identity")
         except (OSError, EOFError, SecretError, http.client.HTTPException):
@@ -339,7 +339,7 @@ class _Patient:
         )
 
     def _answers_by_udp(self, pings: Pings) -> bool:
-        """Whether a datagram comes back when the question goes by HTTP."""
+        """Whether the answer comes back by UDP if the question goes by HTTP."""
         for _ in range(TRIES):
             seq, data = pings.ping()
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -354,7 +354,7 @@ class _Patient:
         return False
 
     def _arrives(self, pings: Pings) -> bool | None:
-        """Whether the member counts datagrams that ask for no answer; None where it does not tell."""
+        """Whether datagrams that ask for no answer raise the member's count of them; None if the member does not give it."""
         before = self._strangers()
         for _ in range(TRIES):
             pings.send(pings.sealed(Stranger(0, secrets.token_hex(8))))
@@ -363,7 +363,7 @@ class _Patient:
         return None if before is None or after is None else after > before
 
     def check_store(self) -> bool:
-        """Whether it reaches the store that members share, where they share one: what it says itself."""
+        """Note if the member itself reports that it does not reach the shared store."""
         store = self._status().get("store") or {}
         if store.get("away_since") is not None:
             self._add("store", Grade.NOTED, f"it does not reach the store {store['url']}", "bring that back, or its network")
@@ -376,7 +376,7 @@ class _Patient:
             return None
 
     def _status(self) -> dict[str, Any]:
-        """What the member believes; empty where it does not tell."""
+        """The member's status; empty if it gives none."""
         try:
             status, _, body = self._get("/status", max(self._timeout, _STATUS_TIMEOUT))
             value = json.loads(body) if status == 200 else None

@@ -1,11 +1,11 @@
 """Bytes <-> envelopes: the wire format, and the only place where bytes from the network become values.
 
-A packet is a fixed header (magic, protocol version, length of the job, job) and one msgpack array ``[sender, host,
-port, type code, field, field, ...]``. The header comes first and needs no decoding, so that a packet of another job
-or version is recognised, and named, without looking at the rest. The schema of the fields is derived once from the
-annotations of ``messages`` (type code: index in ``MESSAGES``; fields positional; enums by value; nested dataclasses
-as arrays) and compiled into closures. It is checked exactly: a bool is no int, a list of the wrong length is no
-message, and bytes that remain are an error. Sizes are bounded before anything is built from them.
+A packet is a fixed header (magic, protocol version, length of the job, job) and one msgpack array ``[sender, host, port, type
+code, field, field, ...]``. The header comes first and needs no decoding, so a packet of another job or version is recognised,
+and named, without looking at the rest. The schema of the fields is derived once from the annotations of ``messages`` (type
+code: index in ``MESSAGES``; fields positional; enums by value; nested dataclasses as arrays) and compiled into closures. It is
+checked exactly: a bool is no int, a list of the wrong length is no message, and remaining bytes are an error. Sizes are bounded
+before anything is built from them.
 
 Authentication wraps these bytes as a whole: see ``envelope``.
 """
@@ -31,10 +31,10 @@ from ..messages import MESSAGES, Envelope
 from ..view import Reason, View
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Largest packet; what is longer than a message may be travels in pieces (see ``pieces``)."""
+"""Bytes of the largest packet; a packet too long for one message is sent in pieces (see ``pieces``)."""
 
 MAX_DATAGRAM = 65_536
-"""Largest packet over UDP."""
+"""Bytes of the largest packet over UDP."""
 
 _MAGIC = 0xF7
 _HEADER = struct.Struct(">BBH")
@@ -53,7 +53,7 @@ class Codec:
     """Encodes and decodes the envelopes of one job. Not thread-safe: one codec for each thread."""
 
     def __init__(self, job: str, *, max_members: int = 16384) -> None:
-        """``job``: packets of others raise ``ForeignJobError``. ``max_members``: longest list that is accepted."""
+        """``job``: packets of other jobs raise ``ForeignJobError``. ``max_members``: longest list that is accepted."""
         self._job = job
         self._header = _header(job)
         self._max_members = max(max_members, _MAX_META)
@@ -61,7 +61,7 @@ class Codec:
         self._encoders, self._decoders = _compiled(self._max_members)
 
     def encode(self, envelope: Envelope) -> bytes:
-        """The packet for ``envelope``; CodecError where it could not be accepted by anybody (size, type, job)."""
+        """The packet for ``envelope``; raises CodecError if no receiver could accept it (size, type, job)."""
         if envelope.job != self._job:
             raise CodecError(f"an envelope of job {envelope.job!r} was given to the codec of job {self._job!r}")
         message = envelope.message
@@ -77,7 +77,7 @@ class Codec:
         return self._header + body
 
     def decode(self, packet: bytes, *, limit: int = MAX_BYTES) -> Envelope:
-        """The envelope in ``packet``; CodecError where it is anything else, or longer than ``limit`` bytes."""
+        """The envelope in ``packet``; raises CodecError if it is anything else, or longer than ``limit`` bytes."""
         if len(packet) > limit:
             raise CodecError(f"{len(packet)} bytes; the limit is {limit}")
         if not packet.startswith(self._header):
@@ -154,19 +154,19 @@ def _check_reason(reason: Reason) -> None:
 
 
 _CHECKS: dict[type, Callable[[Any], None]] = {Member: _check_member, View: _check_view, Reason: _check_reason}
-"""What a value must fulfil beyond the types of its fields."""
+"""Checks of a value beyond the types of its fields."""
 
 
 @cache
 def _compiled(max_items: int) -> tuple[dict[type, tuple[int, _Encode]], tuple[_Decode, ...]]:
-    """How messages are encoded and decoded: the same for all codecs, and making it costs more than a thousand messages."""
+    """Encoders and decoders of all messages, shared by all codecs: making them costs more than coding a thousand messages."""
     schema = _Schema(max_items)
     encoders = {cls: (code, schema.fields_encoder(cls)) for code, cls in enumerate(MESSAGES)}
     return encoders, tuple(schema.fields_decoder(cls) for cls in MESSAGES)
 
 
 class _Schema:
-    """Compiles annotations into closures. ``None`` as an encoder means that the value goes as it is."""
+    """Compiles annotations into closures. ``None`` as an encoder means that the value is packed unchanged."""
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
@@ -219,7 +219,7 @@ class _Schema:
         return decode
 
     def _encoder(self, hint: Any) -> _Encode | None:
-        """How a value annotated ``hint`` is turned into what msgpack knows; None: it goes as it is."""
+        """Converts a value annotated ``hint`` to types that msgpack knows; None: the value is packed unchanged."""
         optional, hint = _split_optional(hint)
         inner: _Encode | None = None
         if typing.get_origin(hint) is tuple:

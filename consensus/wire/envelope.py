@@ -1,23 +1,23 @@
-"""What is done to a packet as a whole before it is sent, and before it is decoded: ``codec`` never sees bytes that
-``unseal`` has not let through.
+"""Seals each packet as a whole before it is sent, and unseals it before it is decoded: ``codec`` only sees bytes that
+``unseal`` has let through.
 
 A sealed packet is ``magic | kind | key id | sender's boot nonce | sequence | AES-256-GCM``; the header, the job and the
-protocol version are associated data. UDP and ``POST /message`` carry the same.
+protocol version are associated data. UDP and ``POST /message`` carry the same bytes.
 
-*Tickets.* A replay window alone leaves two holes: a receiver that has restarted has forgotten what it saw, and so has
-one that dropped an old window to make room. So whoever wants to send to B asks B first: its ``KNOCK`` carries a random
-echo, B's ``TICKET`` answers that echo and carries a random ticket, which B remembers together with the sender's window.
+*Tickets.* A replay window alone leaves two holes: a receiver that has restarted has forgotten what it saw, and so has a
+receiver that dropped an old window to make room. So a member that wants to send to B asks B first: its ``KNOCK`` carries a
+random echo. B's ``TICKET`` answers that echo and carries a random ticket, which B remembers together with the sender's window.
 Packets are sealed with a key derived from the secret, both boot nonces and the ticket. Hence a packet
 
-* can be opened by nobody but the lifetime it was sealed for: sent back to its sender or on to a third member it is noise;
+* can be opened only by the lifetime it was sealed for: sent back to its sender or on to a third member it is noise;
 * recorded before B started, or before B forgot its sender, is noise: that ticket is gone;
 * is otherwise in the window, which lets each sequence number through once.
 
-A replayed knock is the one thing that may be answered again: by a ticket that only its sender can read, no message is
-delivered. Tickets are bound to the address that was asked, or a redirected knock could send a member's packets to
-another one; only introducers, known by whatever name the user gave, are exempt.
+Only a replayed knock may be answered again: by a ticket that only its sender can read, and no message is delivered. A ticket is
+bound to the address that was asked; otherwise a redirected knock could send a member's packets to another member. Only
+introducers are exempt, because the user may know them by any name.
 
-No clock of the outside world takes part: neither skew nor a jump can lock a member out.
+No wall clock takes part: neither skew nor a jump can lock a member out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DATA, _KNOCK, _TICKET = 0x10, 0x11, 0x12
 _HEADER = struct.Struct(f">BB{KEY_ID}s16sQ")
 _TAG = 16
 _GREETING = struct.Struct(">16s16s16s")
-"""Of a knock: echo and padding, so that its answer is no longer. Of a ticket: echo, ticket, digest of the address."""
+"""A knock: echo and padding, so that the ticket is no longer than the knock. A ticket: echo, ticket, digest of the address."""
 
 OVERHEAD = _HEADER.size + _TAG
 """Bytes that sealing adds."""
@@ -56,22 +56,22 @@ _KNOCK_EVERY = 0.05
 """Seconds between two knocks at an address that has not answered."""
 _DOUBT = 0.25
 _UNANSWERED = 3
-"""A peer that has sent nothing authentic for so many seconds and packets to it may have forgotten us: knock again. An ack of
-ours, which nobody answers, and the next ping make two."""
+"""A peer that has sent nothing authentic for so many seconds (``_DOUBT``) and packets to it may have forgotten us: knock again.
+Two packets can be normal: an ack of ours, which nobody answers, and the next ping."""
 _DOUBT_EVERY = 1.0
 _RENEW = 60.0
-"""Knock again after so many seconds anyhow; and a ticket that was not used for so long is not used again."""
+"""Knock again after so many seconds in any case; a ticket that was not used for so long is not used again."""
 _FORGET = 150.0
-"""A sender that has been silent for so many seconds is forgotten, its ticket with it: longer than it would use that."""
+"""A sender that has been silent for so many seconds is forgotten, with its ticket: longer than it would use that ticket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What came out of an authentic packet: a packet for the codec, or a part of an introduction."""
+    """The content of an authentic packet: a packet for the codec, or a part of an introduction."""
 
     packet: bytes | None = None
     reply: bytes | None = None
-    """To be sent to where the packet came from."""
+    """To be sent to the source of the packet."""
     introduced: Address | None = None
     """Packets can now be sealed for this address."""
 
@@ -83,19 +83,19 @@ class Sealer(Protocol):
     """How many bytes ``seal`` adds."""
 
     def seal(self, packet: bytes, address: Address) -> bytes | None:
-        """The bytes to send for ``packet``; None where the member at ``address`` must be knocked at first."""
+        """The bytes to send for ``packet``; None if ``knock`` must first introduce us at ``address``."""
         ...
 
     def knock(self, address: Address) -> bytes | None:
-        """What to send to ``address`` besides, to be introduced (again); None where nothing is."""
+        """A knock to send to ``address`` as well, to be introduced there (again); None if none is due."""
         ...
 
     def promising(self, head: bytes) -> bool:
-        """Whether a packet that begins with ``head`` (``overhead`` bytes) may be authentic: before a long one is read."""
+        """Whether a packet that begins with ``head`` (``overhead`` bytes) may be authentic; asked before a long one is read."""
         ...
 
     def unseal(self, sealed: bytes, source: str) -> Opened:
-        """What is in ``sealed``; CodecError where it is not authentic or was seen before. ``source``: who sent it."""
+        """The content of ``sealed``; raises CodecError if it is not authentic or was seen before. ``source``: who sent it."""
         ...
 
 
@@ -122,30 +122,30 @@ class Open:
 
 @dataclass(slots=True)
 class _Peer:
-    """A lifetime that has knocked here: what it may use, and what it has used."""
+    """A lifetime that has knocked here: its ticket, and the sequence numbers that it has used."""
 
     ticket: bytes
     heard: float
-    """When the latest data came (at first: the knock)."""
+    """When its latest data arrived (at first: its knock)."""
     knocks: ReplayWindow = field(default_factory=lambda: ReplayWindow(64))
     data: ReplayWindow = field(default_factory=lambda: ReplayWindow(4096))
-    """Wide, as its sender numbers what it sends to others too."""
+    """Wide, because the sender's numbers also count what it sends to others."""
     ciphers: dict[bytes, AESGCM] = field(default_factory=dict)
-    """By key id, to open its data."""
+    """Ciphers that open its data, by key id."""
 
 
 @dataclass(slots=True)
 class _Session:
-    """A ticket of our own, from the lifetime at one address."""
+    """The ticket that the lifetime at one address gave us."""
 
     boot: bytes
     ticket: bytes
     asked: float
-    """When the oldest packet was sent that may be unanswered."""
+    """When we sent the oldest packet that may be unanswered."""
     used: float
     renewed: float
     unanswered: int = 0
-    """Packets since then."""
+    """Packets sent since ``asked``."""
     cipher: tuple[bytes, AESGCM] | None = None
 
 
@@ -158,7 +158,7 @@ class _Knock:
 
 
 class Sealed:
-    """Everything authenticated and encrypted with a key ring. Belongs to one thread."""
+    """Authenticates and encrypts everything with a key ring. Belongs to one thread."""
 
     overhead = OVERHEAD
 
@@ -172,10 +172,10 @@ class Sealed:
         peers: int = 8192,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``own``: the address that this member advertises. ``known_as(address)``: whether whoever of the job answers at
-        an ``address`` may advertise another one (an introducer). ``peers``: windows kept; later senders replace the
-        longest silent, which are then asked to knock again. To half as many addresses packets are sealed, and as many knocks
-        are under way; the longest unused are forgotten, and knocked at again.
+        """``own``: the address that this member advertises. ``known_as(address)``: whether the member that answers at
+        ``address`` may advertise another address (an introducer). ``peers``: the most windows kept; a new sender replaces the
+        longest silent one, which then has to knock again. Half of ``peers`` is the limit of our own sessions, and of knocks
+        under way; the longest unused are forgotten, and knocked at again.
         """
         self._ring = ring
         self._context = b"%d|%s" % (PROTOCOL_VERSION, job.encode())
@@ -184,10 +184,10 @@ class Sealed:
         self._limit = peers
         self._clock = clock
         self.boot = os.urandom(16)
-        """This lifetime, to the others' windows."""
+        """Identifies this lifetime to the windows of other members."""
         self.throttle = Throttle()
-        # One count for everything that this lifetime seals: sessions come and go, also with a ticket that was used before, and
-        # under one key no number may be used twice.
+        # One counter for everything that this lifetime seals: under one key no number may be used twice, and a new session may
+        # get a ticket that an earlier session used.
         self._number = 0
         self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
         self._sessions: OrderedDict[Address, _Session] = OrderedDict()
@@ -289,7 +289,7 @@ class Sealed:
         return Opened(packet)
 
     def _open_greeting(self, sealed: bytes, key: Key, boot: bytes, number: int, source: str) -> Opened:
-        """A knock or a ticket. Whoever is not in a session yet shares the throttle with whoever else sends from there."""
+        """A knock or a ticket. All senders at one source that have no session yet share its throttle."""
         now = self._clock()
         if not self.throttle.allow(source, now):
             raise SealError("throttled", "its source has failed too often")
@@ -313,7 +313,7 @@ class Sealed:
         return Opened(introduced=self._introduce(boot, echo, ticket, place, now))
 
     def _admit(self, boot: bytes, now: float) -> _Peer:
-        """Make a ticket for a sender. Forgotten ones take theirs along: nothing that they sent is ever accepted again."""
+        """Make a ticket for a sender. A forgotten sender's ticket is gone too: nothing that it sent is ever accepted again."""
         while self._peers and (len(self._peers) >= self._limit or now - next(iter(self._peers.values())).heard > _FORGET):
             self._peers.popitem(last=False)
         peer = self._peers[boot] = _Peer(os.urandom(16), now)

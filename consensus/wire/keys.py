@@ -1,11 +1,10 @@
-"""The key ring: the secrets that members share, and what is derived from them.
+"""The key ring: the secrets that members share, and the keys derived from them.
 
-The first key seals, all of them open. So keys rotate without a stop: add the new one as the last everywhere, then
-promote it everywhere, then drop the old one. A ring from a file follows the file (``renew``); a file that cannot be
-used leaves the ring as it was.
+The first key seals, all of them open. So keys rotate without a stop: add the new one as the last everywhere, then promote it
+everywhere, then drop the old one. A ring from a file follows the file (``renew``); an unusable file leaves the ring unchanged.
 
-Everything that goes over the wire is derived by HKDF (RFC 5869) for one purpose each; a key's *id*, four derived
-bytes, says which one was used. Secrets appear in no text that this module makes.
+Every key used on the wire is derived by HKDF (RFC 5869) for one purpose; a secret's *id*, four derived bytes, says which
+secret was used. Secrets appear in no text that this module makes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ KEY_ID = 4
 """Bytes of a key's id."""
 
 MOST_KEYS = 16
-"""Keys in a ring."""
+"""The most keys in a ring."""
 _MAX_FILE = 1 << 16
 _LABEL = b"ftlib 1 "
 
@@ -45,16 +44,16 @@ class Key:
         self.id = self.derive("key id", size=KEY_ID)
 
     def derive(self, purpose: str, salt: bytes = b"", context: bytes = b"", *, size: int = 32) -> bytes:
-        """``size`` bytes for one ``purpose``, bound to ``salt`` and ``context``; they tell nothing about the secret."""
+        """``size`` bytes for one ``purpose``, bound to ``salt`` and ``context``; they reveal nothing about the secret."""
         info = b"%s%s\0%s" % (_LABEL, purpose.encode(), context)
         return HKDF(SHA256(), size, salt, info).derive(self._secret)
 
     def bearer(self, purpose: str) -> str:
-        """A token to show as it is, for those who cannot do better (``metrics``, ``workers``)."""
+        """A token to send as it is, for clients that cannot do better (``metrics``, ``workers``)."""
         return self.derive(f"bearer {purpose}").hex()
 
     def vouch(self, purpose: str, *facts: object) -> str:
-        """A MAC over ``facts``: that a holder of the secret says them."""
+        """A MAC over ``facts``, as proof that a holder of the secret states them."""
         text = "\0".join(map(str, facts)).encode("utf-8", "surrogateescape")
         return hmac.digest(self.derive(f"vouch {purpose}"), text, hashlib.sha256).hex()
 
@@ -63,10 +62,10 @@ class Key:
 
 
 class KeyRing:
-    """One or several keys. Members of a job must have one in common, and each other's first."""
+    """One or several keys. Each member of a job must hold the first key of every other member."""
 
     def __init__(self, secrets: Sequence[str], path: str | os.PathLike[str] | None = None) -> None:
-        """From ``secrets``, or from the file ``path`` where there are none. ConfigError says what is wrong with it."""
+        """From ``secrets``, or from the file ``path`` if given. Raises ConfigError that says what is wrong with it."""
         self._path = Path(path) if path else None
         self._stamp: _Stamp | None = None
         self._complained: object = None
@@ -76,7 +75,7 @@ class KeyRing:
 
     @classmethod
     def of(cls, config: Config) -> KeyRing | None:
-        """The ring of a member's settings; None where they name no secret."""
+        """The ring of a member's settings; None if they name no secret."""
         return cls(config.secrets, config.secret_file or None) if config.secured else None
 
     @property
@@ -93,12 +92,12 @@ class KeyRing:
         return [key.bearer(purpose) for key in self.keys]
 
     def vouched(self, mac: str, purpose: str, *facts: object) -> Key | None:
-        """The key under which ``mac`` vouches for ``facts``; None where it is none of ours."""
+        """The key under which ``mac`` vouches for ``facts``; None if no key of this ring fits."""
         shown = mac.encode(errors="replace")
         return next((key for key in self.keys if hmac.compare_digest(shown, key.vouch(purpose, *facts).encode())), None)
 
     def renew(self) -> str | None:
-        """Follow the file. A line for the log if the ring changed, or (once a reason) cannot follow; else None."""
+        """Follow the file. Returns a line for the log if the ring changed or cannot follow (once per reason), else None."""
         if self._path is None:
             return None
         try:
@@ -136,7 +135,8 @@ class KeyRing:
 def read_secrets(path: Path, most: int | None = MOST_KEYS) -> tuple[list[str], _Stamp]:
     """The secrets in a file (one a line; # starts a comment) and the file's state; ConfigError with the remedy.
 
-    Its group may read it (as Kubernetes mounts secrets with ``fsGroup``), others may do nothing. ``most``: None for any number.
+    The file's group may read it (Kubernetes mounts secrets so with ``fsGroup``), others must have no access. ``most``: the most
+    secrets, None for any number.
     """
     try:
         with path.open("rb") as file:

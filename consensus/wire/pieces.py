@@ -1,9 +1,9 @@
 """Packets that are too long for one message: cut into pieces by their sender, put together by their receiver.
 
-No message is longer than ``LARGEST`` bytes, so no member reads more at a time for anybody. A view of ten thousand members takes
-half a megabyte; who needs it whole (most only learn what is new) gets it so. Each piece is sealed and may be lost like any
-message. A packet that is sent again has the same digest, so what came the first time need not come again. What is put together
-is decoded like any packet; what is kept meanwhile is bounded, for each sender and in all.
+No message is longer than ``LARGEST`` bytes, so a member never reads more at a time. A view of ten thousand members takes half a
+megabyte; a member that needs the whole view gets it in pieces (most members only get the delta). Each piece is sealed and may
+be lost like any message. A packet that is sent again has the same digest, so pieces that arrived the first time need not arrive
+again. The whole packet is decoded like any other; the pieces held meanwhile are bounded, for each sender and in all.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ LARGEST = 64 * 1024
 """Bytes of the longest message, with its envelope and seal."""
 
 WHOLE = LARGEST - 512
-"""A packet of so many bytes is sent whole: there is room for a seal."""
+"""The most bytes of a packet that is sent whole; the rest of ``LARGEST`` is room for the seal."""
 
 PART = 60 * 1024
 """Bytes of the packet in each piece but the last."""
 
 _OPEN = 4
-"""So many packets of one sender are put together at a time; the oldest goes first."""
+"""The most incomplete packets held of one sender; the oldest is dropped first."""
 
 _HELD = 4 * MAX_BYTES
-"""Bytes of all pieces that wait for others."""
+"""The most bytes of all pieces that wait for others."""
 
 _PATIENCE = 10.0
-"""Seconds after its latest piece in which a packet is forgotten that is not whole."""
+"""An incomplete packet is forgotten so many seconds after its latest piece."""
 
 
 def cut(packet: bytes) -> tuple[Piece, ...]:
-    """``packet`` in pieces; none where it can be sent whole."""
+    """``packet`` in pieces; empty if it can be sent whole."""
     if len(packet) <= WHOLE:
         return ()
     digest, count = _digest(packet), -(-len(packet) // PART)
@@ -48,7 +48,7 @@ def _digest(packet: bytes) -> bytes:
 
 @dataclass(slots=True)
 class _Packet:
-    """What has come of one packet."""
+    """The parts of one packet that have arrived."""
 
     count: int
     heard: float
@@ -60,22 +60,22 @@ class _Packet:
 
 
 class Pieces:
-    """What one member has got of packets that are not whole yet."""
+    """The incomplete packets that one member has received."""
 
     def __init__(self) -> None:
         self._packets: dict[tuple[str, bytes], _Packet] = {}
-        """By sender and digest; those that were heard of last come last."""
+        """By sender and digest; the packet with the latest piece comes last."""
 
     def __len__(self) -> int:
         return len(self._packets)
 
     @property
     def held(self) -> int:
-        """Bytes that wait for others."""
+        """Bytes of the pieces that wait for others."""
         return sum(packet.size for packet in self._packets.values())
 
     def add(self, sender: str, piece: Piece, now: float) -> bytes | None:
-        """The packet, once this was its last piece. CodecError for a piece of no packet."""
+        """The packet if ``piece`` completes it, else None. Raises CodecError for a malformed piece."""
         last = piece.index == piece.count - 1
         if not 0 <= piece.index < piece.count <= -(-MAX_BYTES // PART) or not 0 < len(piece.part) <= PART:
             raise CodecError("a piece of no packet")

@@ -7,9 +7,10 @@
     GET /status      Authorization: Ftlib <client nonce>.<key id>.<token>
     200 or 204       X-Ftlib-Member, -Job, -Version, -Address, -Proof  and a sealed body
 
-The token is a MAC over method, path, query, nonce and challenge: recorded requests are worth nothing, on another connection or
-at another member. The proof is a MAC over the same and over who answers, so nobody else can say "another lifetime lives here".
-Bodies are frames of AES-256-GCM under a key of this exchange, numbered, the last one marked, bound to the status.
+The token is a MAC over method, path, query, nonce and challenge: a recorded request is worthless on another connection or at
+another member. The proof is a MAC over the same and over the answering member's identity, so nobody else can say "another
+lifetime lives here". Bodies are frames of AES-256-GCM under a key of this exchange, numbered, the last one marked, bound to the
+status.
 
 Everything here is pure; ``authenticator`` and ``liveness_connection`` use it on the loop, ``tools/client`` in blocking code.
 """
@@ -35,26 +36,26 @@ from .keys import Key, KeyRing
 SCHEME = "Ftlib"
 PROOF_HEADER = "x-ftlib-proof"
 IDENTITY = ("x-ftlib-member", "x-ftlib-job", "x-ftlib-version", "x-ftlib-address")
-"""Headers by which an agent says who it is. Fixed for all protocol versions."""
+"""Headers that identify an agent. Fixed for all protocol versions."""
 NONCE = 16
 _FRAME = struct.Struct(">I")
-"""Before each frame of a body: its length."""
+"""The length of a frame, in front of each frame of a body."""
 PIECE = 1 << 20
-"""Bytes that a frame holds at most."""
+"""The most bytes of data in a frame."""
 _MAX_FRAME = PIECE + 16
 _LAST = 1 << 31
-"""Set in the length of the last frame; what counts is the mark under the seal."""
+"""Set in the length of the last frame; only the mark under the seal is authentic."""
 _PAD = 300
-"""Length of the first request's credentials: the challenge must not be longer than what asked for it."""
+"""Length of the first request's credentials: the challenge must not be longer than the request for it."""
 
 
 def encode(data: bytes) -> str:
-    """As header text."""
+    """``data`` as header text."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def decode(text: str) -> bytes:
-    """The inverse of ``encode``; SealError for other text."""
+    """The inverse of ``encode``; raises SealError for other text."""
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -67,7 +68,7 @@ def greeting(nonce: bytes) -> str:
 
 
 class Exchange:
-    """One request and its answer under one key; the same object at both sides."""
+    """One request and its answer under one key; both sides use this class."""
 
     def __init__(self, key: Key, nonce: bytes, challenge: bytes, target: str, method: str = "GET") -> None:
         """``target``: path and query as in the request line."""
@@ -81,24 +82,24 @@ class Exchange:
         return f"{SCHEME} {encode(self._nonce)}.{self._key.id.hex()}.{encode(self._mac('request'))}"
 
     def admits(self, token: bytes) -> bool:
-        """Whether ``token`` is this exchange's."""
+        """Whether ``token`` is the token of this exchange."""
         return hmac.compare_digest(token, self._mac("request"))
 
     def proof(self, identity: Mapping[str, str]) -> str:
-        """What only a holder of the secret can say to this request. ``identity``: the headers that tell who answers."""
+        """The MAC by which a holder of the secret answers this request. ``identity``: the headers that say who answers."""
         return encode(self._mac("answer", "\0".join(identity.get(name, "") for name in IDENTITY).encode()))
 
     def proves(self, answer: Mapping[str, str]) -> bool:
-        """Whether the proof in the ``answer``'s headers is right for who it says it is from."""
+        """Whether the proof in the headers ``answer`` is right for the identity in them."""
         proof = answer.get(PROOF_HEADER, "")
         return hmac.compare_digest(proof.encode(errors="replace"), self.proof(answer).encode())
 
     def body_key(self) -> bytes:
-        """What seals this exchange's body, for whoever makes it (see ``Frames``)."""
+        """The key of this exchange's body, for the side that makes the body (see ``Frames``)."""
         return self._key.derive("body", self._salt, self._target)
 
     def frames(self, status: int) -> Frames:
-        """For a body that goes with ``status``."""
+        """The frames of a body that goes with ``status``."""
         return Frames(self.body_key(), status)
 
     def _mac(self, purpose: str, text: bytes = b"") -> bytes:
@@ -109,7 +110,7 @@ class Frames:
     """Seals, or opens, the frames of one body in order."""
 
     def __init__(self, key: bytes, status: int) -> None:
-        """``key``: of the exchange; a key of its own for each ``status`` is derived from it."""
+        """``key``: of the exchange; each ``status`` gets a key of its own, derived from this one."""
         self._cipher = AESGCM(HKDF(SHA256(), 32, None, b"ftlib 1 frames %d" % status).derive(key))
         self._number = 0
 
@@ -124,7 +125,9 @@ class Frames:
         return b"".join([*pieces, self.seal(b"", last=True)])
 
     def open(self, sealed: bytes, *, last: bool) -> bytes:
-        """What is in a frame (without its length); SealError where it is not the next one, or (not) the ``last``."""
+        """The data of a frame (``sealed``: without its length); raises SealError if it is not the next frame, or if the mark of
+        the last frame is not ``last``.
+        """
         try:
             return self._cipher.decrypt(self._next(), sealed, self._context(last=last))
         except InvalidTag:
@@ -133,7 +136,7 @@ class Frames:
     def read(self, read: Callable[[int], bytes]) -> tuple[bytes, bool]:
         """The next frame's data, and whether it is the last. ``read(count)``: exactly so many bytes, fewer at the end.
 
-        SealError where the body is forged; EOFError where it breaks off.
+        Raises SealError if the body is forged, EOFError if it breaks off.
         """
         head = read(_FRAME.size)
         if len(head) != _FRAME.size:
@@ -157,7 +160,7 @@ class Frames:
 
 
 def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str) -> Exchange:
-    """The exchange that credentials (what follows the scheme) are right for; SealError where they are not."""
+    """The exchange to which the credentials ``text`` (without the scheme) belong; raises SealError if they are wrong."""
     nonce, _, rest = text.partition(".")
     key_id, _, token = rest.partition(".")
     try:
@@ -174,5 +177,5 @@ def exchange_of(ring: KeyRing, text: str, challenge: bytes, target: str) -> Exch
 
 
 def fresh_nonce() -> bytes:
-    """For one exchange."""
+    """A random nonce for one exchange."""
     return os.urandom(NONCE)

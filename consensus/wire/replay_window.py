@@ -1,14 +1,14 @@
 """A sliding window over sequence numbers: each is accepted once, in any order within the last ``size``.
 
-The window of RFC 4303 (IPsec), section 3.4.3. Asking (``fresh``) and noting (``note``) are apart, because only an
-authentic packet may move the window.
+The window of RFC 4303 (IPsec), section 3.4.3. Asking (``fresh``) and noting (``note``) are separate, because only an authentic
+packet may move the window.
 """
 
 from __future__ import annotations
 
 
 class ReplayWindow:
-    """What has arrived from one sender under one key."""
+    """The sequence numbers that have arrived from one sender under one key."""
 
     __slots__ = ("_mask", "_seen", "_size", "top")
 

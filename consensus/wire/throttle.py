@@ -1,7 +1,7 @@
 """How often a source that has failed to authenticate may try again: checked before anything is decrypted for it.
 
-Only sources with failures are held to it, so nobody else waits because of them; and packets of senders that are
-already known are never subject to it at all (see ``envelope``).
+It applies only to sources with failures, so no other source waits because of them. It never applies to packets of senders that
+are already known (see ``envelope``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class Throttle:
     """A token bucket for each source that has failed, and one for all of them together."""
 
     def __init__(self, rate: float = 10.0, burst: float = 20.0, total: float = 1000.0, sources: int = 4096) -> None:
-        """``rate``, ``total``: tries a second of one source and of all. ``sources``: as many are remembered."""
+        """``rate``, ``total``: tries a second of one source and of all. ``sources``: the most that are remembered."""
         self._rate, self._burst, self._total_rate = rate, burst, total
         self._limit = sources
         self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()

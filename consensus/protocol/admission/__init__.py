@@ -1,1 +1,1 @@
-"""Coming, going and meeting others: joiners, founders, rival sides."""
+"""Joining, leaving and founding."""

@@ -1,4 +1,4 @@
-"""Coming and going: the joiner's search, the members' answer to applicants, founding, and graceful leaving."""
+"""Joining and leaving: the joiner's search, the members' answers to applicants, founding, and graceful leaving."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from .founding import Founding
 from .survey import Survey
 
 BEACON_EVERY = 0.25
-"""How often the coordinator tells introducers outside the view that a cluster exists (see ``join``)."""
+"""Seconds between two beacons, by which the coordinator tells introducers outside the view of the cluster (see ``join``)."""
 
 FOUND_AGAIN = 0.25
 """Seconds between two tries to have a founding view recorded."""
 
 HURRIED = 0.05
-"""Seconds, at least, from one hurry of a joiner to the next: what it is told may come and go with each answer."""
+"""The least seconds from one hurry of a joiner to the next: it may lose and find a cluster with each answer."""
 
 LEFT = 16
-"""At the addresses of so many dead members the coordinator looks for new lifetimes."""
+"""The most dead members at whose addresses the coordinator looks for new lifetimes."""
 
 STAND_BY = 0.4
-"""How often those who may have to coordinate next ping applicants."""
+"""Seconds between two pings of an applicant by the members that may coordinate next."""
 
 
 class Admission:
@@ -52,7 +52,7 @@ class Admission:
         now: float,
         founding: Founding | None = None,
     ) -> None:
-        """``founding``: where members vote who founds."""
+        """``founding``: given if members vote who founds."""
         self._core = core
         self._detection = detection
         self._change = change
@@ -63,14 +63,14 @@ class Admission:
         self._ending = Ending(search)
         self._askers = Askers(core.config.max_members)
         self._next_try = -inf
-        """When this member may try again to found, where it has to ask a store."""
+        """When this member may try again to found, if it has to ask a store."""
         self._next_beacon = now + BEACON_EVERY
         self._hurried = -inf
         self._answers: dict[tuple[bool, bool], JoinReply] = {}
-        """The latest to applicants, by whether they tell the view whole, or what is new."""
+        """The latest replies to applicants, by whether they hold the whole view, and a delta."""
         self._leave_call: int | None = None
         self._ended = False
-        """Whether this member leaves since its program has come to its end."""
+        """Whether this member leaves because its program has ended."""
         self._next_leave = inf
 
     # Time
@@ -111,7 +111,7 @@ class Admission:
             self._vote(self._founding, now)
         if self.survey is not None:
             self._look(self.survey, now)
-        # Less of them are no use, and asked often.
+        # The cheap condition first: this runs often, and too few applicants are useless.
         if self.search.may_found(len(core.applicants), now) and self._entitled() and self._vacant(now):
             supporters = self._supporters(now)
             if self.search.may_found(len(supporters), now):
@@ -129,13 +129,13 @@ class Admission:
             self._ask(now)
 
     def _ask(self, now: float) -> None:
-        """Ask to be let in, wherever somebody may know the cluster."""
+        """Send a request to join to all addresses where a member may know the cluster."""
         core, search = self._core, self.search
         search.ask_at(now + search.interval(core.rng.random()))
         for member in self._ending.doubtful:
             core.outbox.emit(Check(member))
         vote, met = None, []
-        if self._founding is not None:  # its list may be shorter than ours: it is asked wherever we heard it
+        if self._founding is not None:  # an applicant may be missing in our list: ask those too
             vote, met = self._founding.vote, [a.member.address for a in core.applicants.fresh(now, wanting=False)]
         known = "" if search.cluster is None else search.cluster.view_id
         waited = int(1000 * (now - search.ready)) if search.wants else 0
@@ -144,7 +144,7 @@ class Admission:
             core.outbox.send_to(address, request)
 
     def _look(self, survey: Survey, now: float) -> None:
-        """What the store says comes first: members that told of a cluster may all have died since."""
+        """The store takes precedence: the members that reported a cluster may all have died since."""
         survey.tick(now)
         newest, search = survey.newest, self.search
         if not search.found or newest is None or not survey.answered:
@@ -155,7 +155,7 @@ class Admission:
             search.lost(now)
 
     def _vacant(self, now: float) -> bool:
-        """Whether the job has no cluster that anybody is left of, as far as the store knows, if there is one."""
+        """Whether the job has no cluster with a living member, as far as the store (if there is one) knows."""
         return self.survey is None or (self.survey.answered and self.survey.orphaned(now) and now >= self._next_try)
 
     def _found(self, view: View, now: float) -> None:
@@ -163,7 +163,7 @@ class Admission:
         self._change.found(view, now)
 
     def answered(self, request: StoreOp, answer: StoreReply, now: float) -> None:
-        """What came of a question to the store."""
+        """The store answered a request."""
         if self.survey is not None and self._core.view is None and self._core.stopped is None:
             self.survey.told(request, answer, now)
             self._search(now)
@@ -174,7 +174,7 @@ class Admission:
             self.survey.stirred(now)
 
     def heard(self, sender: str, now: float) -> None:
-        """Whoever that is answers us: it lives."""
+        """A message of ``sender`` arrived: it lives."""
         if self.survey is not None and self._core.view is None:
             self.survey.heard(sender, now)
 
@@ -187,12 +187,12 @@ class Admission:
             core.outbox.emit(Check(silent))
 
     def _entitled(self) -> bool:
-        """Whether this member's vote, where members vote, is its own."""
+        """Whether this member votes for itself; True if members do not vote."""
         candidate = self._core.member if self._founding is None else self._founding.candidate
         return candidate is not None and candidate.id == self._core.member.id
 
     def _supporters(self, now: float) -> list[Member]:
-        """Who would be in the first view with this member."""
+        """The members that would be in the first view with this one."""
         if self._founding is not None:
             return self._founding.supporters(self._core.applicants, now)
         return [applicant.member for applicant in self._core.applicants.fresh(now, wanting=False)]
@@ -207,13 +207,13 @@ class Admission:
             self._founding.died(member_id, now)
 
     def on_join_reply(self, sender: str, address: Address, reply: JoinReply, now: float) -> None:
-        """Somebody that we asked answered, or a coordinator's beacon reached us."""
+        """A member that we asked answered, or a coordinator's beacon arrived."""
         if self._core.view is None:
             search = self.search
             if reply.view is not None and search.rivals(reply.view):
                 self._contact.bring_together(JoinReply(search.cluster, search.coordinator), reply, now)
             if self._of_the_dead(reply, now):
-                reply = JoinReply(None, None)  # whoever tells of that cluster has not found out yet
+                reply = JoinReply(None, None)  # the sender does not know yet that all are gone
             known, asked = search.found, (search.coordinator, search.beacon)
             search.replied(address, reply, now)
             self._ending.told(sender, ended=reply.ended)
@@ -221,7 +221,7 @@ class Admission:
                 self._hurried = now
                 search.hurry(now)
             elif (search.coordinator, search.beacon) != asked:
-                search.impatient()  # not at once: two that differ about the coordinator would keep us asking
+                search.impatient()  # not at once: two members that differ about the coordinator would make us ask forever
             self._search(now)
         elif reply.view is not None:
             self._contact.pointed(reply.view, reply.coordinator, now)
@@ -229,7 +229,7 @@ class Admission:
             self._contact.compare(reply.coordinator.id, address, reply.epoch, reply.view_id, now)
 
     def _of_the_dead(self, reply: JoinReply, now: float) -> bool:
-        """Whether a reply tells of the newest cluster in the store, of which nobody is left."""
+        """Whether a reply is about the newest cluster in the store, and that cluster has no living member."""
         survey = self.survey
         if survey is None or survey.newest is None or not survey.orphaned(now):
             return False
@@ -237,7 +237,7 @@ class Admission:
         return told == survey.newest.view.view_id
 
     def on_refused(self, message: Refused) -> None:
-        """The cluster will never take us, or has ended."""
+        """The cluster will never admit this member, or has ended."""
         if self._core.view is None:
             text = message.reason[:500]
             self._core.stop(JobEndedError(text) if message.ended else JoinError(f"the cluster refused this member: {text}"))
@@ -249,24 +249,24 @@ class Admission:
         self.search.hurry(now)
 
     def add_introducers(self, addresses: tuple[Address, ...], now: float) -> None:
-        """More places to ask."""
+        """More addresses to ask."""
         self.search.add(addresses)
         self.search.ask_at(now)
 
     def heed_introducers(self, addresses: tuple[Address, ...], founder: bool, barred: str, now: float) -> None:
-        """The introducers' names stand for other addresses than before."""
+        """The introducers' names resolve to other addresses than before."""
         self.search.heed(addresses, founder, barred)
         if self._core.view is None:
             self.search.ask_at(now)
 
     def attend(self, address: Address, listening: bool) -> None:
-        """Whether somebody listens at an introducer's address."""
+        """Whether a process listens at an introducer's address."""
         self.search.attend(address, listening)
 
     # Letting in
 
     def on_join_request(self, sender: str, address: Address, request: JoinRequest, now: float) -> None:
-        """Somebody asks to join; the coordinator takes note, everybody says what it knows."""
+        """A member asks to join; the coordinator and the next two note it, and every member replies what it knows."""
         core = self._core
         if request.member.id != sender or sender == core.member.id:
             return
@@ -287,7 +287,7 @@ class Admission:
         core.outbox.send_to(address, self._answer(core.view, request.known))
         for member_id in core.view.at(request.member.address):
             if member_id not in (sender, core.member.id):
-                core.outbox.emit(Check(core.view.member(member_id)))  # its address was taken over: it must be gone
+                core.outbox.emit(Check(core.view.member(member_id)))  # another lifetime has its address: it must be gone
         if core.stands_by() and sender not in core.view:
             applicant = core.applicants.heard(request.member, request.wants, now, waited=request.waited / 1000)
             if applicant is None:
@@ -300,7 +300,7 @@ class Admission:
                 self._change.proposer.consider(now)
 
     def _answer(self, view: View, known: str) -> JoinReply:
-        """What to tell an applicant: one object for all who are told the same, so that a long view is encoded once for them."""
+        """The reply to an applicant: the same object for equal replies, so that a long view is encoded once for all of them."""
         reply = _reply(view, self._core.coordinator(), known, self._core.delta, ended=self._ended)
         news = reply.view is not None, reply.delta is not None
         if self._answers.get(news) != reply:
@@ -308,7 +308,7 @@ class Admission:
         return self._answers[news]
 
     def spares(self) -> list[dict[str, Any]]:
-        """Who waits to be admitted, the longest waiting first, as plain values; the coordinator and the next two know."""
+        """The waiting applicants, longest wait first, as plain values; the coordinator and the next two know them."""
         wanting = sorted((each for each in self._core.applicants if each.wants), key=lambda each: each.ready)
         return [
             {"id": each.member.id, "address": format_address(each.member.address), "meta": each.member.shown()}
@@ -316,7 +316,9 @@ class Admission:
         ]
 
     def _ping(self, applicant: Applicant, now: float) -> None:
-        """Only who acked a moment ago may be admitted; the next two in seniority keep in touch, in case they have to."""
+        """Ping an applicant: it may be admitted only after a recent ack. The next two in seniority ping too, less often, in
+        case they have to coordinate.
+        """
         core = self._core
         if now - applicant.pinged >= min(0.1 if core.coordinates() else STAND_BY, core.config.contact_interval):
             applicant.pinged = now
@@ -329,9 +331,9 @@ class Admission:
         return bool(self._outside())
 
     def _outside(self) -> list[Address]:
-        """Where somebody may live who does not know this cluster: at the introducers, and where members of the view have died.
+        """Addresses of processes that may not know this cluster: the introducers, and those of dead members of the view.
 
-        These are in it for long only where it has no quorum: perhaps because the others went on without this member.
+        Dead members stay in a view for long only if it has no quorum: perhaps because the others went on without this member.
         """
         view, proofs = self._core.view, self._core.evidence.proofs
         if view is None:
@@ -342,7 +344,7 @@ class Admission:
 
     def _beacon(self) -> None:
         core = self._core
-        if self._beaconing():  # short: whoever is new there asks for the view
+        if self._beaconing():  # without the view: a new process there asks for it
             beacon = JoinReply(None, core.member, None, core.view_id, core.epoch, self._ended)
             for address in self._outside():
                 core.outbox.send_to(address, beacon)
@@ -350,7 +352,7 @@ class Admission:
     # Leaving
 
     def leave(self, after_call: int | None, now: float, *, ended: bool = False) -> None:
-        """Ask the others to go on without us; alone, just go. ``ended``: the program has come to its end."""
+        """Ask the others to go on without this member; a single member just leaves. ``ended``: the program has ended."""
         core = self._core
         self._ended = self._ended or ended
         if core.view is None:
@@ -377,7 +379,7 @@ class Admission:
         core.evidence.leave(core.member.id, self._leave_call, now, ended=self._ended)
         core.history.found(FindingKind.LEAVE, core.member.id, _asked(self._ended), core.member.id, now)
         request = LeaveRequest(core.view.view_id, core.member.id, self._leave_call, self._ended)
-        if self._ended:  # of that those have to know, too, who coordinate if this member is gone before it is agreed
+        if self._ended:  # the next coordinators have to know it too: this member may be gone before the change is agreed
             for senior in core.seniors(without=core.member.id):
                 core.outbox.send(senior, request)
         elif coordinator.id != core.member.id:
@@ -401,7 +403,7 @@ def _asked(ended: bool) -> str:
 def _reply(
     view: View | None, coordinator: Member | None, known: str, delta: Delta | None = None, *, ended: bool = False
 ) -> JoinReply:
-    """What to tell an applicant whose newest view is ``known``: no more than is new, as a thousand may ask again and again."""
+    """The reply to an applicant whose newest view is ``known``: only what is new, since a thousand may ask again and again."""
     if view is None:
         return JoinReply(None, None)
     if known == view.view_id:

@@ -1,16 +1,16 @@
-"""Who may make the first view, where the list of introducers does not say so by itself.
+"""Decides which member may make the first view if the list of introducers does not determine it.
 
-A list of numeric addresses is the same for everybody, so its first address founds. A name that stands for several members is
-not: each lookup shows those that are up by then, and two members may both find themselves first. So there every member has
-one *vote*. A member that is first in what it sees is a candidate and votes for itself; the others vote for the candidate that
-is first in *their* list, or after ``_PREFERENCE`` for the lowest address of those they met (a host may be known by another
-address elsewhere). A candidate founds with those that voted for it, at least ``initial_size`` with itself.
+A list of numeric addresses is the same for all members, so its first address founds. A name that stands for several members is
+not: each lookup shows the members that are up by then, and two members may both find themselves first. So with names every
+member has one *vote*. A member that is first in its own list is a candidate and votes for itself; the others vote for the
+candidate that is first in *their* list, or after ``_PREFERENCE`` for the candidate with the lowest address that they met (a
+host may be known by another address elsewhere). A candidate founds with its voters, at least ``initial_size`` with itself.
 
-A vote, once given, is taken back only (1) after its candidate has given up its candidacy, which it says by a vote for another
-or for nobody: votes for an old candidacy count no more; or (2) after the candidate is proven dead, and ``GRACE`` later,
-because its first view may still be on its way to us. So at any time the voters of two founders are different members: with
-``initial_size`` above half of the members there is one cluster or none. With less nothing can rule out two, and the member
-that would found does not (``barred``, see ``runtime/names.py``).
+A member takes its vote back only (1) after its candidate has given up its candidacy, which the candidate shows by a vote for
+another or for nobody: votes for an old candidacy do not count any more; or (2) after the candidate is proven dead, and
+``GRACE`` later, because its first view may still be on its way to us. So at any time the voters of two founders are different
+members: with ``initial_size`` above half of the members there is one cluster or none. With less nothing can rule out two, and
+the member that would found does not (``barred``, see ``runtime/net/names.py``).
 
 Silence takes no vote back: the silent candidate may have founded. Then ``join_timeout`` ends this lifetime.
 """
@@ -26,10 +26,11 @@ GRACE = 0.6
 """Seconds from the proof that a candidate died to the next vote: many times what its last messages take."""
 
 _PREFERENCE = 1.0
-"""How long a member holds out for the first of its list. For whom it votes matters for success alone, not for safety."""
+"""Seconds that a member waits for the first of its list. The choice of the candidate matters only for success, not for safety.
+"""
 
 _CHECK_EVERY = 1.0
-"""A candidate that has been silent for so long is looked after."""
+"""A candidate that has been silent for so many seconds is checked."""
 
 
 class Founding:
@@ -46,16 +47,16 @@ class Founding:
 
     @property
     def vote(self) -> Vote:
-        """What to tell the others."""
+        """This member's vote, for its requests to others."""
         return Vote("" if self._candidate is None else self._candidate.id, self._candidacy, self._turn)
 
     @property
     def candidate(self) -> Member | None:
-        """Whom this member lets found."""
+        """The member for which this one votes."""
         return self._candidate
 
     def consider(self, first: Address | None, founder: bool, applicants: Applicants, now: float) -> bool:
-        """Vote, or take the vote back, if that is allowed; whether anything changed.
+        """Vote, or take the vote back, if that is allowed. Returns whether anything changed.
 
         ``first``: the first introducer in this member's list; ``founder``: whether that is this member.
         """
@@ -71,7 +72,7 @@ class Founding:
         return self._turn != before
 
     def to_check(self, applicants: Applicants, now: float) -> Member | None:
-        """The candidate, if it is time to see whether it still lives."""
+        """The candidate, if it is time to check whether it still lives."""
         candidate = self._candidate
         if candidate is None or candidate.id == self._member.id:
             return None
@@ -82,13 +83,13 @@ class Founding:
         return candidate
 
     def died(self, member_id: str, now: float) -> None:
-        """That process is gone for certain."""
+        """The process of ``member_id`` is certainly gone."""
         if self._candidate is not None and self._candidate.id == member_id != self._member.id:
             self._choose(None, 0)
             self._free_at = now + GRACE
 
     def supporters(self, applicants: Applicants, now: float) -> list[Member]:
-        """Who lets this member found now, itself aside."""
+        """The other members that vote for this one now, or do not vote."""
         if self._candidate is None or self._candidate.id != self._member.id:
             return []
         return [
@@ -105,7 +106,7 @@ class Founding:
         return known is not None and known.vote is not None and known.vote.turn > self._candidacy
 
     def _favourite(self, first: Address | None, applicants: Applicants, now: float) -> Applicant | None:
-        """Whom to vote for, if it is there."""
+        """The candidate to vote for, if there is one."""
         candidates = [
             applicant
             for applicant in applicants.fresh(now, wanting=False)

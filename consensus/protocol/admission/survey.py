@@ -1,18 +1,19 @@
-"""What a member without a view learns from the shared store: which cluster there is, and who else looks for one.
+"""What a member without a view learns from the shared store: which cluster there is, and which other members look for one.
 
-The newest record says who is in the cluster, and these are asked to let this member in. Where all of them are certainly dead
-the cluster is *orphaned*, and another may be founded, at the next epoch. Dead is whoever a check proves so; and, as a host that
-vanished proves nothing, whoever neither renewed its lease while we watched for twice its time, nor accepted a connection. (An
-error in this costs a cluster, never agreement: of the old cluster's next view and a founding one the store takes one.)
+The newest record names the members of the cluster, and these are asked for admission. If all of them are certainly dead, the
+cluster is *orphaned*, and another may be founded, at the next epoch. A member counts as dead if a check proves its death. A
+host that vanished proves nothing; so a member also counts as dead if, while we watched for twice the length of its lease, it
+neither renewed the lease nor accepted a connection. (An error in this costs a cluster, never agreement: of the old cluster's
+next view and a founding one the store takes only one.)
 
-With leases the store also is the list of introducers: whoever renews its lease lives, and the first of them by id may found.
-Everybody asks the first few, so the first meets all; and whoever asks is known to live before the store says so.
-Leases of killed lifetimes look like those of new ones, until they are proven dead, or had time to be renewed.
+With leases the store is also the list of introducers: a member that renews its lease lives, and the first of them by id may
+found. All ask the first few, so the first meets all; and a member that asks is known to live before the store says so. Leases
+of killed lifetimes look like those of new ones, until they are proven dead, or had time to be renewed.
 
-What cannot be read (another secret, another release, garbage) names nobody. But where it stands in the place of a member's
-lease and *changes*, by this member's own clock, that member may live, and is not taken for vanished; what stays the same is
-forgotten like a lease that is not renewed. And where the newest record cannot be read nobody founds: there is a cluster, of
-which those who renew their leases may tell.
+An unreadable value (another secret, another release, garbage) names no member. But if it is in the place of a member's lease
+and *changes*, by this member's own clock, that member may live, and is not taken for vanished; a value that stays the same is
+forgotten like a lease that is not renewed. And if the newest record cannot be read, nobody founds: there is a cluster, and the
+members that renew their leases may know it.
 """
 
 from __future__ import annotations
@@ -37,20 +38,22 @@ GROWTH = 1.2
 SELDOM = 1.0
 
 ASKED = 4
-"""So many of those who live, the first by id, are asked who knows a cluster."""
+"""So many living members, the first by id, are asked for a cluster."""
 
 MEMBERS = 16
-"""Of the newest record's members so many that may live are asked and checked at a time."""
+"""The most members of the newest record that are asked and checked at a time, of those that may live."""
 
 MUTE = 0.3
-"""Whoever was asked for so long without a word is checked."""
+"""A member that has not answered for so many seconds is checked."""
 
 CHECK_EVERY = 1.0
 
 
 @dataclass(slots=True)
 class _Lessee:
-    """Somebody with a lease. ``moved``: when it appeared, was seen to rise, or was withdrawn. ``proven``: it lived then."""
+    """A member with a lease. ``moved``: when the lease appeared, rose, or was withdrawn. ``proven``: the member certainly lived
+    while we watched.
+    """
 
     member: Member
     counter: int
@@ -58,12 +61,12 @@ class _Lessee:
     moved: float
     proven: bool = False
     held: bool = True
-    """Whether the lease is in the store, as far as is known."""
+    """Whether the lease is in the store, as far as we know."""
 
 
 @dataclass(slots=True)
 class _Riddle:
-    """What stands in the place of somebody's lease and cannot be read. ``moved``: when it appeared, or was seen to change."""
+    """An unreadable value in the place of a member's lease. ``moved``: when it appeared, or we last saw it change."""
 
     fingerprint: str
     moved: float
@@ -80,33 +83,33 @@ class Survey:
         self._next_look = now
         self._pause = SOON
         self._asked: dict[StoreOp, float] = {}
-        """When each question that is not answered was asked."""
+        """When each unanswered request was sent."""
         self._views_read = False
         self._first_read = NEVER
         self._last_read = NEVER
-        """When the leases were first read, and when those of the newest answer were asked for."""
+        """When the leases were first read, and when the request of the newest answer was sent."""
         self.detail = ""
         """Why the store did not answer, the last time."""
         self.newest: ViewRecord | None = None
         self._unread = ""
-        """Why the newest record cannot be read, if so."""
+        """Why the newest record cannot be read; empty if it can."""
         self._taken = ""
-        """Why this member's own record cannot be created, if what stands in its place cannot be read."""
+        """Why this member's own record cannot be created, if an unreadable value is in its place."""
         self._lessees: dict[str, _Lessee] = {}
         self._riddles: dict[str, _Riddle] = {}
-        """By member id; of members of the newest record."""
+        """By member id; only for members of the newest record."""
         self._dead: set[str] = set()
         self._checked: dict[str, float] = {}
         self._signs: dict[str, float] = {}
-        """When members of the newest record showed life to us."""
+        """When members of the newest record last gave us a sign of life."""
         self._learnt = now
-        """When the newest record was read first."""
+        """When the newest record was first read."""
         self._heeded: tuple[tuple[Address, ...], bool] | None = None
 
     # Time
 
     def tick(self, now: float) -> None:
-        """Look, and see after whoever does not answer."""
+        """Read the store, and check the members that do not answer."""
         if now >= self._next_look:
             self._next_look = now + self._pause
             self._pause = min(SELDOM, GROWTH * self._pause)
@@ -135,7 +138,7 @@ class Survey:
     # What is learnt
 
     def told(self, request: StoreOp, answer: StoreReply, now: float) -> None:
-        """What came of a request, be it ours or another part's."""
+        """A request was answered; it may be another part's."""
         asked = self._asked.pop(request, now)
         if isinstance(answer, Unread) and isinstance(request, ReadViews):
             self._views_read, self._unread = True, answer.detail
@@ -186,7 +189,7 @@ class Survey:
         return self.newest is not None and member_id in self.newest.view
 
     def met(self, member: Member, now: float) -> None:
-        """Somebody who looks for a cluster, too, asked us."""
+        """Another member that looks for a cluster asked us."""
         if self._leases:
             known = self._lessees.setdefault(member.id, _Lessee(member, -1, now, now))
             known.proven, known.moved = True, now
@@ -194,7 +197,7 @@ class Survey:
                 self._heed(now)
 
     def heard(self, member_id: str, now: float) -> None:
-        """Whoever that is answered us."""
+        """``member_id`` answered us."""
         self._dead.discard(member_id)  # a firewall may have refused the connection that proved it
         if member_id in self._lessees:
             self._lessees[member_id].proven = True
@@ -203,7 +206,7 @@ class Survey:
 
     def checked(self, member_id: str, alive: bool | None, now: float, *, listens: bool = False) -> None:
         """The result of a check. ``listens``: a connection was accepted there. That is no answer, but no vanished host either:
-        whoever is stopped, or whose agent hangs, may go on, and its job must not be founded anew meanwhile.
+        a member that is stopped, or whose agent hangs, may go on, and its job must not be founded again meanwhile.
         """
         if alive:
             self.heard(member_id, now)
@@ -218,16 +221,16 @@ class Survey:
 
     @property
     def answered(self) -> bool:
-        """Whether the store has told all that is needed, at least once."""
+        """Whether the store has answered all needed requests at least once."""
         return self._views_read and (not self._leases or self._first_read != NEVER)
 
     @property
     def next_epoch(self) -> int:
-        """Of a view that is founded now."""
+        """The epoch of a view that is founded now."""
         return 1 if self.newest is None else self.newest.view.epoch + 1
 
     def orphaned(self, now: float) -> bool:
-        """Whether nobody is left of the cluster that the newest record is about, if there is one."""
+        """Whether all members of the newest record are gone; True if there is no record."""
         if self._unread:
             return False
         if self.newest is None:
@@ -238,7 +241,7 @@ class Survey:
         return member_id in self._dead or (self._leases and self._vanished(member_id, now))
 
     def _vanished(self, member_id: str, now: float) -> bool:
-        """Neither renewed its lease nor answered while we watched and asked for long enough."""
+        """Whether the member neither renewed its lease nor answered while we watched and asked for long enough."""
         if member_id == self._core.member.id:
             return False
         lessee = self._lessees.get(member_id)
@@ -249,7 +252,7 @@ class Survey:
         return self._last_read - since >= self._patience and now - silent >= self._patience
 
     def _living(self) -> list[_Lessee]:
-        """Those who have a lease that was renewed, or had no time for it yet, by id."""
+        """Members with a lease that was renewed, or had no time to be renewed yet, by id."""
         lease = self._core.config.lease
         found = [
             each
@@ -265,7 +268,7 @@ class Survey:
         return [member for member in self.newest.view.members if not self._gone(member.id, now)][:MEMBERS]
 
     def _heed(self, now: float) -> None:
-        """Ask whom the store names."""
+        """Make the search ask the members that the store names."""
         core, search = self._core, self._search
         cluster = tuple(member.address for member in self._cluster(now))
         if core.config.introducers or not self._leases:
@@ -283,7 +286,7 @@ class Survey:
             search.ask_at(now)
 
     def _doubtful(self, now: float) -> list[Member]:
-        """Who should have answered by now: to be checked, at most once a second each."""
+        """Members that should have answered by now: to be checked, each at most once a second."""
         found = {}
         if now - self._learnt >= MUTE:
             for member in self._cluster(now):
@@ -297,7 +300,7 @@ class Survey:
         return [member for member in due if member.id not in self._dead][: 2 * MEMBERS]
 
     def failure(self, patience: float, now: float) -> str | None:
-        """Why this member is in no cluster after ``patience`` seconds; None where the store has nothing to do with it."""
+        """Why this member is in no cluster after ``patience`` seconds; None if the store is not the reason."""
         within = f"within join_timeout={patience:g} s"
         if not self.answered:
             return f"the store did not answer {within}: {self.detail or 'no error was told'}"

@@ -1,1 +1,1 @@
-"""Which list all act on: proposing, voting, installing."""
+"""Agreement on the next view: proposing, voting, installing."""

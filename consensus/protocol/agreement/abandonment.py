@@ -1,7 +1,7 @@
-"""A chosen view that nobody brings to life: its driver is not in it, and has died, or lost its way.
+"""A chosen view that nobody activates: its driver is not in it, and has died or cannot reach the members.
 
-Whoever drives a view to its own exclusion, or leaves with it, is missed by nobody as a member. So those who are left look at
-the time, and ask for another view (see ``evidence``: ``FROZEN``).
+A driver that is excluded by its view, or leaves with it, is watched by no member of that view. So the members time the change,
+and ask for another view (see ``EvidenceKind.FROZEN``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ..state.core import Core
 from .proposer import Proposer
 
 ABANDONED_AFTER = 1.0
-"""How long a chosen view may stay inactive whose driver is not in it."""
+"""Seconds for which a chosen view may stay inactive if its driver is not in it."""
 
 
 class Abandonment:
-    """One member's patience with the newest view, while a driver outside of it has to bring that to life."""
+    """Times the newest view while a driver outside of it has to activate it."""
 
     def __init__(self, core: Core, proposer: Proposer) -> None:
         self._core = core
@@ -25,19 +25,19 @@ class Abandonment:
         self._told = False
 
     def adopt(self, now: float) -> None:
-        """A newer view is followed."""
+        """Follow a newer view."""
         self._adopted_at = now
         self._told = False
 
     def due(self, now: float) -> bool:
-        """Whether another view is to be asked for now; True once a view."""
+        """Whether to ask for another view now; True only once for each view."""
         if now < self.deadline():
             return False
         self._told = True
         return True
 
     def deadline(self) -> float:
-        """When it will be due; inf where there is nothing to wait for."""
+        """When another view is due; inf if the newest view needs none."""
         core = self._core
         if core.view is None or core.active is core.view or self._told or self._proposer.attempt is not None:
             return inf

@@ -1,8 +1,8 @@
-"""A voter in the Paxos instance of one epoch, with one rule that goes beyond Paxos: the other side of the lease.
+"""A voter in the Paxos instance of one epoch, with one rule beyond Paxos: it honours the leases that its acks grant.
 
-A value that excludes X without proof or X's own wish is accepted only if this member acked nothing from X for T_excl. From
-the first such request on it never acks X again in this epoch. So whoever was acked within T_excl knows that it has not
-been voted out, which is what discounting relies on (see ``evidence``).
+It accepts a value that excludes X without proof or X's own request only if it has acked nothing from X for T_excl. From the
+first such request on it never acks X again in this epoch. So a member that was acked within T_excl knows that the acking member
+has not voted it out; discounting relies on that (see ``evidence``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_BALLOT: Ballot = (-1, "")
 
 @dataclass(frozen=True, slots=True)
 class PendingAccept:
-    """An Accept that waits for the lease of somebody it excludes to run out (at ``until``)."""
+    """An Accept that waits until the lease of an excluded member runs out (at ``until``)."""
 
     sender: str
     address: Address
@@ -42,7 +42,7 @@ class Acceptor:
         self.accepted_ballot: Ballot | None = None
         self.accepted: Proposal | None = None
         self.shunned: set[str] = set()
-        """Whom this member does not ack any more in this epoch."""
+        """The members that this one does not ack any more in this epoch."""
         self.deferred: PendingAccept | None = None
 
     def prepare(self, request: Prepare) -> Promise | Promised:
@@ -53,11 +53,11 @@ class Acceptor:
         return Promise(self.epoch, self.view.view_id, request.ballot, self.accepted_ballot, self.accepted)
 
     def legitimate(self, sender: str, ballot: Ballot) -> bool:
-        """Whether a ballot is its sender's own, and round 0 the most senior member's."""
+        """Whether the ballot is the sender's own; round 0 is legitimate only for the most senior member."""
         return sender in self.view and ballot[1] == sender and (ballot[0] > 0 or sender == self.view.members[0].id)
 
     def wait_for(self, proposal: Proposal, proofs: Mapping[str, Proof], acked: Mapping[str, float], now: float) -> float:
-        """Until when the lease forbids accepting ``proposal`` (``now`` or earlier: not at all). Shuns the excluded."""
+        """Until when leases forbid accepting ``proposal`` (``now``: they do not). Shuns the excluded members."""
         until = now
         for removal in proposal.removed:
             if self._needs_lease(removal, proofs):
@@ -71,11 +71,11 @@ class Acceptor:
         return removal.member_id not in proofs
 
     def defer(self, pending: PendingAccept) -> None:
-        """The lease forbids it so far: it is kept, instead of any other."""
+        """A lease still forbids ``pending``: keep it, in place of an earlier one."""
         self.deferred = pending
 
     def resume(self) -> None:
-        """What was deferred is taken up."""
+        """Clear the deferred Accept, which is now handled again."""
         self.deferred = None
 
     def accept(self, request: Accept) -> None:

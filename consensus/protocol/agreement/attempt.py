@@ -1,6 +1,6 @@
 """One proposer's try to decide the next epoch: single-decree Paxos (Lamport, Paxos Made Simple).
 
-Round 0 skips PREPARE and belongs to the parent view's most senior member alone. Everybody else first learns what may
+Round 0 skips PREPARE and belongs to the parent view's most senior member alone. Every other proposer first learns what may
 already be chosen, and proposes that again. Reports come with the votes; a quorum of votes decides, but only the reports of
 *all* continuing members complete a change (see ``installation``).
 """
@@ -18,9 +18,9 @@ from ..state.quorum import is_everybody, is_quorum, missing
 
 
 class Phase(Enum):
-    """How far an attempt has come; the last three end it (outbid, the proposer starts over, higher).
+    """The phase of an attempt; the last three end it. After OUTBID the proposer starts over with a higher ballot.
 
-    Under ``storage`` ACCEPT is the creation of its record, and it is outbid where that may have failed.
+    Under ``storage`` ACCEPT is the creation of the record, and the attempt is outbid if that may have failed.
     """
 
     PREPARE = "prepare"
@@ -31,7 +31,7 @@ class Phase(Enum):
 
 
 class Outcome(Enum):
-    """What moves an attempt."""
+    """The events that move an attempt on."""
 
     PROMISED = "a quorum promised, or round 0"
     ACCEPTED = "a quorum accepted"
@@ -60,14 +60,14 @@ ATTEMPT: Table[Phase, Outcome] = Table(
 
 
 def promising(view: View, policy: Policy, present: AbstractSet[str], discounted: AbstractSet[str]) -> bool:
-    """Whether the answers of ``present`` would be a quorum. To try without is safe, but leaves votes for a value of that time
-    behind: members that came back later would be voted out by it.
+    """Whether the answers of ``present`` would be a quorum. An attempt without a quorum is safe, but leaves votes for its value
+    behind; that value would later exclude members that came back meanwhile.
     """
     return policy is Policy.ANY or is_quorum(view, present, discounted)
 
 
 class Attempt:
-    """A ballot for the successor of ``parent``, decided as ``policy`` says."""
+    """A ballot for the successor of ``parent``, decided by the rules of ``policy``."""
 
     def __init__(
         self, parent: View, ballot: Ballot, after_call: int | None, now: float, policy: Policy = Policy.MAJORITY
@@ -98,15 +98,15 @@ class Attempt:
         self.advance(Outcome.PROMISED)
 
     def vote_from(self, moment: float) -> None:
-        """The acceptors are asked to accept, now that a quorum has promised."""
+        """A quorum has promised: from ``moment`` on the acceptors are asked to accept."""
         self.voting_since = moment
 
     def send_at(self, moment: float) -> None:
-        """Who has not answered is asked again then."""
+        """At ``moment`` ask again the members that have not answered."""
         self.next_send = moment
 
     def give_up_call(self) -> None:
-        """Members freeze at once: the call that they were to end first may not end."""
+        """Let members freeze at once: the call that they were to end first may never end."""
         self.after_call = None
 
     def advance(self, outcome: Outcome) -> None:
@@ -114,19 +114,19 @@ class Attempt:
         self.phase = ATTEMPT.after(self.phase, outcome)
 
     def request(self) -> Prepare | Accept:
-        """What to ask the acceptors in this phase."""
+        """The request to the acceptors in this phase."""
         if self.proposal is None:
             return Prepare(self.epoch, self.parent.view_id, self.ballot)
         return Accept(self.epoch, self.parent.view_id, self.ballot, self.proposal, self.after_call)
 
     @property
     def responders(self) -> AbstractSet[str]:
-        """Who has answered in this phase, by now."""
+        """Ids of the members that have answered in this phase."""
         return self.promises.keys() if self.phase is Phase.PREPARE else self.reports.keys()
 
     def decided(self, discounted: frozenset[str]) -> bool:
-        """Whether the answers so far are a quorum. Under ``any`` those that the value removes are not asked either; under
-        ``storage`` nobody is.
+        """Whether the answers so far are a quorum. Under ``any`` the members that the value removes do not count either; under
+        ``storage`` no answers decide.
         """
         if self._policy is Policy.STORAGE:
             return False
@@ -136,11 +136,11 @@ class Attempt:
         return is_quorum(self.parent, self.responders, discounted)
 
     def without(self, discounted: frozenset[str]) -> tuple[str, ...]:
-        """Who was discounted and has not answered."""
+        """Ids of the discounted members that have not answered."""
         return tuple(key for key in self.parent.ids if key in discounted and key not in self.responders)
 
     def waiting_for(self, discounted: frozenset[str]) -> tuple[str, ...]:
-        """Whose answers are missing."""
+        """Ids of the members whose answers are missing."""
         if self._policy is Policy.STORAGE:
             return ()
         return missing(self.parent, self.responders, discounted)

@@ -1,4 +1,4 @@
-"""A view change that does not move: who is waited for, said every few seconds, and the end after ``quorum_timeout``."""
+"""A view change that does not move: logs every few seconds which members it waits for, and ends after ``quorum_timeout``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .installer import Installer
 from .proposer import Proposer
 
 BLOCKED_EVERY = 5.0
-"""Seconds between two lines that say who is waited for."""
+"""Seconds between two log lines that name the members waited for."""
 
 DOUBT_EVERY = 1.0
-"""Seconds between two looks at those that are waited for, where not everybody pings everybody."""
+"""Seconds between two checks of the members waited for, if not all ping all."""
 
 DOUBTED = 16
-"""So many of them at a time."""
+"""The most members checked at a time."""
 
 
 class Blockage:
-    """How long this member has waited for the next view. ``frozen()``: whether its data plane stands still for it.
+    """How long this member has waited for the next view. ``frozen()``: whether its data plane stands still for that.
 
-    ``doubt(member_id, now)``: looks after a member that nobody may watch any more. Where each is watched by some, they may all
-    die with it; whoever is left then waits for one that it has no reason to suspect.
+    ``doubt(member_id, now)``: checks a member that perhaps nobody watches any more. If only a few watch each member, they may
+    all die with it; the others would then wait for a member that they have no reason to suspect.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Blockage:
         self._next_note = inf
 
     def adopt(self) -> None:
-        """Follow a new view: that was a move."""
+        """Follow a new view: the change has moved."""
         self._since, self._next_note, self._next_doubt = None, inf, inf
 
     def deadline(self) -> float:
@@ -56,7 +56,7 @@ class Blockage:
         return min(self._next_note, self._next_doubt)
 
     def tick(self, now: float) -> None:
-        """Say who is waited for; give up after ``quorum_timeout``."""
+        """Log which members the change waits for; give up after ``quorum_timeout``."""
         core = self._core
         if core.view is None or core.stopped is not None:
             return
@@ -77,7 +77,7 @@ class Blockage:
             self._next_note = now + BLOCKED_EVERY
             core.outbox.note(logging.WARNING, "blocked", f"{self.text()} ({blocked:.0f} s so far)")
             self._ask_around()
-        if core.going and blocked >= core.config.ready_timeout:  # for the others it is a crash from here on
+        if core.going and blocked >= core.config.ready_timeout:  # to the others this is a crash
             core.stop(LeftError("left the job on its own wish, though no quorum agreed"))
         elif blocked >= core.config.quorum_timeout:
             core.stop(QuorumLostError(f"{self.text()} (quorum_timeout={core.config.quorum_timeout:g} s is over)"))
@@ -91,20 +91,20 @@ class Blockage:
                 self._doubt(member_id, now)
 
     def _ask_around(self) -> None:
-        """Perhaps the others went on without us, and those we know died since: later lifetimes at their addresses can tell."""
+        """Ask at the addresses of the dead: perhaps the others went on without us, and later lifetimes there know the view."""
         core = self._core
         for member in core.view.members if core.view is not None else ():
             if member.id in core.evidence.proofs:
                 core.outbox.send(member, core.pull())
 
     def waits_for(self) -> tuple[str, ...]:
-        """Ids of the members without which there is no next view, as far as it is known here."""
+        """Ids of the members without which there is no next view, as far as this member knows."""
         attempt = self._proposer.attempt
         waits = self._installer.waits_for() if attempt is None else attempt.waiting_for(self._proposer.discounted)
         return waits or self._proposer.missing
 
     def text(self) -> str:
-        """Who is waited for, and the remedy."""
+        """The members waited for, and the remedy, for the log."""
         core, attempt = self._core, self._proposer.attempt
         if core.store_away:
             return f"the next view waits for the store: {core.store_away}"
@@ -112,7 +112,7 @@ class Blockage:
             known, waits = attempt.parent.members, attempt.waiting_for(self._proposer.discounted)
         else:
             known, waits = core.view.members if core.view is not None else (), self.waits_for()
-        if not waits:  # a voter knows less than who proposed: at least it knows of whom it hears nothing
+        if not waits:  # a voter knows less than the proposer: it only knows which members are silent
             mute = [self._named(member) for member in known if not core.table.trusted(member.id)]
             without = f"; it hears nothing of {', '.join(mute)}: bring their hosts back, or kill them there" if mute else ""
             return f"{'frozen, ' if self._frozen() else ''}waiting for {core.coordinator()} to complete the next view{without}"
@@ -123,5 +123,5 @@ class Blockage:
         return f"the next view waits for {names}; kill them where they hang, or bring their hosts back"
 
     def _named(self, member: Member) -> str:
-        """A member, and whether it is dead (but not discountable: it may have voted before it died)."""
+        """A member, marked if it is dead (but not discounted: it may have voted before it died)."""
         return f"{member} (dead)" if member.id in self._core.evidence.proofs else str(member)

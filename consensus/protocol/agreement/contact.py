@@ -1,13 +1,13 @@
 """Meeting members of other chains of views: those that were left behind, and rival sides (see ``side``).
 
-Whoever hears of a stranger that knows another view introduces itself: newest view, coordinator, claim. So a member that the
-others went on without learns that it is out, even where nobody it knew lives any more. The coordinator also looks, ever more
-rarely, for members that were removed without proof, since two sides of a healed partition ping each other no more.
+A member that learns of a stranger with another view introduces itself: newest view, coordinator, claim. So a member that the
+others left behind learns that it is out, even if no member that it knew lives any more. The coordinator also looks, less and
+less often, for members that were removed without proof, since two sides of a healed partition do not ping each other any more.
 
-Where two sides meet, each coordinator compares the two claims, and the lower side stops. No answer is needed for that: what
-a coordinator claims for its side never falls again, so if side 1 stops because side 2 claimed more, side 2 will not stop
-because of what side 1 claimed before; nor do three in a circle. States are never merged. Under ``any`` that ends a fork; under
-``majority`` it happens only to clusters of one job that were founded apart.
+If two sides meet, each coordinator compares the two claims, and the lower side stops. That needs no answer: a coordinator's
+claim for its side never falls. So if side 1 stops because side 2 claimed more, side 2 does not stop because of an earlier claim
+of side 1; nor do three sides in a circle. States are never merged. Under ``any`` that ends a fork; under ``majority`` it
+happens only to clusters of one job that were founded apart.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ INTRODUCE_EVERY = 0.2
 """Seconds between two introductions to one address."""
 
 TOLD = 256
-"""So many addresses are remembered for that."""
+"""The most addresses remembered for that."""
 
 LOST = 64
-"""So many members that were removed without proof are looked for, the newest."""
+"""The most members removed without proof that are looked for: the latest ones."""
 
 LOOK_AT_MOST = 4.0
-"""Seconds between two looks for one of them, growing up to this."""
+"""Seconds between two pings of a lost member grow up to this."""
 
 LOOK_FOR = 3600.0
-"""After so many seconds it is not looked for any more: its address may be somebody else's."""
+"""After so many seconds a lost member is not looked for any more: another process may have its address."""
 
 TELLS = 4
-"""How often a coordinator tells its side that it stops, ``resend`` apart, before it stops itself."""
+"""How many times a coordinator announces to its side that the side stops, ``resend`` apart, before it stops itself."""
 
 _ASTRAY = "it went on in another view"
 
@@ -59,7 +59,7 @@ class _Lost:
 
 @dataclass(slots=True)
 class _GivingIn:
-    """The side stops: what to tell its members, and how often still."""
+    """The side stops: the announcement to its members, and how many times it is still to be sent."""
 
     error: StoppedError
     met: Introduction
@@ -69,7 +69,7 @@ class _GivingIn:
 
 
 class Contact:
-    """One member's dealings with members outside of its view."""
+    """One member's contacts with members outside of its view."""
 
     def __init__(
         self, core: Core, detection: Detection, accusations: Accusations, installer: Installer, register: Register
@@ -92,7 +92,7 @@ class Contact:
     # Time
 
     def tick(self, now: float) -> None:
-        """Look for lost members; end this side's life."""
+        """Look for lost members; end this side if it gives in."""
         core = self._core
         if self._giving_in is not None and now >= self._giving_in.due:
             self._give_in(self._giving_in, now)
@@ -124,16 +124,16 @@ class Contact:
                 del self._lost[next(iter(self._lost))]
             self._lost[member.id] = _Lost(member, now + LOOK_FOR, INTRODUCE_EVERY, now + INTRODUCE_EVERY)
         if parted:
-            self._claimed = None  # what was claimed with them counts for either side alike
+            self._claimed = None  # an earlier claim included these members, which may now be the other side
 
     def gone(self, member_id: str) -> None:
-        """A lost member is not looked for any more: it is certainly dead, or nobody has heard of it for long."""
+        """Stop looking for a lost member: it is certainly dead, or ``LOOK_FOR`` is over."""
         self._lost.pop(member_id, None)
 
     # Who we are
 
     def introduce(self, address: Address, now: float) -> None:
-        """Tell whoever lives at ``address`` who we are, now and then."""
+        """Introduce this member to the process at ``address``, at most every ``INTRODUCE_EVERY``."""
         core, coordinator = self._core, self._core.coordinator()
         if core.view is None or coordinator is None or not self._installer.may_tell or self._giving_in is not None:
             return
@@ -151,7 +151,7 @@ class Contact:
         return True
 
     def _claim(self, view: View) -> Claim:
-        """How this side stands: never lower than what was claimed for it before."""
+        """The claim of this side: never lower than its earlier claims."""
         made = claim(view, self._core.progress.finished)
         if self._claimed is None or made.above(self._claimed):
             self._claimed = made
@@ -160,7 +160,7 @@ class Contact:
     # Whom we meet
 
     def compare(self, sender: str, address: Address, epoch: int, view_id: str, now: float) -> None:
-        """Anti-entropy: the digest of a view is its id. Tell laggards and strangers, ask who is ahead."""
+        """Anti-entropy: the digest of a view is its id. Inform members behind and strangers, ask members ahead."""
         core = self._core
         view = core.view
         if view is None or view_id == view.view_id or (epoch == 0 and sender not in view):
@@ -177,7 +177,7 @@ class Contact:
             core.outbox.send_to(address, core.told(view_id))
 
     def pulled(self, sender: str, address: Address, message: Pull, now: float) -> None:
-        """A laggard asks what was chosen since; a joiner gets its INSTALL again, with the whole view."""
+        """A member behind asks what was chosen since; a joiner gets its INSTALL again, with the whole view."""
         core = self._core
         if core.view is None or message.epoch >= core.view.epoch:
             return
@@ -199,7 +199,7 @@ class Contact:
             self.introduce(coordinator.address, now)
 
     def heard(self, sender: str, met: Introduction, now: float) -> None:
-        """Somebody holds another view. What the dead had chosen is no fork: it dies with them."""
+        """Another member holds another view. A view that dead members had chosen is no fork: it ends with them."""
         core, view = self._core, met.view
         if core.view is None or core.stopped is not None or sender in core.gone:
             return
@@ -207,7 +207,7 @@ class Contact:
         if relation is Relation.AHEAD:
             self._left_behind(view, met.claim, now)
         elif relation is Relation.RIVAL and core.config.policy is Policy.STORAGE:
-            self._look()  # which of them goes on the store says
+            self._look()  # the store says which of them goes on
         elif relation is Relation.RIVAL:
             self._contest(met, core.view, now)
         elif core.config.policy is not Policy.ANY and met.acts and self._astray(view.epoch, view.view_id):
@@ -219,13 +219,14 @@ class Contact:
             self.pointed(view, met.coordinator, now)
 
     def _astray(self, epoch: int, view_id: str) -> bool:
-        """Whether the chain that this member follows is known to have had another view in that epoch."""
+        """Whether this member knows another view in that epoch of its own chain."""
         return self._core.trail.get(epoch, view_id) != view_id
 
     def _acts_elsewhere(self, view: View) -> None:
-        """``view`` is active, though our chain has another one of that epoch: all who voted for both lists are dead.
+        """``view`` is active, though our chain has another view of that epoch: all members that voted for both are dead.
 
-        Whoever acts there follows no view of our chain. So ours can never be active if any of them is in it.
+        The members that act in ``view`` follow no view of our chain. So our view can never be active if it includes any of
+        them.
         """
         core, mine = self._core, self._core.view
         assert mine is not None
@@ -235,13 +236,13 @@ class Contact:
             core.out(view)
 
     def bring_together(self, one: JoinReply, other: JoinReply, now: float) -> None:
-        """A joiner has found two sides: tell each coordinator of the other."""
+        """This joiner has found two sides: inform each coordinator of the other side."""
         for told, known in ((one, other), (other, one)):
             if told.coordinator is not None and self._due(told.coordinator.address, now):
                 self._core.outbox.send(told.coordinator, known)
 
     def _left_behind(self, view: View, theirs: Claim | None, now: float) -> None:
-        """Members of our view went on without us. Under ``any`` the larger part does not follow the smaller."""
+        """Members of our view went on without us. Under ``any`` the larger part does not give way to the smaller."""
         core = self._core
         mine = core.view
         assert mine is not None
@@ -256,7 +257,7 @@ class Contact:
         core.out(view)
 
     def left_out(self, view: View, now: float) -> None:
-        """``view`` was chosen, and this member is not in it, or it is of another chain."""
+        """``view`` was chosen, and this member is not in it, or the view is of another chain."""
         core = self._core
         if core.view is not None:
             if related(core.config.policy, core.member.id, core.view, view) is Relation.AHEAD:
@@ -268,7 +269,7 @@ class Contact:
     # Two sides
 
     def _contest(self, met: Introduction, mine: View, now: float) -> None:
-        """One of the two sides stops: the same one, whichever of them decides."""
+        """One of the two sides stops: the same one, at whichever side the claims are compared."""
         core, coordinator = self._core, self._core.coordinator()
         if coordinator is None or self._giving_in is not None:
             return
@@ -291,11 +292,11 @@ class Contact:
         for member in () if core.view is None else core.view.members:
             if member.id != core.member.id:
                 core.outbox.send(member, giving_in.message)
-        for lost in self._lost.values():  # perhaps a third side, that the winner knows nothing of
+        for lost in self._lost.values():  # perhaps a third side, which the winner does not know
             core.outbox.send(lost.member, giving_in.met)
 
     def on_overtaken(self, sender: str, message: Overtaken) -> None:
-        """Our coordinator says that our side stops."""
+        """Our coordinator announces that our side stops."""
         core = self._core
         mine = core.view
         if mine is None or sender not in mine or message.view_id not in (mine.view_id, mine.parent_id):

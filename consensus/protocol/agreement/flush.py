@@ -1,4 +1,4 @@
-"""Flush reports: what this member's data plane had finished, one stored answer an epoch for every ballot alike."""
+"""Flush reports: what this member's data plane had finished. One stored report an epoch answers every ballot."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...messages import Message
 from ..state.effects import Outbox
 
 MakeReply = Callable[[bytes], Message]
-"""Makes the answer to one request from the report."""
+"""Makes the answer to a request from the report."""
 
 
 class FlushReports:
-    """Asks the data plane to freeze, once an epoch, and answers who asked when it has."""
+    """Asks the data plane to freeze, once an epoch, and answers the requests when it has."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -31,20 +31,20 @@ class FlushReports:
         if epoch in self._reports:
             return answer(self._reports[epoch])
         self._waiting.setdefault(epoch, {})[sender] = (address, answer)
-        # Asked again only where the first one waits for a call and this one does not.
+        # Ask again only if the first order waits for a call and this request does not.
         if epoch not in self._asked or (self._asked[epoch] is not None and after_call is None):
             self._asked[epoch] = after_call
             self._outbox.emit(Freeze(epoch, after_call))
         return None
 
     def store(self, epoch: int, report: bytes) -> list[tuple[str, Address, Message]]:
-        """The data plane froze: keep its report (the first one counts), and answer who waited."""
+        """The data plane froze: keep its report (the first one counts). Returns the answers to the waiting requests."""
         kept = self._reports.setdefault(epoch, report)
         waiting = self._waiting.pop(epoch, {})
         return [(sender, address, answer(kept)) for sender, (address, answer) in waiting.items()]
 
     def forget(self, epoch: int) -> None:
-        """Drop what is older than ``epoch`` (that epoch's own report may still be asked for until it is installed)."""
+        """Drop what is older than ``epoch`` (the report of ``epoch`` itself may be requested until its view is installed)."""
         for table in (self._reports, self._asked, self._waiting):
             for key in [key for key in table if key < epoch]:
                 del table[key]

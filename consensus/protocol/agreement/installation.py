@@ -1,7 +1,7 @@
-"""Bringing a chosen view to life: collect every continuing member's report, INSTALL, collect READY, ACTIVATE.
+"""Activating a chosen view: collect every continuing member's report, INSTALL, collect READY, ACTIVATE.
 
-A quorum's reports are not enough: a silent member may have finished and applied the very call that the others would redo.
-Who stays silent here is removed by the next epoch, whose acceptors are the members of this chosen view.
+A quorum's reports are not enough: a silent member may have finished and applied the very call that the others would redo. A
+member that stays silent here is removed by the next epoch, whose acceptors are the members of this chosen view.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ...view import Cause, Delta, Reason, View
 PAUSE = 0.1
 """Seconds after which INSTALL is sent again, doubled each time ..."""
 RESEND_AT_MOST = 0.5
-"""... up to this: whoever got it may still be building."""
+"""... up to this: a member that has received it may still be building."""
 
 
 class InstallationStage(Enum):
-    """What the driver of a view waits for. ACTIVE: nothing; it answers a READY whose ACTIVATE got lost, until a newer view."""
+    """What the driver of a view waits for. ACTIVE: nothing; until a newer view it answers a READY whose ACTIVATE was lost."""
 
     REPORTS = "reports"
     READIES = "readies"
@@ -30,7 +30,7 @@ class InstallationStage(Enum):
 
 
 class Gain(Enum):
-    """What moves an installation on."""
+    """The events that move an installation on."""
 
     REPORTED = "every continuing member has reported"
     ALL_READY = "every member is ready"
@@ -49,7 +49,7 @@ INSTALLATION: Table[InstallationStage, Gain] = Table(
 
 
 class Installation:
-    """The coordinator's side of one chosen view. ``parent`` is None when the view is a founding one."""
+    """The driver's side of one chosen view. ``parent`` is None if the view is a founding one."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class Installation:
         removed: tuple[Reason, ...] = (),
         trail: tuple[str, ...] = (),
     ) -> None:
-        """``leavers``: whom to tell that they are out, once INSTALL is sent.
+        """``leavers``: the members to inform that they are out, once INSTALL is sent.
 
-        ``removed``: who of the parent is not in it, and why. ``trail``: the ids of the views before it, newest first, for who
-        joins.
+        ``removed``: the removed members of the parent, and why. ``trail``: for joiners, the ids of the views before this one,
+        newest first.
         """
         self.view = view
         self.parent = parent
@@ -75,7 +75,7 @@ class Installation:
         self.ballot = ballot
         self.reports = reports
         self.continuing = () if parent is None else tuple(key for key in view.ids if key in parent)
-        """Members of the view that were in its parent: the first of it."""
+        """The members of the view that were in its parent; they come first in it."""
         self._unreported = dict.fromkeys(key for key in self.continuing if key not in reports)
         self._unready = dict.fromkeys(view.ids)
         self.started = now
@@ -88,7 +88,7 @@ class Installation:
         self._trail = trail
 
     def reported(self, member_id: str, report: bytes) -> None:
-        """A report came; the first one counts."""
+        """A report arrived; the first one of a member counts."""
         self.reports.setdefault(member_id, report)
         self._unreported.pop(member_id, None)
 
@@ -97,16 +97,16 @@ class Installation:
         self._unready.pop(member_id, None)
 
     def send_at(self, moment: float) -> None:
-        """What is missing is asked for again then."""
+        """At ``moment`` ask again for what is missing."""
         self.next_send = moment
 
     def sent_again(self, now: float) -> None:
-        """INSTALL has gone out once more: the next time after a longer pause."""
+        """INSTALL was sent again: the next time after a longer pause."""
         self._pause = min(2 * self._pause, RESEND_AT_MOST)
         self.next_send = now + self._pause
 
     def give_up_call(self) -> None:
-        """Members report at once: the call that they were to end first may not end."""
+        """Let members report at once: the call that they were to end first may never end."""
         self._after_call = None
 
     def advance(self, gain: Gain) -> None:
@@ -115,44 +115,44 @@ class Installation:
 
     @property
     def sent(self) -> bool:
-        """Whether INSTALL has gone out, with reports that never change."""
+        """Whether INSTALL was sent; its reports never change."""
         return self.stage is not InstallationStage.REPORTS
 
     @property
     def active(self) -> bool:
-        """Whether ACTIVATE has gone out."""
+        """Whether ACTIVATE was sent."""
         return self.stage is InstallationStage.ACTIVE
 
     def missing_reports(self) -> tuple[str, ...]:
-        """Who has not reported yet, by seniority."""
+        """Members that have not reported yet, by seniority."""
         return tuple(self._unreported)
 
     def busy_leavers(self) -> tuple[str, ...]:
-        """Who leaves after a call that has not ended there yet: without the old group it could not."""
+        """Leavers whose last call has not ended yet: without the old group it could not end."""
         leaving = [reason.member_id for reason in self._removed if reason.cause is Cause.LEFT]
         return tuple(member_id for member_id in leaving if member_id not in self.reports)
 
     def missing_ready(self) -> tuple[str, ...]:
-        """Who has not built its group yet, by seniority."""
+        """Members that have not built their group yet, by seniority."""
         return tuple(self._unready)
 
     @property
     def complete(self) -> bool:
-        """Whether everybody has reported (asked after every report)."""
+        """Whether all continuing members have reported (asked after every report)."""
         return not self._unreported
 
     @property
     def all_ready(self) -> bool:
-        """Whether everybody has built its group (asked after every READY)."""
+        """Whether all members have built their group (asked after every READY)."""
         return not self._unready
 
     def flush_request(self) -> FlushRequest:
-        """What to ask of members whose report is missing; there are none where there is no parent."""
+        """The request to members whose report is missing; without a parent there are none."""
         assert self.delta is not None
         return FlushRequest(self.delta, self._after_call)
 
     def message(self, *, whole: bool) -> Install:
-        """INSTALL, with exactly the reports of the continuing members. ``whole``: for who does not hold the parent."""
+        """INSTALL, with exactly the reports of the continuing members. ``whole``: for members that do not hold the parent."""
         reports = Reports.of([self.reports[member_id] for member_id in self.continuing])
         delta = None if whole else self.delta
         if delta is not None:

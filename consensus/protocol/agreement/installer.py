@@ -15,7 +15,7 @@ from .attempt import Attempt
 from .installation import PAUSE, Gain, Installation
 
 LEAVERS_WAIT = 0.25
-"""For so long after the choice a leaver may finish the call that it leaves after; then the old group is given up."""
+"""Seconds after the choice in which a leaver may finish its last call; then the old group is given up."""
 
 
 class Installer:
@@ -27,35 +27,35 @@ class Installer:
         self._installation: Installation | None = None
 
     def begin(self, installation: Installation, now: float) -> None:
-        """Drive a view that was just chosen. Where ACCEPT has asked for reports the late get a moment to come by themselves."""
+        """Drive a view that was just chosen. If ACCEPT has asked for reports, late ones get ``settle_proof`` to arrive."""
         self._installation = installation
         installation.send_at(now + (self._core.config.settle_proof if installation.reports else 0.0))
         self._push(now)
 
     def adopt(self, view: View) -> None:
-        """Follow a new view: whatever was under way for an older one is over."""
+        """Follow a new view: the installation of an older one is over."""
         if self._installation is not None and self._installation.view.view_id != view.view_id:
             self._installation.advance(Gain.NEWER)
             self._installation = None
 
     @property
     def may_tell(self) -> bool:
-        """Whether the chosen view may be told: a leaver must keep its old group until INSTALL is out."""
+        """Whether others may learn of the chosen view: a leaver must keep its old group until INSTALL was sent."""
         return self._installation is None or self._installation.sent
 
     def waits_for(self) -> tuple[str, ...]:
-        """Who keeps the view from becoming active (empty: nothing under way)."""
+        """The members for which the activation waits (empty: nothing under way)."""
         installation = self._installation
         if installation is None or installation.active:
             return ()
         return installation.missing_reports() or installation.missing_ready()
 
     def tick(self, now: float) -> None:
-        """Ask again; accuse who takes too long."""
+        """Ask again; accuse members that take too long."""
         installation = self._installation
         if installation is None or installation.active:
             return
-        if self._core.evidence.harm:  # who has not reported may wait for the last bytes of that call from who is gone
+        if self._core.evidence.harm:  # a call that waits for a gone member may never end
             installation.give_up_call()
         self._push(now)
         if self._in_vain(installation, now):
@@ -100,7 +100,7 @@ class Installer:
             self._install(installation, installation.missing_ready())
 
     def _install(self, installation: Installation, to: tuple[str, ...]) -> None:
-        """INSTALL goes as a difference to who holds the parent: whole views to all were n times O(n) bytes."""
+        """Send INSTALL, as a delta to holders of the parent: whole views to all would be n times O(n) bytes."""
         parent = installation.parent
         new = tuple(key for key in to if parent is None or key not in parent)
         if len(new) < len(to):
@@ -110,7 +110,7 @@ class Installer:
             self._send(installation, new, installation.message(whole=True))
 
     def whole(self, member_id: str) -> Install | None:
-        """INSTALL with the whole view, for a joiner that has pulled; None where it is not that far, or over."""
+        """INSTALL with the whole view, for a joiner that has pulled; None before INSTALL was sent, and after activation."""
         installation = self._installation
         if installation is None or not installation.sent or installation.active or member_id not in installation.view:
             return None
@@ -122,7 +122,7 @@ class Installer:
                 self._core.outbox.send(installation.view.member(member_id), message)
 
     def on_late_vote(self, sender: str, message: Accepted, now: float) -> None:
-        """A vote that came after the quorum still brings its report."""
+        """A vote that arrived after the quorum still brings its report."""
         installation = self._installation
         if installation is None or installation.parent is None:
             return
@@ -130,7 +130,7 @@ class Installer:
             self._add_report(installation, sender, message.report, now)
 
     def on_flush_reply(self, sender: str, message: FlushReply, now: float) -> None:
-        """A report that was asked for."""
+        """A requested report arrived."""
         installation = self._installation
         if installation is not None and message.view_id == installation.view.view_id:
             self._add_report(installation, sender, message.report, now)
@@ -153,7 +153,7 @@ class Installer:
         if installation.active:
             self._core.reply(sender, address, Activate(installation.view.epoch, installation.view.view_id))
         elif installation.all_ready:
-            # Kept until the next view, to answer a Ready whose Activate got lost; a coordinator that leaves goes now.
+            # Kept until the next view, to answer a Ready whose Activate was lost; a driver that leaves goes now.
             installation.advance(Gain.ALL_READY)
             self._core.history.mark(Moment.COMPLETE, installation.view.epoch, now)
             installation.send_at(inf)
@@ -164,7 +164,7 @@ class Installer:
                 self._core.out(installation.view)
 
     def after(self, attempt: Attempt, view: View, leavers: tuple[Member, ...], now: float) -> Installation:
-        """The installation of what ``attempt`` had chosen."""
+        """The installation of the view that ``attempt`` has decided."""
         removed = () if attempt.proposal is None else self._core.history.reasons(attempt.proposal.removed)
         ended = self._core.evidence.ended
         return Installation(

@@ -1,7 +1,7 @@
 """The coordinator's decision to propose: when, what, and with which ballot.
 
-It waits a moment for more evidence (``evidence.due``), lets joins ride on a call boundary, and proposes the difference
-between the current view and the next. Safety never depends on who believes to be the coordinator.
+It waits a moment for more evidence (``evidence.due``), holds joins back until a call boundary, and proposes the difference
+between the current view and the next. Safety never depends on which member believes that it is the coordinator.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .attempt import Attempt, Outcome, Phase, promising
 from .voter import Voter
 
 SMALLER_WAITS = 0.5
-"""Seconds for which less than a majority leaves the decision to the others, where a store decides."""
+"""Seconds for which less than a majority leaves the decision to the others, if a store decides."""
 
 STANDS_IN = 5.0
 """Seconds for which a coordinator may leave a due view unrecorded before the next in seniority tries, and then the one after
-it: the coordinator alone may have lost its way to the store. The store takes one record, whoever is first.
+it: perhaps only the coordinator cannot reach the store. The store takes only the first record.
 """
 
 
 class Proposer:
-    """``chosen(attempt, now)`` is called with each attempt that a quorum accepted."""
+    """Proposes views. Calls ``chosen(attempt, now)`` with each decided attempt."""
 
     def __init__(
         self, core: Core, voter: Voter, chosen: Callable[[Attempt, float], None], record: Callable[[ViewRecord], None]
     ) -> None:
-        """``record``: has a view recorded (policy ``storage``); the answer comes by ``recorded`` or ``refused``."""
+        """``record``: asks the store to record a view (policy ``storage``); the answer comes by ``recorded`` or ``refused``."""
         self._core = core
         self._voter = voter
         self._chosen = chosen
@@ -45,11 +45,11 @@ class Proposer:
         self._round = -1
         self._retry_at = -inf
         self._ripe_at = -inf
-        """From when on there are enough members to decide; inf: there are not."""
+        """From then on enough members are present to decide; inf: too few are."""
         self.missing: tuple[str, ...] = ()
-        """Who has to come back, or to be proven dead in time, before this member proposes anything."""
+        """The members that have to come back, or be proven dead in time, before this member proposes anything."""
         self._minor_since: float | None = None
-        """Under ``storage``: since when fewer than a majority are there."""
+        """Under ``storage``: since when less than a majority is present."""
         self._stands_in_at = inf
         """Under ``storage``: when this member proposes in the coordinator's place."""
         self._wish_since: float | None = None
@@ -72,11 +72,11 @@ class Proposer:
     # When
 
     def boundary(self, call: int) -> None:
-        """The data plane stopped after ``call``: whatever waits for a call boundary may be proposed now."""
+        """The data plane stopped after ``call``: joins and leaves that wait for a boundary may be proposed now."""
         self._boundary = call
 
     def tick(self, now: float) -> None:
-        """Ask again who has not answered."""
+        """Ask again the members that have not answered."""
         if self.attempt is not None and now >= self.attempt.next_send:
             self._send(self.attempt, now)
 
@@ -88,35 +88,35 @@ class Proposer:
         return max(wanted_at, self._retry_at)
 
     def _wanted_at(self) -> float:
-        """When the coordinator wants to propose next, as ``consider`` decides it."""
+        """When the coordinator wants to propose next, by the rules of ``consider``."""
         if self._last_to_leave:
             return inf
         due = self._core.evidence.due(unstable=self._core.unstable)
         if due is not None:
-            return inf if self._ripe_at == inf else max(due, self._ripe_at)  # whoever comes back does so by a packet
+            return inf if self._ripe_at == inf else max(due, self._ripe_at)  # members come back by packets
         if self._boundary is not None:
             return -inf
         if self._wish_since is not None:
-            # Not in the middle of a call: it ends by itself, and the next packet or round looks again.
+            # Not in the middle of a call: the call ends by itself, and the next packet or round looks again.
             return inf if self._core.progress.busy else self._wish_since + self._patience
         return inf
 
     def consider(self, now: float) -> None:
-        """Propose, if we coordinate, there is a reason, and enough was waited for more."""
+        """Propose, if this member coordinates, there is a reason, and it has waited long enough for more evidence."""
         core = self._core
         if core.view is None or core.stopped is not None or now < self._retry_at:
             return
         if self._leaves_the_dead:
             core.close()
             return
-        if self.attempt is not None:  # a proof may be all that it still waited for
+        if self.attempt is not None:  # it may have waited only for a proof
             self._count(self.attempt, now)
             return
         if core.member.id not in core.view or not core.coordinates():
             self._drop_wish()
             self._stand_in(now)
             return
-        if self._last_to_leave:  # not before the view without the others is active: until then they were not told
+        if self._last_to_leave:  # not before the view without the others is active: until then they do not know it
             if core.active is core.view or core.evidence.frozen_since is not None:  # or its driver is gone
                 core.close()
             return
@@ -130,7 +130,7 @@ class Proposer:
             self._consider_joins(now)
 
     def _stand_in(self, now: float) -> None:
-        """Propose in the place of a coordinator that does not, where the store answers this member."""
+        """Propose in place of a coordinator that does not, if the store answers this member."""
         core = self._core
         wanted = core.config.policy is Policy.STORAGE and core.evidence.due() is not None and not core.store_away
         ids = [member.id for member in core.seniors()] if wanted else []
@@ -149,7 +149,7 @@ class Proposer:
         return alone and (core.leaving or core.member.id in core.evidence.leaving)
 
     def _ripe(self, now: float) -> bool:
-        """Whether enough members are there to decide; after a time without, others get a round of pings to come back, too."""
+        """Whether enough members are present to decide; after a time of too few, others get a round of pings to come back."""
         core = self._core
         assert core.view is not None
         present = core.present(now)
@@ -185,9 +185,9 @@ class Proposer:
             self._begin(now)
 
     def _foretell(self, parent: View | None, now: float) -> None:
-        """Tell those who will be in the next view which it will be, so that they build its group while the call goes on.
+        """Send the expected next view to its members, so that they build its group while the call goes on.
 
-        Before the first call nobody waits for that.
+        Not before the first call: then nobody waits for the group.
         """
         core = self._core
         if parent is None or core.progress == NOWHERE:
@@ -199,8 +199,8 @@ class Proposer:
 
     @property
     def _patience(self) -> float:
-        """How long joins wait for a call to end. Before the first call there is nothing to interrupt: a job that starts grows
-        twofold at a time, and should not take a second each time.
+        """Seconds that joins wait for a call to end. Less before the first call, when there is nothing to interrupt: a starting
+        job doubles with each view, and should not take a second each time.
         """
         config = self._core.config
         return min(config.boundary_wait, config.silence_settle) if self._core.progress == NOWHERE else config.boundary_wait
@@ -233,7 +233,7 @@ class Proposer:
         self._send(attempt, now)
 
     def _begin_record(self, parent: View, now: float) -> None:
-        """Have the next view recorded. There are no ballots: the store takes one record an epoch."""
+        """Ask the store to record the next view. There are no ballots: the store takes one record an epoch."""
         core, own_id = self._core, self._core.member.id
         attempt = self.attempt = Attempt(parent, (0, own_id), self._after_call, now, core.config.policy)
         attempt.send_at(inf)
@@ -244,7 +244,7 @@ class Proposer:
         self._record(ViewRecord(proposal.apply(parent), own_id, proposal, attempt.after_call, trail))
 
     def recorded(self, record: ViewRecord, now: float) -> None:
-        """A record of this member's own stands: the newest proposal, or one that it had given up."""
+        """A record of this member stands: its newest proposal, or one that it had given up."""
         assert record.proposal is not None and self._core.view is not None
         attempt = self.attempt
         if attempt is None or attempt.proposal != record.proposal:
@@ -255,7 +255,7 @@ class Proposer:
         self._chosen(attempt, now)
 
     def refused(self, now: float, until: float) -> None:
-        """The record may not stand: propose again at ``until``, what is needed then."""
+        """The record may not stand: propose again at ``until``, for the reasons of that time."""
         if self.attempt is not None:
             self.attempt.advance(Outcome.REFUSED)
             self.attempt = None
@@ -265,10 +265,10 @@ class Proposer:
     def _proposal(self, parent: View, now: float) -> Proposal:
         core = self._core
         removed = core.evidence.removals(parent)
-        if len(removed) == len(parent):  # everybody leaves: the last one needs no successor
+        if len(removed) == len(parent):  # all leave: the last one needs no successor
             removed = tuple(removal for removal in removed if removal.member_id != core.member.id)
         kept = len(parent) - len(removed)
-        # Not more joiners than it keeps: stalled ones could block the next change (each has acked us a moment ago).
+        # Not more joiners than kept members: stalled ones could block the next change (each has acked us a moment ago).
         room = max(0, min(kept, core.config.room - kept))
         joined = [member for member in core.applicants.admissible(now) if member.id not in parent]
         return Proposal(parent.view_id, parent.epoch + 1, removed, tuple(joined[:room]))
@@ -281,7 +281,7 @@ class Proposer:
         return None if evidence.harm else self._boundary
 
     def _send(self, attempt: Attempt, now: float) -> None:
-        if self._after_call is None:  # somebody will not end that call
+        if self._after_call is None:  # some member will not end that call
             attempt.give_up_call()
         attempt.send_at(now + self._core.config.resend)
         request = attempt.request()
@@ -299,7 +299,7 @@ class Proposer:
             self._count(attempt, now)
 
     def on_promised(self, message: Promised, now: float) -> None:
-        """Somebody promised a higher ballot: start over above it, after a random pause."""
+        """A voter promised a higher ballot: start over above it, after a random pause."""
         attempt = self._matching(message)
         if attempt is not None:
             attempt.advance(Outcome.REFUSED)
@@ -308,7 +308,7 @@ class Proposer:
             self._retry_at = now + self._core.config.resend * (0.5 + self._core.rng.random())
 
     def on_accepted(self, sender: str, message: Accepted, now: float) -> None:
-        """A vote, with its voter's flush report."""
+        """A vote arrived, with the voter's flush report."""
         attempt = self._matching(message)
         if attempt is not None and attempt.phase is Phase.ACCEPT and sender in attempt.parent:
             attempt.reports[sender] = message.report
@@ -316,7 +316,7 @@ class Proposer:
             self._count(attempt, now)
 
     def _count(self, attempt: Attempt, now: float) -> None:
-        """Go on to the next phase if the answers so far, less those that certainly cannot come, are a quorum."""
+        """Go on to the next phase if the answers so far are a quorum, without those that certainly cannot come."""
         if not attempt.decided(self.discounted):
             return
         if attempt.phase is Phase.ACCEPT and not attempt.decided(
@@ -337,11 +337,11 @@ class Proposer:
 
     @property
     def discounted(self) -> frozenset[str]:
-        """Whose answers may be missing. Who leaves may be voted out without the lease: it may discount nobody, from the moment
-        at which others may know its wish, whether it has learned of the end of that call or not.
+        """The members whose answers may be missing. A leaving member may be voted out in spite of its lease, so it may discount
+        nobody: from the moment at which others may know that it leaves, even if it does not know yet that its call has ended.
 
-        Under ``any``: everybody there is reason to remove. Of those that are cut off, promises alone: who is cut off only after
-        a value was proposed that keeps it lives, and has to take that one.
+        Under ``any``: all members that there is reason to remove. Members that are cut off may miss only in PREPARE: one that
+        is cut off after a value was proposed that keeps it is alive, and has to accept that value.
         """
         evidence, own_id = self._core.evidence, self._core.member.id
         if self._core.config.policy is Policy.ANY:
@@ -351,7 +351,7 @@ class Proposer:
 
     @property
     def _leaves_the_dead(self) -> bool:
-        """Whether this member leaves, all others of its view are gone, and it has nothing to end, or may not end it alone."""
+        """Whether this member leaves, all others of its view are proven dead, and it asked to leave or cannot decide alone."""
         core, view, own_id = self._core, self._core.view, self._core.member.id
         if view is None or not core.going or own_id not in view or len(view) == 1:
             return False
@@ -360,7 +360,7 @@ class Proposer:
         return own_id in core.evidence.leaving or not self._decides_alone(view)
 
     def _decides_alone(self, view: View) -> bool:
-        """Whether this member needs nobody's answer for the successor of ``view``."""
+        """Whether this member needs no other member's answer for the successor of ``view``."""
         policy, own_id = self._core.config.policy, self._core.member.id
         return policy is Policy.STORAGE or promising(view, policy, {own_id}, self.discounted)
 

@@ -1,13 +1,13 @@
 """Policy ``storage``: the record of an epoch in a shared store, created exclusively, *is* the decision about its view.
 
-Here a member asks the store and is answered: it creates the records that it proposes, looks for those of others (often while
-it waits for one, seldom else, at once when something stirs), and has old ones removed. What was not answered may have been done
-or not, and may still be done; so nothing follows from silence, and nothing from a failure, but the next question. Only a record
-counts that was read, or whose creation was confirmed. So a proposer may give up a proposal and make another: whichever of the
-two the store has in the end is told to it when it asks again.
+A member asks the store to create the records that it proposes, reads those of others (often while it waits for one, seldom
+otherwise, soon after a sign of change), and has old ones removed. An unanswered request may have been done or not, and may
+still be done; so the only consequence of silence or a failure is the next request. Only a record that was read, or whose
+creation was confirmed, counts. So a proposer may give up a proposal and make another: the next read shows which of the two the
+store has.
 
-Whoever is told of a record by a member that has read it (FLUSH-REQUEST, INSTALL, CHOSEN) follows it without reading it again;
-so does its creator, who may be the only one that the store did not answer.
+A member that receives a record from another one that has read it (FLUSH-REQUEST, INSTALL, CHOSEN) follows it without reading it
+again. So does the record's creator, even if it is the only member that the store did not answer.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from ..state.core import Core
 from ..state.effects import Ask
 
 KEPT = 2
-"""So many records stay: the newest and its parent."""
+"""The number of records that are kept: the newest and its parent."""
 
 SOON = 0.2
-"""Seconds between two looks while something is awaited; ever more up to ``SELDOM``."""
+"""Seconds between two reads while a record is awaited; growing up to ``SELDOM``."""
 
 SELDOM = 2.0
 
 STIRRED = 0.03
-"""Seconds from a sign of change to a look: by then the creator of a new record has told of it, and nobody need ask the store,
-least of all all at once.
+"""Seconds from a sign of change to a read: by then the creator of a new record has usually sent it, and the members need not
+ask the store, all at once.
 """
 
 AGAIN_AT_MOST = 1.0
-"""Pauses after a store that did not answer grow up to this."""
+"""Seconds up to which pauses grow while the store does not answer."""
 
 WIPED_FOR = 3.0
-"""Seconds for which a store has to say that its records are gone before that is believed: a network file system may show what
-was there a moment ago, and believing it ends the job here."""
+"""Seconds for which a store has to say that its records are gone before a member believes it: a network file system may show an
+old state, and believing it ends the job here."""
 
 ROUTINE = (Beat, ReadViews)
-"""Requests that every member asks again and again. A full store answers one of the two: it is back once it answers both."""
+"""Requests that every member repeats. A full store answers only one of the two: the store is back once it answers both."""
 
 AWAY_EVERY = 10.0
-"""Seconds from the first line that says that the store is away to the second; then twice as long each time."""
+"""Seconds from the first log line about a store that is away to the second; then twice as long each time."""
 
 
 class Register:
-    """One member's dealings with the records of views."""
+    """One member's requests for records of views."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class Register:
         refused: Callable[[float, float], None],
         awaits: Callable[[], bool],
     ) -> None:
-        """``recorded(record, now)``: a newer one stands. ``refused(now, until)``: what was to be created may not have been: try
-        again at ``until``. ``awaits()``: whether this member needs a newer view than it has.
+        """``recorded(record, now)``: a newer record stands. ``refused(now, until)``: the requested record may not have been
+        created: try again at ``until``. ``awaits()``: whether this member needs a newer view than it has.
         """
         self._core = core
         self._recorded = recorded
         self._refused = refused
         self._awaits = awaits
         self._proposed: dict[str, ViewRecord] = {}
-        """What this member has asked to be created as the successor of its view, by view id."""
+        """The records that this member has asked to be created as the successor of its view, by view id."""
         self._creating: set[int] = set()
         """The epochs whose creation is not answered yet."""
         self._reading = False
@@ -79,26 +79,26 @@ class Register:
         self._failures = 0
         self._away_since: float | None = None
         self._failing: set[type[StoreOp]] = set()
-        """Which of ``ROUTINE`` were not answered the last time, and which found something that cannot be read."""
+        """The requests of ``ROUTINE`` that were not answered the last time, and all requests that found an unreadable value."""
         self._wiped_since: float | None = None
         self._next_note = inf
 
     @property
     def used(self) -> bool:
-        """Whether there are records at all."""
+        """Whether the policy uses records at all."""
         return self._core.config.policy is Policy.STORAGE
 
     # Questions
 
     def create(self, record: ViewRecord) -> None:
-        """Have ``record`` decided, unless one of that epoch is under way."""
+        """Ask the store to create ``record``, unless a creation for that epoch is under way."""
         if record.view.epoch not in self._creating:
             self._creating.add(record.view.epoch)
             self._proposed[record.view.view_id] = record
             self._core.outbox.emit(Ask(CreateView(record)))
 
     def told(self, view: View, now: float) -> None:
-        """Others have read that ``view`` was recorded by this member: their word will do where the store does not answer it."""
+        """Others have read that this member recorded ``view``: their message suffices if the store did not answer this one."""
         record = self._proposed.get(view.view_id)
         if record is None:
             self.look()
@@ -106,15 +106,15 @@ class Register:
             self._recorded(record, now)
 
     def stirred(self, now: float) -> None:
-        """Something in the store may have changed: look soon, unless somebody tells first."""
+        """Something in the store may have changed: look soon, unless a member sends the new view first."""
         if self.used and self._core.view is not None:
             self._next_look = min(self._next_look, now + STIRRED)
 
     def look(self) -> None:
-        """Something may have changed."""
+        """Read the newest record now, or once the read under way is answered."""
         if not self.used or self._core.stopped is not None:
             return
-        self._next_look = inf  # planned anew once this one is answered
+        self._next_look = inf  # planned again once this read is answered
         if self._reading:
             self._look_again = True
             return
@@ -122,19 +122,19 @@ class Register:
         self._core.outbox.emit(Ask(ReadViews(self._core.epoch, self._core.view_id)))
 
     def clean(self, view: View) -> None:
-        """``view`` is active: nobody needs what came long before it."""
+        """``view`` is active: nobody needs the records long before it."""
         if self.used and view.epoch > KEPT:
             self._core.outbox.emit(Ask(Clean(view.epoch + 1 - KEPT)))
 
     def adopt(self, now: float) -> None:
-        """A newer view is followed."""
+        """Follow a newer view."""
         self._proposed.clear()
         self._failing.discard(CreateView)
         self._rest = SOON
         self._plan(now)
 
     def tick(self, now: float) -> None:
-        """Look when it is time; sooner when a newer view is needed."""
+        """Read when it is time; sooner if a newer view is needed."""
         if not self.used:
             return
         if self._next_look != inf and self._awaits():
@@ -148,7 +148,7 @@ class Register:
 
     def _plan(self, now: float) -> None:
         if not self.used or self._core.view is None:
-            self._next_look = inf  # who has no view yet: see ``survey``
+            self._next_look = inf  # without a view ``survey`` reads
         elif self._awaits() or self._wiped_since is not None:
             self._next_look, self._rest = now + self._rest, min(2 * self._rest, SELDOM)
         else:
@@ -157,7 +157,7 @@ class Register:
     # Answers
 
     def answered(self, request: StoreOp, answer: StoreReply, now: float) -> None:
-        """What came of a question of this member."""
+        """The store answered a request of this member."""
         core = self._core
         wanted = False
         if isinstance(request, CreateView):
@@ -179,7 +179,7 @@ class Register:
                 self._plan(now)
 
     def _take(self, request: StoreOp, answer: StoreReply, now: float) -> ViewRecord | None:
-        """Note how the store is; the record that it told of."""
+        """Note the state of the store; returns the record in the answer."""
         if isinstance(answer, Away | Unread):
             if isinstance(answer, Unread) or isinstance(request, ROUTINE):
                 self._failing.add(type(request))
@@ -194,7 +194,7 @@ class Register:
             self._back(now)
         if not isinstance(answer, Recorded):
             return None
-        self._wiped_since = None  # a lease that could be written says nothing of the records
+        self._wiped_since = None  # only here: a written lease says nothing about the records
         return answer.record
 
     def _pause(self) -> float:

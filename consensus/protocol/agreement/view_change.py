@@ -1,7 +1,7 @@
-"""Which list we all act on: evidence in, one Paxos instance an epoch, freeze, install, activate.
+"""One member's view changes: evidence in, one Paxos instance an epoch, freeze, install, activate.
 
-Put together from ``accusations`` (evidence), ``proposer``, ``voter`` and ``installer``; here a member follows what was
-decided: it adopts chosen views and installs them; ``blockage`` and ``abandonment`` notice when nothing moves any more.
+Combines ``accusations`` (evidence), ``proposer``, ``voter`` and ``installer``. This module follows what was decided: it adopts
+chosen views and installs them; ``blockage`` and ``abandonment`` notice a change that does not move.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ViewChange:
         self._abandonment = Abandonment(core, self.proposer)
 
     def meet(self, detection: Detection, contact: Contact) -> None:
-        """They know each other, and are made from parts of this one. Call once, before anything else."""
+        """Set the parts that are made from parts of this one. Call once, before anything else."""
         self.detection, self.contact = detection, contact
 
     @property
@@ -80,7 +80,7 @@ class ViewChange:
 
     @property
     def changing(self) -> bool:
-        """Whether a newer view than the active one is on its way, as far as this member knows."""
+        """Whether a change from the active view to a newer one is under way, as far as this member knows."""
         core = self._core
         proposing = self.proposer.attempt is not None or bool(self.proposer.missing)
         return core.active is not core.view or self.voter.voted or proposing or self._frozen_at is not None
@@ -94,7 +94,7 @@ class ViewChange:
             self._core.history.mark(Moment.HALTED, self._core.epoch + 1, now)
 
     def boundary(self, call: int, leavers: tuple[str, ...], now: float) -> None:
-        """The data plane stopped by itself after ``call``, as its trailer asked."""
+        """The data plane stopped by itself after ``call``, because its trailer asked for it."""
         core = self._core
         self.frozen(now)
         if not self._stale_word:
@@ -107,9 +107,10 @@ class ViewChange:
 
     @property
     def _stale_word(self) -> bool:
-        """Whether what the data plane says of itself can only be about an older view.
+        """Whether a stop that the data plane reports now can only be about an older view.
 
-        It speaks of a stop before it gives its report, and no view is installed without that: so until then its words are late.
+        The data plane reports a stop before it gives its flush report, and no view is installed without that report. So until
+        the newest view is installed, a reported stop is an old one.
         """
         return self._core.installed is not self._core.view
 
@@ -132,7 +133,7 @@ class ViewChange:
     # Time
 
     def tick(self, now: float) -> None:
-        """Ask again, take up what had to wait, notice what does not move."""
+        """Repeat requests, handle what had to wait, notice a change that does not move."""
         self.accusations.tick(now)
         self.voter.tick(now)
         core = self._core
@@ -168,14 +169,14 @@ class ViewChange:
 
     @property
     def _waits_frozen(self) -> bool:
-        """Frozen, and nobody is known to do anything about it."""
+        """Whether the data plane is frozen, and no member is known to act on that."""
         idle = self.proposer.attempt is None and not self.voter.voted
         return self._frozen_at is not None and idle and self._core.evidence.frozen_since is None
 
     # Drivers
 
     def found(self, view: View, now: float) -> None:
-        """Make the first view: nobody else could, so nobody is asked; where there is a store it takes the first founder."""
+        """Make the first view: no other member could, so there is no vote; a store, if used, takes the first founder."""
         if self.register.used:
             self.register.create(ViewRecord(view, self._core.member.id))
         else:
@@ -191,7 +192,7 @@ class ViewChange:
         core, parent = self._core, attempt.parent
         view = attempt.proposal.apply(parent)
         if core.config.policy is Policy.ANY and core.member.id not in view and core.member.id not in core.evidence.leaving:
-            core.out(view)  # what it had to propose again leaves it out; the rest is for those who are in it
+            core.out(view)  # the value that it had to propose again excludes it; its members do the rest
             return
         removed = attempt.proposal.removed
         told = tuple(parent.member(item.member_id) for item in removed if item.cause is not Cause.PROOF)
@@ -202,19 +203,19 @@ class ViewChange:
 
     @property
     def _needs_view(self) -> bool:
-        """Whether this member waits for a newer view than it has, or for this one to come to life."""
+        """Whether this member waits for a newer view than it has, or for the activation of this one."""
         core = self._core
         idle = self._frozen_at is None and self.proposer.attempt is None and core.evidence.due() is None
         return core.active is not core.view or not idle
 
     def _recorded(self, record: ViewRecord, now: float) -> None:
-        """A newer record stands: ours, which we install, or somebody else's."""
+        """A newer record stands: ours, which we install, or another member's."""
         core, view = self._core, record.view
         own = record.driver == core.member.id
         if core.view is None:
             if own and record.proposal is None:
                 self._found(view, now)
-            elif core.member.id in view:  # whoever founded with us, or let us in, may be gone
+            elif core.member.id in view:  # the member that founded with us or admitted us may be gone
                 self.adopt(view, record.driver, now, record.trail)
         elif own and record.proposal is not None and view.parent_id == core.view.view_id:
             self.proposer.recorded(record, now)
@@ -237,7 +238,7 @@ class ViewChange:
     # Learner
 
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest, now: float) -> None:
-        """The driver of a chosen view, which we may not know yet, needs our report."""
+        """The driver of a chosen view (which we may not know yet) needs our report."""
         core = self._core
         self._chosen_is(Chosen(None, sender, request.delta), sender, address, now)
         if core.view_id == request.delta.view_id and core.installed is not core.view:
@@ -256,20 +257,22 @@ class ViewChange:
         elif view.epoch <= core.epoch:
             return
         elif self.register.used and message.driver == core.member.id:
-            self.register.told(view, now)  # our own record stands, as others have read first: we are to install what it says
+            self.register.told(view, now)  # others have read that our own record stands: we have to install it
         elif not self._follows(view, message.trail):
             self._left_out(view, sender, address, now)
         elif not self._voted_out(view):
             self.adopt(view, message.driver, now, message.trail)
 
     def _pull_for(self, delta: Delta | None, sender: str, address: Address) -> None:
-        """Somebody means a view whose parent is not held here: ask him for the whole of it."""
+        """A message is about a view whose parent this member does not hold: pull the whole view from the sender."""
         core = self._core
         if delta is not None and delta.epoch > core.epoch and delta.parent_id != core.view_id:
             core.reply(sender, address, core.pull())
 
     def _follows(self, view: View, trail: tuple[str, ...]) -> bool:
-        """Whether a newer ``view`` is of this member's chain, and it is in it. Under ``any`` only the next one certainly is."""
+        """Whether this member is in the newer ``view``, and that is of its chain. Under ``any`` only the next view certainly
+        is.
+        """
         core = self._core
         if core.member.id not in view:
             return False
@@ -283,10 +286,10 @@ class ViewChange:
         core = self._core
         related = core.view is not None and core.view.cluster == view.cluster
         if self.register.used and not related:
-            self.register.look()  # which of two clusters goes on the store says
+            self.register.look()  # the store says which of two clusters goes on
         elif related and core.member.id in view and core.config.policy is not Policy.ANY:
             if sender not in core.gone:
-                self.contact.introduce(address, now)  # what the sender follows can never be active
+                self.contact.introduce(address, now)  # the view that the sender follows can never be active
         elif core.leaving or core.member.id in core.evidence.leaving:
             if related:
                 core.out(view)
@@ -294,14 +297,14 @@ class ViewChange:
             self.contact.left_out(view, now)
 
     def on_forecast(self, message: Forecast) -> None:
-        """What the coordinator is about to propose: the data plane may prepare for it, and nothing else follows."""
+        """The coordinator is about to propose a view: the data plane may prepare for it; there is no other effect."""
         core, view = self._core, self._core.resolve(message.view, message.delta)
         next_one = core.view is None or (core.active is core.view and view is not None and view.parent_id == core.view_id)
         if view is not None and core.member.id in view and next_one:
             core.outbox.emit(Expected(view))
 
     def on_install(self, sender: str, address: Address, message: Install, now: float) -> None:
-        """A chosen view with everybody's report: build its group."""
+        """A chosen view with all reports: build its group."""
         core = self._core
         view = core.resolve(message.view, message.delta)
         if view is None:
@@ -325,7 +328,7 @@ class ViewChange:
         elif view.view_id != core.view_id:
             related = core.view is not None and core.view.cluster == view.cluster
             if related and core.config.policy is not Policy.ANY and sender not in core.gone:
-                self.contact.introduce(address, now)  # only one of the two can ever be active: who acts in it says so
+                self.contact.introduce(address, now)  # only one of the two can ever be active
             return
         core.install(message.removed)
         core.history.installed(view, sender, message.ballot, message.removed, now)
@@ -335,17 +338,17 @@ class ViewChange:
         core.outbox.emit(Installed(view, reports, ended))
 
     def _voted_out(self, view: View) -> bool:
-        """Whether this member has voted for a list without itself, and ``view`` is another of that epoch.
+        """Whether this member has voted for a view without itself, and ``view`` is another one of that epoch.
 
-        Both may be chosen where whoever voted for one is dead (see ``evidence``). Then the one without us may be active, and is
-        relied upon to be the only one: with us the other might have a quorum for its successor.
+        Both may be chosen if all that voted for one are dead (see ``evidence``). Then the view without us may be active, and
+        its members rely on being the only ones: with our vote ``view`` might have a quorum for its successor.
         """
         accepted = self.voter.accepted
         without_us = accepted is not None and any(item.member_id == self._core.member.id for item in accepted.removed)
         return without_us and view.epoch == self._core.epoch + 1
 
     def _installable(self, view: View, ballot: Ballot, reports: Mapping[str, bytes]) -> bool:
-        """Not below a promised ballot, and not without exactly the report that we gave."""
+        """Whether the ballot is not below a promised one, and the reports hold exactly the report that we gave."""
         core = self._core
         if core.view is None:
             return True
@@ -359,7 +362,7 @@ class ViewChange:
         return core.installed is None
 
     def on_activate(self, message: Activate, now: float) -> None:
-        """Everybody is ready."""
+        """All members are ready."""
         core = self._core
         if core.installed is None or core.installed.view_id != message.view_id or not self._is_ready:
             return
@@ -373,7 +376,7 @@ class ViewChange:
             self.proposer.consider(now)
 
     def adopt(self, view: View, driver: str, now: float, trail: tuple[str, ...] = ()) -> None:
-        """``view`` is the newest chosen one: vote on its successor from now on, and judge its members anew."""
+        """``view`` is the newest chosen one: vote on its successor from now on, and judge its members again."""
         core = self._core
         parent = core.view
         self.contact.adopt(view, parent, now)
@@ -397,7 +400,7 @@ class ViewChange:
         self.accusations.adopt(view, now)
 
     def under_way(self) -> dict[str, Any] | None:
-        """The change that is not active yet, as plain values: its record so far, and what it waits for."""
+        """The change that is not active yet, as plain values: its record so far, and the members that it waits for."""
         sketch = self._core.history.under_way()
         if sketch is None or self._core.view is None or self._core.stopped is not None:
             return None

@@ -1,7 +1,7 @@
 """A member's vote and its flush report: the answering side of a view change.
 
-Accepting a proposal freezes the data plane; the vote goes out with the report of what was finished. ``acceptor`` holds the
-rules, ``flush`` the reports; this is what joins them to messages.
+Accepting a proposal freezes the data plane; the vote is sent with the report of what was finished. ``acceptor`` holds the
+rules, ``flush`` the reports; this module connects both to messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Voter:
 
     @property
     def accepted(self) -> Proposal | None:
-        """What was accepted here as the successor of the current view."""
+        """The value that this member accepted as the successor of the current view."""
         return None if self._acceptor is None else self._acceptor.accepted
 
     @property
@@ -41,7 +41,7 @@ class Voter:
         return NO_BALLOT if self._acceptor is None else self._acceptor.promised
 
     def report(self, epoch: int) -> bytes | None:
-        """The report given for ``epoch``, None where none was."""
+        """The report given for ``epoch``, None if there is none."""
         return self._flush.get(epoch)
 
     def adopt(self, view: View) -> None:
@@ -51,7 +51,7 @@ class Voter:
         self._flush.forget(view.epoch)
 
     def tick(self, now: float) -> None:
-        """Take up what had to wait for a lease to run out."""
+        """Handle the Accept that had to wait until a lease ran out."""
         acceptor = self._acceptor
         if acceptor is not None and acceptor.deferred is not None and now >= acceptor.deferred.until:
             pending = acceptor.deferred
@@ -95,7 +95,7 @@ class Voter:
             core.reply(sender, address, answer)
 
     def _acceptor_for(self, sender: str, address: Address, message: Prepare | Accept) -> Acceptor | None:
-        """The acceptor for this request; None where the sender or we must catch up first, or it is not legitimate."""
+        """The acceptor for this request; None if the sender or we must catch up first, or the request is not legitimate."""
         core = self._core
         if core.view is None or message.epoch > core.epoch + 1:
             core.reply(sender, address, core.pull())
@@ -109,7 +109,7 @@ class Voter:
         return acceptor
 
     def on_flush_request(self, sender: str, address: Address, request: FlushRequest) -> None:
-        """The driver of the chosen view (which the caller made ours) needs our report. Not a vote: we may never have."""
+        """The driver of the chosen view (already adopted by the caller) needs our report. This is no vote: we may have none."""
 
         def give(report: bytes) -> FlushReply:
             return FlushReply(request.delta.epoch, request.delta.view_id, report)
@@ -119,7 +119,7 @@ class Voter:
             self._core.reply(sender, address, answer)
 
     def flushed(self, epoch: int, report: bytes) -> None:
-        """The data plane stopped for ``epoch``; its report answers every ballot of that epoch; of an older one nobody asks."""
+        """The data plane stopped for ``epoch``; its report answers every ballot of that epoch. Older reports are not needed."""
         if epoch < self._core.epoch:
             return
         for sender, address, answer in self._flush.store(epoch, report):

@@ -1,1 +1,1 @@
-"""Who is alive: probes, leases, suspicion, accusations."""
+"""Failure detection: probes, leases, suspicion, accusations."""

@@ -1,6 +1,6 @@
-"""Evidence on its way: recorded here, checked where it is only a hint, and reported to those who can act on it.
+"""Evidence: recorded here, checked if it is only a hint, and reported to the members that can act on it.
 
-Reports go to the coordinator and the next two in seniority, again and again until the view changes.
+Reports go to the coordinator and the next two in seniority, repeatedly until the view changes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ..state.links import cut_off
 from ..state.member_table import Sign
 
 _WITNESSES = 8
-"""So many are told of a broken link: whoever leads has to hear of it, perhaps not from both of its ends."""
+"""So many seniors receive a report of a broken link: the leader has to receive it, perhaps from one end only."""
 
 
 class Accusations:
-    """What this member holds against others of its view. ``changed(now)`` is called when there may be reason to act."""
+    """This member's evidence against others of its view. Calls ``changed(now)`` when there may be reason to act."""
 
     def __init__(self, core: Core, changed: Callable[[float], None], believes: Callable[[str, str, float], bool]) -> None:
-        """``believes(accused, source, now)``: whether another member's word that somebody is silent counts here."""
+        """``believes(accused, source, now)``: whether the report of ``source`` that ``accused`` is silent counts here."""
         self._core = core
         self._believes = believes
         self._changed = changed
         self._due: dict[tuple[str, EvidenceKind], tuple[Evidence, float, float]] = {}
 
     def tick(self, now: float) -> None:
-        """Repeat reports that nobody has acted on yet, as long as they hold."""
+        """Repeat reports on which nobody has acted yet, as long as they hold."""
         self._judge_links(now)
         for key, (evidence, due, delay) in list(self._due.items()):
             if not self._holds(evidence):
@@ -50,7 +50,7 @@ class Accusations:
         return min(links, *(due for _, due, _ in self._due.values())) if self._due else links
 
     def adopt(self, view: View, now: float) -> None:
-        """Follow a new view; those who died while the change was under way are reported again."""
+        """Follow a new view; members that died while the change was under way are reported again."""
         self._due.clear()
         for member_id, proof in self._core.evidence.proofs.items():
             self._owe(Evidence(view.view_id, member_id, EvidenceKind.PROOF, proof.detail[:200]), now)
@@ -59,7 +59,7 @@ class Accusations:
     # Own evidence
 
     def accuse(self, accused: str, kind: EvidenceKind, detail: str, now: float, *, age: float = 0.0) -> None:
-        """This member itself has something against another (or, FROZEN, needs a new epoch). ``age``: of a PROOF."""
+        """This member itself accuses another (or, with FROZEN, needs a new epoch). ``age``: of a PROOF."""
         core = self._core
         if core.view is None or core.stopped is not None:
             return
@@ -70,7 +70,7 @@ class Accusations:
         self._changed(now)
 
     def hint(self, suspects: tuple[str, ...], now: float) -> None:
-        """The data plane failed here, and blames ``suspects`` (empty: unknown): check them at once."""
+        """This member's data plane failed, and blames ``suspects`` (empty: unknown): check them at once."""
         core = self._core
         known = [member_id for member_id in suspects if core.table.get(member_id) is not None]
         for member_id in known or [peer.member.id for peer in islice(core.table, core.config.mesh_limit)]:
@@ -90,7 +90,7 @@ class Accusations:
             self._core.outbox.emit(Check(peer.member))
 
     def _record(self, accused: str, kind: EvidenceKind, detail: str, source: str, now: float, *, age: float = 0.0) -> bool:
-        """Whether it is news. ``source``: the member whose finding it is."""
+        """Record evidence; returns whether it is new. ``source``: the member that found it."""
         core = self._core
         book = core.evidence
         if kind is EvidenceKind.FROZEN:
@@ -120,7 +120,7 @@ class Accusations:
         return True
 
     def _sever(self, accused: str, detail: str, source: str, now: float) -> bool:
-        """``source`` and ``accused`` cannot reach each other: whether that is news."""
+        """``source`` and ``accused`` cannot reach each other; returns whether that is new."""
         core = self._core
         if core.view is None or accused not in core.view or source == accused:
             return False
@@ -135,7 +135,7 @@ class Accusations:
         return fresh
 
     def _judge_links(self, now: float) -> None:
-        """Who has to go because of broken links, as far as they are known here by now."""
+        """Decide which members have to go because of the broken links known here by now."""
         core = self._core
         known = core.links.known(now)
         if core.view is None or (not known and not core.evidence.cut_off):
@@ -147,9 +147,10 @@ class Accusations:
             core.history.mended()
 
     def _proven(self, sender: str, message: Evidence, now: float) -> None:
-        """Somebody knows that a member has ended, that member's own agent perhaps: nobody need look again.
+        """Another member, perhaps the accused's own agent, reports a death: no check is needed.
 
-        Whoever holds a connection to it lets go, and would have said so; it still does where the word seems to have been lost.
+        A member with a liveness connection to the accused closes it, so it will not find the death itself. If the view has not
+        changed after ``resend``, it reports the death, too: the sender's reports may have been lost.
         """
         core = self._core
         held = core.successors()
@@ -166,7 +167,7 @@ class Accusations:
         self.tick(now)
 
     def _holds(self, evidence: Evidence) -> bool:
-        """Whether it is still so: the silent may have answered after all, a link may have been mended."""
+        """Whether the evidence still holds: a silent member may have answered after all, a link may work again."""
         match evidence.kind:
             case EvidenceKind.SILENCE:
                 return evidence.accused in self._core.evidence.silent
@@ -176,13 +177,13 @@ class Accusations:
                 return True
 
     def _seniors(self, accused: str, many: int) -> list[Member]:
-        """The coordinator and the next in seniority, ``many`` in all, without the accused and ourselves."""
+        """The coordinator and the next in seniority, ``many`` in all, without the accused and this member."""
         return [member for member in self._core.seniors(accused, many) if member.id != self._core.member.id]
 
     # Others' evidence
 
     def on_evidence(self, sender: str, message: Evidence, now: float) -> None:
-        """Somebody else's evidence. Of another view: judged there, or found again in this one."""
+        """Another member's evidence. Evidence about another view is ignored: it is judged there, or found again in this one."""
         core = self._core
         if core.view is None or sender not in core.view or message.view_id != core.view.view_id:
             return

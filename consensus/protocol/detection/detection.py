@@ -1,4 +1,4 @@
-"""Who is alive: probes, suspicions and rumours put together. It accuses; it never excludes."""
+"""Failure detection: combines probes, suspicions and rumours. It accuses members, and never excludes them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .verdict import Accuse, Verdicts
 from .watch import Watch
 
 PIGGYBACK = 6
-"""Rumours a message."""
+"""The most rumours in one message."""
 
 
 class Detection:
-    """SWIM with Lifeguard for the members of the current view. ``accuse`` receives what comes out of it."""
+    """SWIM with Lifeguard for the members of the current view. ``accuse`` receives the resulting evidence."""
 
     def __init__(self, core: Core, accuse: Accuse, now: float) -> None:
         self._core = core
@@ -43,7 +43,7 @@ class Detection:
     # Time
 
     def tick(self, now: float) -> None:
-        """Send what is due, and draw the conclusions from what has not been answered."""
+        """Send what is due, and draw conclusions from unanswered pings."""
         indirect, failed = self._prober.overdue(now)
         for probe in indirect:
             self._ask_others(probe)
@@ -64,7 +64,7 @@ class Detection:
             self._gossip()
 
     def renew(self, now: float) -> None:
-        """Renew the own lease, and look at others'; without a view, too."""
+        """Renew this member's lease, and read others'; also without a view."""
         if self.leases is not None and self._core.stopped is None:
             self.leases.tick(now)
 
@@ -86,7 +86,7 @@ class Detection:
     def overslept(self, late: float, now: float) -> None:
         """This member itself did nothing for ``late`` seconds (a busy host, a stop, a laptop that slept).
 
-        What it did not hear meanwhile says nothing about the others, and what they did not get from it much about itself.
+        So the messages that it missed say nothing about the others, but those that it did not send say much about itself.
         """
         core = self._core
         core.awareness.worse()
@@ -99,7 +99,7 @@ class Detection:
         core.table.postpone(late)
 
     def adopt(self, view: View, now: float) -> None:
-        """Follow a new view, and ping its members at once: whoever dies before its first ack cannot be discounted."""
+        """Follow a new view, and ping its members at once: a member that dies before its first ack cannot be discounted."""
         core = self._core
         core.rumours.forget(view)
         core.links.adopt(view, crowded=core.crowded)
@@ -116,13 +116,13 @@ class Detection:
         self.stall.forget()
 
     def hinted(self, now: float) -> None:
-        """The data plane failed here: perhaps because of a broken link."""
+        """This member's data plane failed: perhaps because of a broken link."""
         if self.leases is not None:
             self.leases.hinted(now)
             self._prober.next_round = now
 
     def ping_applicant(self, member: Member, now: float) -> None:
-        """Ping somebody outside the view; the ack becomes its contact."""
+        """Ping an applicant outside the view; an ack sets its ``contact``."""
         seq = self._prober.next_seq()
         probe = Probe(seq, member, now, inf, now + 1.0)
         self._prober.probes[seq] = probe
@@ -148,7 +148,8 @@ class Detection:
             self._send_ping(probe, now)
         for peer in core.table if all_round and not core.crowded else ():
             waited = core.links.silent_for(peer.member.id, now)
-            # With leases a suspicion comes and goes with the looks into the store: whoever is silent there goes before this.
+            # With leases a suspicion comes and goes with each read of the store; a member that stays silent there is excluded
+            # before this.
             if waited and (self.leases is not None or (peer.suspicion is None and peer.status is Status.ALIVE)):
                 detail = f"no direct answer to {core.member.id[:6]} for {waited:.2f} s, though others reach it"
                 self._accuse(peer.member.id, EvidenceKind.SEVERED, detail, now)
@@ -159,7 +160,7 @@ class Detection:
         return config.watch_interval if self._core.crowded else config.contact_interval
 
     def probe(self, member_id: str, now: float) -> None:
-        """Ping somebody out of turn, unless that is being done or was not answered already."""
+        """Ping a member out of turn, unless such a ping is under way or an earlier one stayed unanswered."""
         peer = self._core.table.get(member_id)
         if peer is None or peer.status is Status.DEAD or self._prober.probing(member_id):
             return
@@ -184,7 +185,7 @@ class Detection:
         for helper in chosen:
             core.outbox.send(helper, PingRequest(probe.seq, probe.target, self._rumours()))
         if core.table.get(probe.target.id) is not None:
-            core.outbox.emit(Check(probe.target))  # SWIM's TCP fallback, and where a crash shows at once
+            core.outbox.emit(Check(probe.target))  # SWIM's TCP fallback; it also shows a crash at once
 
     def _failed(self, probe: Probe, now: float) -> None:
         if (peer := self._core.table.get(probe.target.id)) is None:
@@ -192,18 +193,18 @@ class Detection:
         self._suspect(probe.target.id, self._core.member.id, now)
         if peer.suspicion is not None:
             first, peer.suspicion.unanswered = peer.suspicion.unanswered is None, peer.suspicion.unanswered or probe.sent
-            # Who hears it with a lease just renewed drops it, so it is told until enough others saw the same.
+            # A member that has just seen the suspect's lease renewed drops it; so send it until enough others saw the same.
             if self._core.crowded and (first or (self.leases is not None and not peer.suspicion.confirmed)):
                 self._tell(Update(peer.member.id, Status.SUSPECT, peer.incarnation, self._core.member.id))
 
     def _tell(self, update: Update) -> None:
-        """Say at once to those that a suspicion or its refutation concerns."""
+        """Send a suspicion or its refutation at once to the members that it concerns."""
         message = Gossip((update,), direct=True)
         for member in self._verdicts.concerned(update):
             self._core.outbox.send(member, message)
 
     def answered_check(self, member_id: str, now: float) -> None:
-        """A member answered over TCP: it lives, though that is no contact (see ``evidence``)."""
+        """A member answered over TCP: it lives, but that is no contact (see ``evidence``)."""
         self._prober.answered_otherwise(member_id)
         peer = self._core.table.get(member_id)
         if peer is not None:
@@ -211,7 +212,7 @@ class Detection:
             self._clear(peer)
 
     def answered(self, request: StoreOp, answer: StoreReply, now: float) -> None:
-        """What came of a question to the store: whose lease was renewed lives, though that is no contact."""
+        """The store answered a request: a member that renewed its lease lives, but that is no contact."""
         for lease, lives in () if self.leases is None else self.leases.answered(request, answer, now):
             peer = self._core.table.get(lease.member.id)
             if lives and peer is not None:
@@ -223,8 +224,8 @@ class Detection:
     # Suspicion
 
     def believes(self, accused: str, source: str, now: float) -> bool:
-        """Whether another member's word that somebody is silent counts: not against fresher contact of ours, and in a large
-        view not before enough others say so, too.
+        """Whether the report of ``source`` that ``accused`` is silent counts: not against a fresher sign of life to us, and in
+        a large view only once enough others report the same.
         """
         core = self._core
         peer = core.table.get(accused)
@@ -237,7 +238,7 @@ class Detection:
         return not core.crowded or (peer.suspicion is not None and peer.suspicion.confirmed)
 
     def _suspect(self, member_id: str, by: str, now: float, incarnation: int | None = None, *, direct: bool = True) -> None:
-        """``direct``: from ``by`` itself; else it is a rumour."""
+        """``by`` suspects a member. ``direct``: the message is from ``by`` itself; otherwise it is a rumour."""
         core = self._core
         peer = core.table.get(member_id)
         if peer is None or peer.status is Status.DEAD:
@@ -245,7 +246,7 @@ class Detection:
         if incarnation is not None and incarnation < peer.incarnation:
             return
         if by != core.member.id and core.table.get(by) is None:
-            return  # what somebody said who is not in this view says nothing about it
+            return  # the accuser is not in this view, so its suspicion does not count in it
         rumour = Update(member_id, Status.SUSPECT, max(peer.incarnation, incarnation or 0), by)
         if peer.suspicion is None:
             minimum = self._verdicts.shortest()
@@ -260,7 +261,7 @@ class Detection:
         elif peer.suspicion.confirm(by):
             peer.learn(Sign.SUSPECTED)
             convicted = len(peer.suspicion.accusers) == peer.suspicion.enough
-            if not core.crowded or convicted:  # in a large view the accusers tell it themselves
+            if not core.crowded or convicted:  # in a large view the accusers themselves send it
                 core.rumours.add(rumour)
         else:
             return
@@ -272,7 +273,7 @@ class Detection:
             self.probe(member_id, now)
 
     def _clear(self, peer: Peer) -> None:
-        self._core.evidence.retract_silence(peer.member.id)  # on another's word it may be held without a suspicion here
+        self._core.evidence.retract_silence(peer.member.id)  # a report of another may have set it without a suspicion here
         if peer.suspicion is not None:
             peer.learn(Sign.ANSWERED)
             self._core.history.cleared(peer.member.id)
@@ -295,7 +296,7 @@ class Detection:
                 core.outbox.send(member, Gossip(updates))
 
     def merge(self, updates: tuple[Update, ...], now: float, *, direct: bool = False) -> None:
-        """Rumours arrived, or (``direct``) what their sources say."""
+        """Rumours arrived; ``direct``: from their sources themselves."""
         core = self._core
         for update in updates:
             if update.member_id == core.member.id:
@@ -313,11 +314,11 @@ class Detection:
                         core.rumours.add(update)
 
     def merge_told(self, updates: tuple[Update, ...], now: float) -> None:
-        """What somebody else believes, on our question: nothing to pass on."""
+        """Merge another member's beliefs, received by reconciliation: they are not passed on as rumours."""
         self.merge(updates, now, direct=True)
 
     def _refute(self, *, direct: bool) -> None:
-        """We are accused: by as many ways as that came, and where the judges are."""
+        """Refute a suspicion of this member, on the same ways as it came, and to the members that judge it."""
         core = self._core
         refutation = Update(core.member.id, Status.ALIVE, core.table.incarnation, core.member.id)
         if not (core.crowded and direct):
@@ -328,7 +329,7 @@ class Detection:
     # Messages
 
     def on_ping(self, sender: str, address: Address, ping: Ping, now: float) -> None:
-        """Answer if it is meant for this lifetime and its sender is not shunned."""
+        """Answer if the ping is meant for this lifetime and its sender is not shunned."""
         core = self._core
         if ping.target != core.member.id:
             core.outbox.send_to(address, Stranger(ping.seq, ping.target))
@@ -350,27 +351,27 @@ class Detection:
             self._core.outbox.emit(PeerProgress(sender, progress.finished, progress.current))
 
     def on_ack(self, sender: str, ack: Ack, now: float) -> None:
-        """A ping of ours was answered, or one that we sent on another's behalf."""
+        """An ack to a ping of ours, or to one that we sent for another member."""
         core = self._core
         self.merge(ack.updates, now)
         if (relay := self._prober.relays.pop(ack.seq, None)) is not None and ack.target == sender:
             core.outbox.send_to(relay.asker, Ack(relay.asker_seq, ack.target, ack.epoch, ack.view_id))
             return
         if ack.target == sender and core.table.get(sender) is not None:
-            core.links.heard(sender, now)  # late ones too: a slow link is no broken one
+            core.links.heard(sender, now)  # late acks too: a slow link is not broken
         probe = self._prober.answered(ack.seq, ack.target)
         if probe is None:
             return
-        # Relayed acks show life, but are no contact with *us*; nor are those from a newer view: it may be without us.
+        # Relayed acks show life, but are no contact with *us*. Nor are acks from a newer view, which may be without us.
         if ack.target == sender and (ack.epoch < core.epoch or ack.view_id == core.view_id):
             applicant = core.applicants.get(sender)
-            if applicant is not None and ack.epoch:  # it has followed a view: what it asked for came late, and is over
+            if applicant is not None and ack.epoch:  # it has followed a view, so it applies no longer
                 core.applicants.drop(sender)
             elif applicant is not None:
                 applicant.contact = max(applicant.contact, probe.sent)
             if core.followed(ack.epoch, ack.view_id):
                 core.table.answered(sender, probe.sent)
-            else:  # in no view yet, or in one that we never followed: it lives, but does not vote on our successor
+            else:  # it is in no view yet, or in one that we never followed: it lives, but has no vote on our next view
                 core.table.met(sender, probe.sent, ack.epoch)
         if ack.target == sender:
             self._heard(sender, ack.progress, now)
@@ -378,7 +379,7 @@ class Detection:
             self._clear(peer)
 
     def on_ping_request(self, address: Address, request: PingRequest, now: float) -> None:
-        """Ping somebody on another's behalf."""
+        """Ping a member for another one."""
         core = self._core
         self.merge(request.updates, now)
         seq = self._prober.relay(address, request.seq, now)
@@ -390,7 +391,7 @@ class Detection:
         self._prober.nacked(nack.seq)
 
     def on_stranger(self, address: Address, stranger: Stranger, now: float) -> None:
-        """Another lifetime answers where ``stranger.target`` was: it is gone."""
+        """Another lifetime answers at the address of ``stranger.target``: the target is gone."""
         peer = self._core.table.get(stranger.target)
         if peer is not None and peer.member.address == address:
             self._accuse(stranger.target, EvidenceKind.PROOF, "another process lifetime answers at its address", now)

@@ -1,4 +1,4 @@
-"""When a suspect is to be killed, so that its silence becomes proof sooner than T_excl is over (see ``runtime/fencing.py``)."""
+"""When to have a suspect killed, so that its death is proven before T_excl is over (see ``runtime/agent/fencing.py``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FENCE_EVERY = 0.25
 
 
 class Fences:
-    """One member's requests. ``since``: from when the silence of a peer counts; ``suspects``: how many are suspected."""
+    """One member's fence requests. ``since``: when the silence of a peer began; ``suspects``: the number of suspects."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -27,18 +27,18 @@ class Fences:
         self._fenced = {key: time for key, time in self._fenced.items() if key in view}
 
     def due(self, peer: Peer, since: float, suspects: int) -> float:
-        """When to have ``peer`` killed; inf where nobody could, or it is not this member's business."""
+        """When to have ``peer`` killed; inf if that is impossible, or not this member's task."""
         core = self._core
         supervised = peer.member.fact("supervisor") is not None
         if not supervised and not self._commands():
             return inf
         share = core.config.fence_after
         if not supervised and not self._with_most(suspects):
-            share = (share + 1) / 2  # of two sides that shoot at each other the larger one comes first
+            share = (share + 1) / 2  # if two sides fence each other, the larger one comes first
         return max(since + share * core.config.exclude_after, self._fenced.get(peer.member.id, -inf) + FENCE_EVERY)
 
     def fence(self, peer: Peer, since: float, now: float) -> None:
-        """Have it killed."""
+        """Have ``peer`` killed."""
         core = self._core
         self._fenced[peer.member.id] = now
         reason = f"silent for {now - since:.1f} s"
@@ -46,11 +46,11 @@ class Fences:
         core.outbox.emit(Fence(peer.member, reason, self._commands()))
 
     def _commands(self) -> bool:
-        """Whether ``fence_command`` is this member's business: the coordinator and the next two run it."""
+        """Whether this member runs ``fence_command``: the coordinator and the next two do."""
         return bool(self._core.config.fence_command) and self._core.stands_by()
 
     def _with_most(self, suspects: int) -> bool:
-        """Whether the members that nothing is held against are a quorum by their number: no look at each, for every suspect."""
+        """Whether the members neither suspected nor dead are a quorum by number: cheap, since this runs for every suspect."""
         core = self._core
         if core.view is None:
             return False

@@ -1,15 +1,15 @@
-"""Who is alive, by leases: counters in a shared store that members raise, and that a few others watch on their own clocks.
+"""Failure detection by leases: counters in a shared store that members raise, and that a few others watch on their own clocks.
 
-Everybody raises its counter every third of ``lease``, and reads those of its next few successors in the view as often. That
-one was *seen to rise* is a sign of life at that moment, and nothing else is: no time in the store counts, nor what a counter
-was at first, nor a lower one (a write that the store had held back). Where none was seen for a little longer than a beat, be
-it that the member or that the store does not answer, the member is pinged directly: the second opinion, with all that follows
-from it (see ``probe``, ``suspicion``, ``verdict``). So who answers pings stays, whatever becomes of the store, and a store that
-is away costs a few pings a beat. Leases tell who lives; they are no contact (see ``evidence``).
+Each member raises its counter every third of ``lease``, and reads the counters of its next few successors in the view as often.
+The only sign of life is that a counter was *seen to rise*, at that moment. No time in the store counts, nor the first value of
+a counter, nor a lower one (a write that the store had held back). If no rise was seen for a little longer than a beat, because
+the member or the store does not answer, the member is pinged directly. That is the second opinion, with all its consequences
+(see ``probe``, ``lifeguard``, ``verdict``). So a member that answers pings stays, whatever happens to the store, and a store
+that is away costs a few pings a beat. Leases are signs of life; they are no contact (see ``evidence``).
 
-No pings go round by themselves, but for what they are good for besides. To find a broken link between living members all are
-pinged while a view is on its way, after a failure of the data plane, and while a call does not end. And whose data plane stands
-still reads everybody's lease, which tells who waits for it (see ``stall``).
+Without such a reason no pings are sent, except for other uses of pings. To find a broken link between living members all
+members are pinged while a view change is under way, after a failure of the data plane, and while a call does not end. And a
+member whose data plane stands still reads the leases of all, which say which members wait for it (see ``stall``).
 """
 
 from __future__ import annotations
@@ -28,44 +28,46 @@ from ..state.links import KEEP
 from .stall import Stall
 
 BEATS = 3
-"""Beats in the time of a lease."""
+"""Beats in the length of a lease."""
 
 LATE = 1.15
-"""Whose counter was not seen to rise for so many beats is pinged: it and its reader keep the same time, a little late."""
+"""A member whose counter was not seen to rise for so many beats is pinged. A little above 1: reads and writes may be late."""
 
 RECENT = 2.0
-"""A counter that rose shows that its member lived after it was last read: a sign of life where that was so many beats ago."""
+"""A risen counter shows that its member lived after the previous read: a sign of life if that was at most so many beats ago."""
 
 STEP = 0.25
-"""Whoever reads at the moment at which another one writes comes so much of a beat later from then on."""
+"""A reader that reads at the moment at which another member writes shifts its reads by this share of a beat."""
 
 STILL = 2.0
-"""Seconds for which a data plane has stood still before its agent reads everybody's lease."""
+"""Seconds for which a data plane has stood still before its agent reads the leases of all."""
 
 SUSPECTS = 16
-"""The leases of so many suspects are read, too."""
+"""The most suspects whose leases are read, too."""
 
 
 def successors_watched(members: int) -> int:
-    """How many successors each member watches in a view of so many: several can fall silent together."""
+    """The number of successors that each member watches in a view of ``members``: several can fall silent together."""
     return 1 if members <= 4 else 2 if members < 8 else 3
 
 
 @dataclass(slots=True)
 class _Book:
-    """The highest ``counter`` seen of a member (-1: none), which is read ``since`` then; a watched one is pinged at ``due``."""
+    """The highest ``counter`` seen of a member (-1: none). ``since``: when regular reads began; ``due``: when to ping a watched
+    member.
+    """
 
     counter: int = -1
     since: float = inf
     due: float = inf
     seen: float = -inf
-    """When the lease was read last."""
+    """When the lease was last read."""
     rose: bool = False
-    """Whether the counter was higher then than a moment before."""
+    """Whether the counter had risen then since a recent read."""
 
 
 class Leases:
-    """One member's lease, and its books about the others'. Asks the store; whom to ping and who lives is told to its caller."""
+    """One member's lease, and its notes about the others'. Asks the store; returns to its caller whom to ping and who lives."""
 
     def __init__(self, core: Core, stall: Stall, now: float) -> None:
         self._core = core
@@ -73,31 +75,31 @@ class Leases:
         self.beat = core.config.lease / BEATS
         self._counter = 0
         self._under_way: dict[type[StoreOp], tuple[StoreOp, float]] = {}
-        """The unanswered request of each kind, and when it was asked."""
+        """The unanswered request of each kind, and when it was sent."""
         self._next_beat = now
         self._next_read = now
         self._read_all = -inf
-        """When everybody's leases were read last."""
+        """When the leases of all were last read."""
         self._books: dict[str, _Book] = {}
         self.watched: tuple[str, ...] = ()
-        """Ids of the successors that are pinged where their leases were not renewed in time."""
+        """Ids of the successors that are pinged if they do not renew their leases in time."""
         self._read: tuple[str, ...] = ()
-        """Ids of all whose leases are read each time."""
+        """Ids of all members whose leases are read each time."""
         self._where = (0, 0)
         self._moved = now
-        """Where the own data plane is, and when it was seen to move."""
+        """When this member's data plane last moved; ``_where``: its position."""
         self._meshed = False
         self._mesh_until = -inf
         self._settled: View | None = None
-        """The newest active view whose predecessor's leases were dealt with."""
+        """The newest active view for which the leases of departed members were dealt with."""
         self._gone: list[str] = []
-        """Whose leases are to be withdrawn."""
+        """The members whose leases are to be withdrawn."""
         self._next_withdrawal = now
 
     # Time
 
     def tick(self, now: float) -> None:
-        """Ask the store for what is due."""
+        """Send the due requests to the store."""
         core = self._core
         if self._due(Beat, self._next_beat) <= now:
             self._counter += 1
@@ -129,18 +131,18 @@ class Leases:
         return min(times)
 
     def overslept(self, late: float) -> None:
-        """Nothing could be seen for ``late`` seconds."""
+        """This member could read nothing for ``late`` seconds."""
         for book in self._books.values():
             book.due += late
 
     def adopt(self, view: View, now: float) -> None:
-        """Follow a new view: other successors, perhaps."""
+        """Follow a new view, perhaps with other successors."""
         self._books = {key: book for key, book in self._books.items() if key in view}
         self._next_read = min(self._next_read, now) if self._settled is None else self._next_read
         self._watch(now)
 
     def _due(self, kind: type[StoreOp], planned: float) -> float:
-        """When a request can be asked that is planned for then: once the last of its kind is answered, or never will be."""
+        """When a request ``planned`` for then can be sent: not before the last of its kind is answered, or has timed out."""
         if kind not in self._under_way:
             return planned
         return max(planned, self._under_way[kind][1] + 2 * self._core.config.storage_timeout)
@@ -150,13 +152,13 @@ class Leases:
         self._core.outbox.emit(Ask(request))
 
     def _later(self, planned: float, now: float) -> float:
-        """The next beat, in step with the last one where that was nearly in time."""
+        """The next beat, in step with the last one if that was nearly in time."""
         return planned + self.beat if planned + self.beat > now else now + self.beat
 
     # Whom to watch
 
     def _watch(self, now: float) -> None:
-        """The next successors that nothing is held against."""
+        """Choose the watched members: the next successors that are neither suspected nor dead."""
         core = self._core
         assert core.view is not None
         if core.member.id not in core.view:
@@ -166,7 +168,7 @@ class Leases:
         ring = core.view.ids[start:] + core.view.ids[: start - 1]
         able = (key for key in ring if core.table.trusted(key))
         before, self.watched = self.watched, tuple(islice(able, successors_watched(len(core.view))))
-        # A suspect's lease is read, too: it may yet tell that it lives.
+        # A suspect's lease is read, too: it may yet show that the suspect lives.
         suspects = [peer.member.id for peer in core.table.suspected() if peer.status is Status.SUSPECT]
         self._read = tuple(dict.fromkeys((*self.watched, *suspects[:SUSPECTS])))
         for key in self._read:
@@ -179,12 +181,12 @@ class Leases:
                 book.since = inf
 
     def watched_since(self, member_id: str) -> float:
-        """Since when a member's lease has been read all the time; inf where it is not."""
+        """Since when a member's lease has been read regularly; inf if it is not."""
         book = self._books.get(member_id)
         return inf if book is None else book.since
 
     def overdue(self, now: float) -> list[str]:
-        """Whose counter was not seen to rise in time; each is returned once a beat."""
+        """Watched members whose counter was not seen to rise in time; each is returned once a beat."""
         late = [key for key in self.watched if now >= self._books[key].due]
         for key in late:
             self._books[key].due = now + self.beat
@@ -193,9 +195,9 @@ class Leases:
     # Answers
 
     def answered(self, request: StoreOp, answer: StoreReply, now: float) -> list[tuple[Lease, bool]]:
-        """What came of a request: the leases of members of the view that were renewed since they were last read.
+        """A request was answered: returns the leases of members of the view that were renewed since they were last read.
 
-        True: as that was a moment ago, the member lives. (It may have died since, where it was long ago.)
+        True: the last read was a moment ago, so the member lives. (False: it was long ago, and the member may have died since.)
         """
         if self._under_way.get(type(request), (None, 0.0))[0] == request:
             del self._under_way[type(request)]
@@ -231,7 +233,7 @@ class Leases:
 
     @property
     def _next_all(self) -> float:
-        """When to read everybody's lease. A job that rests does not burden the store, as nobody waits for anybody."""
+        """When to read the leases of all. A job at rest, in which no member waits for another, does not burden the store."""
         core = self._core
         if core.progress == NOWHERE or not len(core.table):
             return inf
@@ -256,7 +258,7 @@ class Leases:
         return self._core.config.link_timeout + KEEP
 
     def all_round(self, now: float) -> bool:
-        """Whether everybody is to be pinged in this round, as without leases. A link is judged by such rounds alone."""
+        """Whether to ping all members in this round, as without leases. Only such rounds judge links."""
         core = self._core
         if core.active is not core.view:
             self._mesh_until = max(self._mesh_until, now + self._linger)
@@ -271,7 +273,7 @@ class Leases:
     # Leaving the store
 
     def _tidy(self, now: float) -> None:
-        """Once the next view is active its coordinator withdraws the leases of those who are not in it any more."""
+        """Once the next view is active, its coordinator withdraws the leases of the members that are not in it any more."""
         core = self._core
         if core.active is not None and core.active is not self._settled and core.active is core.view:
             before, self._settled = self._settled, core.active

@@ -1,7 +1,7 @@
 """SWIM's failure detector: ping, then ping through others, then suspect (SWIM, sections 3.1 and 4.2; Lifeguard, IV-A).
 
-Up to ``mesh_limit`` members everybody pings everybody each round: that is detection and the *contact* which discounting
-needs (see ``evidence``) in one. Beyond it, one neighbour a round (see ``watch``).
+Up to ``mesh_limit`` members all ping all each round: that serves both detection and the *contact* that discounting needs (see
+``evidence``). Beyond it, each member pings one neighbour a round (see ``watch``).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 RELAYS = 1024
-"""Pings on others' behalf at a time; the oldest is given up for a new one."""
+"""The most pings for other members at a time; a new one replaces the oldest."""
 
 
 class ProbeStage(Enum):
-    """How far a ping has come. VOUCHED: its own ack is still worth having, as contact; the last four end it."""
+    """The stage of a ping. VOUCHED: the target lives; its own ack is still useful as contact. The last four stages end it."""
 
     DIRECT = "direct"
     INDIRECT = "indirect"
@@ -38,7 +38,7 @@ class ProbeStage(Enum):
 
 
 class ProbeEvent(Enum):
-    """What moves a ping."""
+    """The events that move a ping on."""
 
     NONE = "no ack in time: ask others"
     ACK = "ack"
@@ -94,7 +94,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A ping on another's behalf: whom to tell, and when to say Nack."""
+    """A ping for another member: where to send the ack, and when to send a Nack."""
 
     asker: Address
     asker_seq: int
@@ -104,7 +104,7 @@ class Relay:
 
 @dataclass(slots=True)
 class Prober:
-    """Which pings are out. Decides whom to ping and what an unanswered ping means; sends nothing itself."""
+    """The pings under way. Decides what an unanswered ping means; sends nothing itself."""
 
     config: Config
     rng: Random
@@ -117,8 +117,8 @@ class Prober:
     def next_seq(self) -> int:
         """A number for the next ping.
 
-        They begin anywhere: an ack that is still on its way to an earlier lifetime at this address must not pass for one to us.
-        It would be taken for contact, though whoever sent it may vote us out without a lease.
+        Numbers begin at random: an ack on its way to an earlier lifetime at this address must not pass for an ack to us. It
+        would be taken for contact, though its sender granted us no lease and may vote us out.
         """
         self._seq = self.rng.getrandbits(32) if self._seq < 0 else self._seq + 1
         return self._seq
@@ -133,14 +133,14 @@ class Prober:
         return any(probe.target.id == member_id for probe in self.probes.values())
 
     def start(self, target: Member, interval: float, now: float) -> Probe:
-        """One probe, which fails after ``interval``, or later where this member's health asks for it."""
+        """One probe, which fails after ``interval``, or later if this member's awareness stretches its timeouts."""
         timeout = self.awareness.stretch(self.config.ping_timeout)
         probe = Probe(self.next_seq(), target, now, now + timeout, now + max(interval, 2.5 * timeout))
         self.probes[probe.seq] = probe
         return probe
 
     def answered(self, seq: int, by: str) -> Probe | None:
-        """An ack arrived; the probe it belongs to, if it is still awaited."""
+        """An ack arrived; returns its probe if that is still under way."""
         probe = self.probes.get(seq)
         if probe is None or probe.target.id != by:
             return None
@@ -150,7 +150,7 @@ class Prober:
         return probe
 
     def answered_otherwise(self, member_id: str) -> None:
-        """A member showed life by other means: an ack that does not come means nothing."""
+        """A member showed life by other means: a missing ack then means nothing."""
         for probe in self.probes.values():
             if probe.target.id == member_id:
                 probe.advance(ProbeEvent.SIGN)
@@ -173,7 +173,7 @@ class Prober:
                     continue
                 failed.append(probe)
                 if probe.ask_others_at != inf:
-                    # Lifeguard: helpers that sent not even a nack point at ourselves.
+                    # Lifeguard: helpers that did not even send a nack suggest that we are slow ourselves.
                     self.awareness.worse(max(0, probe.helpers - probe.nacks) if probe.helpers else 1)
             elif probe.stage is ProbeStage.DIRECT and now >= probe.ask_others_at:
                 probe.advance(ProbeEvent.NONE)
@@ -181,13 +181,13 @@ class Prober:
         return indirect, failed
 
     def postpone(self, late: float) -> None:
-        """Nothing could be heard for ``late`` seconds: the answers get that much longer."""
+        """This member could receive nothing for ``late`` seconds: answers get that much more time."""
         for probe in self.probes.values():
             probe.ask_others_at += late
             probe.fail_at += late
 
     def relay(self, asker: Address, asker_seq: int, now: float) -> int:
-        """Remember a ping on another's behalf; its number."""
+        """Remember a ping for another member; returns its number."""
         if len(self.relays) >= RELAYS:
             del self.relays[next(iter(self.relays))]
         seq = self.next_seq()

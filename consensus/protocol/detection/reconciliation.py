@@ -1,7 +1,7 @@
-"""Anti-entropy: whatever rumours have missed is found out by comparing digests with somebody at random, every few seconds.
+"""Anti-entropy: a member compares digests with a random other one every few seconds, to find what rumours have missed.
 
-A digest stands for the view and for all that is believed in it beyond the usual (who is suspected, who had to refute that).
-Only where two differ do beliefs travel, at most ``MOST`` of them a message: a quiet job of a thousand sends a few bytes.
+A digest stands for the view and all unusual beliefs in it (suspected members, and members that had to refute that). Beliefs are
+sent only if two digests differ, at most ``MOST`` in a message: a quiet job of a thousand sends a few bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Merge = Callable[[tuple[Update, ...], float], None]
 
 
 class Reconciliation:
-    """One member's part in it. ``merge(updates, now)`` takes what others believe."""
+    """One member's part in anti-entropy. ``merge(updates, now)`` takes the beliefs of others."""
 
     def __init__(self, core: Core, merge: Merge, now: float) -> None:
         self._core = core
@@ -31,7 +31,7 @@ class Reconciliation:
         self._next = now + EVERY * (0.5 + core.rng.random())
 
     def tick(self, now: float) -> None:
-        """Compare with somebody, if it is time to."""
+        """Send a digest to a random member, if one is due."""
         core = self._core
         if now < self._next:
             return
@@ -46,12 +46,12 @@ class Reconciliation:
         return self._next if len(self._core.table) else inf
 
     def on_digest(self, address: Address, message: Digest) -> None:
-        """Somebody compares (views were compared already): say what we believe where that is something else."""
+        """A digest arrived (the views were compared already): send our beliefs if they differ."""
         if message.view_id == self._core.view_id and message.digest != self.digest():
             self._core.outbox.send_to(address, Beliefs(message.view_id, self._some(self.beliefs()), wants_answer=True))
 
     def on_beliefs(self, address: Address, message: Beliefs, now: float) -> None:
-        """What somebody else believes; he gets what he does not know, once."""
+        """Another member's beliefs arrived; if it wants an answer, it gets those that it does not know."""
         core = self._core
         if message.view_id != core.view_id:
             return
@@ -64,13 +64,13 @@ class Reconciliation:
             core.outbox.send_to(address, Beliefs(core.view_id, self._some(news), wants_answer=False))
 
     def digest(self) -> bytes:
-        """Of all that is believed beyond the usual; empty for nothing."""
+        """The digest of ``beliefs``; empty if there are none."""
         held = self.beliefs()
         text = "|".join(f"{each.member_id} {each.status.value} {each.incarnation}" for each in held)
         return hashlib.blake2b(text.encode(), digest_size=8).digest() if held else b""
 
     def beliefs(self) -> list[Update]:
-        """What is believed beyond the usual, by member id. Of suspicions only those that more than one member shares."""
+        """The unusual beliefs, by member id. Of suspicions only those that more than one member shares."""
         core = self._core
         found = []
         if core.table.incarnation:

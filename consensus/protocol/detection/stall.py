@@ -1,7 +1,7 @@
 """A training thread that hangs while its agent lives: the others wait in a call that this member does not enter.
 
-Judged by the hung member's own agent, from what its peers' pings or leases say: it knows best that its own data plane has not
-entered the call, and its word about itself is proof (see ``Died``). At least half of the view must have waited for
+The hung member's own agent judges, from the pings or leases of its peers: it knows best that its own data plane has not entered
+the call, and its statement about itself is proof (see ``Died``). At least half of the view must have waited for
 ``stall_timeout``: so a single fast member never declares all others hung, and of two members one suffices.
 """
 
@@ -14,38 +14,39 @@ from ..state.core import Core
 
 
 class Stall:
-    """Who waits for this member's data plane, and since when."""
+    """The members that wait for this member's data plane, and since when."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._waiting: dict[str, tuple[int, float]] = {}
         """Members of the view: the call that each is in, and since when."""
         self.awake = -inf
-        """Nobody has waited for this member since before then: it was held up itself, and perhaps the others with it."""
+        """Waiting counts from then at the earliest: this agent itself was held up until then, and perhaps the others with it.
+        """
 
     def heard(self, member_id: str, progress: Progress) -> None:
-        """Where a peer is."""
+        """The progress of a peer arrived."""
         if progress.current > progress.finished:
             self._waiting[member_id] = (progress.current, progress.since)
         else:
             self._waiting.pop(member_id, None)
 
     def overslept(self, now: float) -> None:
-        """This member was held up until now."""
+        """This agent was held up until ``now``."""
         self.awake = now
 
     def forget(self) -> None:
-        """A new view: who waits has to say so again."""
+        """A new view: members that wait have to report it again."""
         self._waiting.clear()
 
     @property
     def awaited(self) -> bool:
-        """Whether anybody is known to wait in a call that this member's data plane has not entered."""
+        """Whether any member is known to wait in a call that this member's data plane has not entered."""
         own = self._core.progress
         return any(call > max(own.finished, own.current) for call, _ in self._waiting.values())
 
     def since(self) -> float | None:
-        """Since when at least half of the view has waited for this member; None where it has not."""
+        """Since when at least half of the view has waited for this member; None if it does not."""
         if not self._waiting:
             return None
         core = self._core
@@ -53,7 +54,7 @@ class Stall:
         wanted = own.finished + 1
         if core.view is None or core.active is not core.view or own.current >= wanted:
             return None
-        if not own.finished and not own.current:  # before its first call a worker loads data and state: as long as that takes
+        if not own.finished and not own.current:  # before its first call a worker may load data and state for any time
             return None
         began = sorted(since for call, since in self._waiting.values() if call >= wanted)
         needed = (len(core.view) + 1) // 2

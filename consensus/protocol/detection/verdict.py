@@ -1,8 +1,8 @@
-"""When a suspect's silence has lasted: from what time it counts, who may judge it, and when it is told as evidence.
+"""When a suspect's silence becomes evidence: from what time it counts, and which members may judge it.
 
 Never before T_excl (``exclude_after``) after the last sign of life: voters whose acks are younger would have to refuse anyway.
-In a small view everybody pings everybody and judges by that. In a large view those judge whose own pings failed, once they are
-enough. With leases everybody judges by its own pings alone, which begin once a lease was not renewed, or somebody suspects.
+In a small view all ping all and judge by that. In a large view only members whose own pings failed judge, once they are enough.
+With leases each member judges by its own pings alone, which begin once a lease was not renewed, or another member suspects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Accuse = Callable[[str, EvidenceKind, str, float], None]
 
 
 class Verdicts:
-    """One member's judgement of those that it suspects. ``leases``: where there are any; ``accuse`` receives what follows."""
+    """One member's judgement of its suspects. ``leases``: None without leases; ``accuse`` receives the evidence."""
 
     def __init__(self, core: Core, leases: Leases | None, accuse: Accuse) -> None:
         self._core = core
@@ -38,7 +38,7 @@ class Verdicts:
         self._fences.adopt(view)
 
     def expire(self, peer: Peer, suspects: int, now: float) -> None:
-        """Conclude what is due about one of so many suspects: it is to be killed, or taken for silent."""
+        """Do what is due about a suspect: have it killed, or accuse it of silence. ``suspects``: the number of suspects."""
         if peer.suspicion is None:
             return
         if now >= self.fence_time(peer, suspects):
@@ -49,10 +49,10 @@ class Verdicts:
             self._accuse(peer.member.id, EvidenceKind.SILENCE, detail, now)
 
     def silent_since(self, peer: Peer) -> float:
-        """Since its last sign of life, if it would have been seen; else since it would have.
+        """The time of its last sign of life, or the later time from which this member would have seen a sign.
 
-        With leases that is since this member began to read the suspect's; where nobody looks, and in a large view, since the
-        first ping that the suspect did not answer.
+        With leases the latter is the time at which this member began to read the suspect's lease. If it does not read that
+        lease, and in a large view, it is the first ping that the suspect did not answer.
         """
         unanswered = None if peer.suspicion is None else peer.suspicion.unanswered
         if self._leases is not None and (watched := self._leases.watched_since(peer.member.id)) != inf:
@@ -62,7 +62,7 @@ class Verdicts:
         return max(peer.last_sign, unanswered)
 
     def time(self, peer: Peer) -> float:
-        """When its silence becomes evidence; inf while it does not, or already is."""
+        """When the silence of ``peer`` becomes evidence; inf while this member may not judge it, or if it already is."""
         suspicion = peer.suspicion
         if suspicion is None or not self.judges(peer) or peer.member.id in self._core.evidence.silent:
             return inf
@@ -79,7 +79,7 @@ class Verdicts:
 
     @property
     def _few_are_left(self) -> bool:
-        """Whether nobody can be confirmed any more: where a store decides, the last of many go on without."""
+        """Whether too few members are left to confirm a suspicion: if a store decides, the last of many go on without that."""
         core = self._core
         if core.config.policy is not Policy.STORAGE:
             return False
@@ -87,9 +87,9 @@ class Verdicts:
         return len(core.table) - len(gone) + 1 < ENOUGH
 
     def alone(self, now: float) -> bool:
-        """Whether nobody says what this member has been saying for long: others may be dead whom it does not watch.
+        """Whether no other member has confirmed a suspicion of this one for long: members that it does not watch may be dead.
 
-        Without a store it could not go on without them anyway.
+        False without a store: then this member could not go on without them anyway.
         """
         if self._core.config.policy is not Policy.STORAGE:
             return False
@@ -101,7 +101,7 @@ class Verdicts:
         )
 
     def concerns(self, member_id: str, watch: Watch) -> bool:
-        """Whether this member is one of those who find out about a suspect at once. With leases there is no ``watch``."""
+        """Whether this member is one of those that probe a suspect at once. With leases there is no ``watch``."""
         core = self._core
         if self._leases is not None and (
             not core.crowded or (core.view is not None and core.member.id in watchers(member_id, core.view))
@@ -110,7 +110,9 @@ class Verdicts:
         return member_id in watch or any(each.id == core.member.id for each in core.seniors(member_id))
 
     def concerned(self, update: Update) -> list[Member]:
-        """Whom a suspicion or its refutation concerns, in a large view: the accused, its watchers, and the seniors."""
+        """The members that a suspicion or its refutation concerns in a large view: the accused, its watchers, the accuser, and
+        the seniors.
+        """
         core = self._core
         assert core.view is not None
         keys = (update.member_id, *watchers(update.member_id, core.view), update.by)
@@ -123,5 +125,7 @@ class Verdicts:
         return self._fences.due(peer, self.silent_since(peer), suspects) if self.judges(peer) else inf
 
     def shortest(self) -> float:
-        """How long a suspicion lasts at least. Whom a ping was sent to because of its lease has been silent for a while."""
+        """The least seconds of a suspicion; less with leases: a member that is pinged because of its lease has been silent for
+        a while.
+        """
         return self._core.config.exclude_after / (2 if self._leases is None else 4)

@@ -1,1 +1,1 @@
-"""What the parts of a machine share, and what they leave behind."""
+"""The state that the parts of a machine share, and their effects."""

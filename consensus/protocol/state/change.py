@@ -1,6 +1,6 @@
-"""One view change as a member saw it: what was found against whom, and when what happened on the way to the new view.
+"""One view change as a member saw it: the findings that led to it, and the time of each step on the way to the new view.
 
-Times are those of this member's clock (``now``).
+All times are on this member's clock (``now``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ...messages import Ballot
 from ...view import Cause, Reason, Removal, View
 
 SHOWN = 32
-"""Of the reports and READYs of one change so many are told, the latest: they are what the others waited for."""
+"""The most reports and READYs of one change that ``sketch`` shows: the latest ones, since all others waited for them."""
 
 DETAIL = 96
-"""Characters of a detail that are told to the others with the view, for the first ``SHOWN`` members that are gone."""
+"""The most characters of a detail that are sent to other members with the view, for the first ``SHOWN`` removed members."""
 
 
 class FindingKind(Enum):
-    """What was found. The first six ask for a new view, the others only lead there."""
+    """The kind of a finding. The first six ask for a new view, the others may only lead to one."""
 
     PROOF = "proof"
     SILENCE = "silence"
@@ -29,7 +29,7 @@ class FindingKind(Enum):
     SEVERED = "severed"
     LEAVE = "leave"
     FROZEN = "frozen"
-    """The accused is the one who needs a new view: its data plane stopped."""
+    """The accused itself needs a new view: its data plane stopped."""
 
     SUSPECT = "suspect"
     FENCE = "fence"
@@ -40,7 +40,7 @@ DECISIVE = frozenset(
     {FindingKind.PROOF, FindingKind.SILENCE, FindingKind.UNREADY, FindingKind.SEVERED, FindingKind.LEAVE, FindingKind.FROZEN}
 )
 LASTING = frozenset({FindingKind.PROOF, FindingKind.LEAVE, FindingKind.SUSPECT, FindingKind.FENCE})
-"""What is still held against a member in the view after (see ``EvidenceBook.adopt``)."""
+"""The findings that still count against a member in the next view (see ``EvidenceBook.adopt``)."""
 
 _OF_CAUSE = {
     Cause.PROOF: FindingKind.PROOF,
@@ -50,27 +50,27 @@ _OF_CAUSE = {
     Cause.LEFT: FindingKind.LEAVE,
 }
 _WEIGHT = (Cause.PROOF, Cause.SILENCE, Cause.UNREADY, Cause.SEVERED, Cause.LEFT)
-"""Of several causes the first counts as the change's."""
+"""The first of these among a change's reasons is the cause of the change."""
 
 
 class Moment(Enum):
-    """What happened once a change, in its usual order. PROPOSED, PREPARED, SENT and COMPLETE are the driver's alone."""
+    """Steps that happen once a change, in the usual order. Only the driver notes PROPOSED, PREPARED, SENT and COMPLETE."""
 
     WISHED = "wished"
     """The data plane was asked to stop at a call boundary, for a join."""
 
     HALTED = "halted"
-    """The data plane stopped by itself: a failure, or the boundary asked for."""
+    """The data plane stopped by itself: after a failure, or at the requested boundary."""
 
     PROPOSED = "proposed"
     PREPARED = "prepared"
-    """A quorum promised (only where the driver is not the most senior member)."""
+    """A quorum promised (only if the driver is not the most senior member)."""
 
     ASKED = "asked"
     """The data plane was asked to freeze."""
 
     FLUSHED = "flushed"
-    """It has, and gave its report."""
+    """The data plane has frozen and given its report."""
 
     CHOSEN = "chosen"
     """The view is known to be chosen."""
@@ -88,7 +88,7 @@ class Moment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``source`` (a member id) found something about ``accused``; ``time``: when this member knew."""
+    """``source`` (a member id) found something about ``accused``; ``time``: when this member learned it."""
 
     kind: FindingKind
     accused: str
@@ -99,7 +99,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Change:
-    """The way from ``parent`` (None: this member was in no view) to ``view`` (None: not chosen yet)."""
+    """The change from ``parent`` (None: this member was in no view) to ``view`` (None: not chosen yet)."""
 
     parent: View | None = None
     view: View | None = None
@@ -109,35 +109,35 @@ class Change:
     """Ballots that this member tried itself."""
 
     quorum: tuple[str, ...] = ()
-    """Who had voted when the driver knew the view to be chosen."""
+    """The members that had voted when the driver learned that the view is chosen."""
 
     discounted: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
     findings: dict[tuple[str, FindingKind], Finding] = field(default_factory=dict)
     moments: dict[Moment, float] = field(default_factory=dict)
     reports: dict[str, float] = field(default_factory=dict)
-    """At the driver: when each member's report came."""
+    """At the driver: when each member's report arrived."""
 
     readies: dict[str, float] = field(default_factory=dict)
-    """At the driver: when each member's READY came."""
+    """At the driver: when each member's READY arrived."""
     told: dict[str, Any] = field(default_factory=dict)
     """``as_dict`` of a change that is over."""
 
     @property
     def wanted(self) -> bool:
-        """Whether there is any reason for it yet, or this member takes part in it."""
+        """Whether there is a reason for the change yet, or this member takes part in it."""
         return any(finding.kind in DECISIVE for finding in self.findings.values()) or bool(
             self.moments.keys() - {Moment.WISHED}
         )
 
     @property
     def removed(self) -> tuple[Member, ...]:
-        """Who was in the parent and is not in the view."""
+        """The members of the parent that are not in the view."""
         return () if self.parent is None or self.view is None else self.view.since(self.parent).departed
 
     @property
     def joined(self) -> tuple[Member, ...]:
-        """Who is in the view and was not in the parent."""
+        """The members of the view that were not in the parent."""
         if self.view is None:
             return ()
         return self.view.members if self.parent is None else self.view.since(self.parent).arrived
@@ -164,7 +164,7 @@ class Change:
 
     @property
     def phases(self) -> dict[str, float]:
-        """How long each part took, in seconds: until the last member was through at the driver, else this one."""
+        """Seconds of each phase: at the driver until the last member had finished it, elsewhere until this one had."""
         ends = {
             "settle": self.moments.get(Moment.PROPOSED, self.moments.get(Moment.ASKED)),
             "freeze": self.moments.get(Moment.SENT, self.moments.get(Moment.INSTALLED)),
@@ -179,7 +179,7 @@ class Change:
         return {**found, "total": round(last - self.began, 6)}
 
     def reason(self, removal: Removal) -> Reason:
-        """Why a member was removed, with the finding behind it as far as it is known here."""
+        """Why a member was removed, with the finding behind it if this member knows that."""
         finding = self.findings.get((removal.member_id, _OF_CAUSE[removal.cause]))
         if finding is None:
             return Reason(removal.member_id, removal.cause)
@@ -189,13 +189,13 @@ class Change:
 
     @property
     def epoch(self) -> int:
-        """The epoch that it leads to."""
+        """The epoch to which the change leads."""
         if self.view is not None:
             return self.view.epoch
         return 1 if self.parent is None else self.parent.epoch + 1
 
     def sketch(self) -> dict[str, Any]:
-        """As far as it has come, as plain values: see ``as_dict`` for the times."""
+        """The change so far, as plain values: see ``as_dict`` for the times."""
         began = self.began
         reports, readies = _latest(self.reports, began), _latest(self.readies, began)
         mentioned = {self.driver, *reports, *readies, *self.quorum, *self.discounted}
@@ -234,7 +234,7 @@ class Change:
         }
 
     def _removals(self) -> list[dict[str, Any]]:
-        """A reason for everybody who is gone: told with the view, found here, or not known."""
+        """A reason for each removed member: received with the view, found by this member, or unknown."""
         told = {reason.member_id: reason for reason in self.reasons}
         return [_reason_dict(member.id, told.get(member.id) or self._own_reason(member.id)) for member in self.removed[:SHOWN]]
 

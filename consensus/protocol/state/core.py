@@ -1,4 +1,4 @@
-"""The state that the parts of a machine share: who we are, which views we know, what is believed and held against whom."""
+"""The state that the parts of a machine share: this member, the views it knows, its beliefs and evidence about others."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from random import Random
 
 SENIORS = 3
-"""So many members are told of evidence, and know who waits to join: the coordinator, and who would follow it."""
+"""So many members receive evidence, and know who waits to join: the coordinator and those that would follow it."""
 
 TRAIL = 64
-"""So many view ids are remembered."""
+"""The most view ids that are remembered."""
 
 TOLD_TRAIL = 16
-"""So many of them go with a whole view."""
+"""The most of these ids that are sent with a whole view."""
 
 
 class Core:
@@ -61,51 +61,52 @@ class Core:
         self.rumours = Dissemination(config.retransmit_mult)
         self.view: View | None = None
         self.delta: Delta | None = None
-        """How ``view`` comes from its parent, where that was held here."""
+        """The difference from the parent to ``view``, if this member held the parent."""
         self.installed: View | None = None
         self.active: View | None = None
         self.trail: dict[int, str] = {}
         """The ids of the newest views of this member's chain, by epoch: those that it followed, and before them those that it
-        was told of when it joined."""
+        received when it joined."""
         self._since = 0
-        """The epoch of the first view that it followed."""
+        """The epoch of the first view that this member followed."""
         self.reasons: dict[str, Reason] = {}
         """Why members of older views are not in the installed one (replaced, never changed: other threads read it)."""
         self.driver = ""
-        """Who installs ``view``, as far as we know."""
+        """Id of the member that installs ``view``, as far as we know."""
         self.acked: dict[str, float] = {}
-        """When we last acked a ping of each member: the other side of the lease."""
+        """When we last acked a ping of each member: the beginning of the lease that this ack grants it."""
         self.shunned: set[str] = set()
-        """Whom we do not ack any more in this epoch, having been asked to exclude them (see ``acceptor``)."""
+        """The members that we do not ack any more in this epoch, because we were asked to exclude them (see ``acceptor``)."""
         self.progress = NOWHERE
-        """Where the data plane is, as it was told last."""
+        """The latest reported progress of the data plane."""
         self.committed_to_leave = False
-        """Whether a trailer that says that this member leaves may have been read by others; it need not know yet that its call
-        has ended. For good, whatever becomes of that call.
+        """Whether others may have read a trailer that says that this member leaves. It may be True before the data plane has
+        ended that call, and stays True whatever becomes of the call.
         """
         self.gone: frozenset[str] = frozenset()
-        """Whose death led to ``view``. What they chose for its epoch before that nobody can have followed (invariant 4)."""
+        """The members whose death led to ``view``. Nobody can have followed what they chose for its epoch before (invariant 4).
+        """
         self.life = LIFE.start
         self.standing = STANDING.start
-        """Of ``view``."""
+        """The standing of ``view``."""
         self.store_away = ""
         """Why the shared store does not answer, empty while it does."""
         self.stopped: StoppedError | None = None
 
     @property
     def epoch(self) -> int:
-        """Of the newest chosen view; 0 before the first."""
+        """The epoch of the newest chosen view; 0 before the first."""
         return 0 if self.view is None else self.view.epoch
 
     @property
     def view_id(self) -> str:
-        """Of the newest chosen view."""
+        """The id of the newest chosen view."""
         return NO_VIEW_ID if self.view is None else self.view.view_id
 
     def follow(self, view: View, trail: tuple[str, ...] = (), *, driver: str = "") -> None:
-        """``view`` is the newest chosen one; ``trail``: the views before it, as whoever told of it knows them.
+        """``view`` is the newest chosen view; ``trail``: the ids of the views before it, as the sender knows them.
 
-        ``driver``: who installs it, as far as we know.
+        ``driver``: id of the member that installs it, as far as we know.
         """
         if self.view is None:
             self._since = view.epoch
@@ -117,16 +118,16 @@ class Core:
         self.trail = dict(sorted({**dict(told), **self.trail, view.epoch: view.view_id}.items())[-TRAIL:])
 
     def judge_anew(self, view: View, now: float) -> None:
-        """What follows from who is in ``view``, the newest one, and in the table by now."""
+        """Derive ``crowded``, ``gone`` and ``acked`` again from ``view``, the newest one, and from the table."""
         self.crowded = len(self.table) >= self.config.mesh_limit
         self.gone = frozenset(key for key in self.evidence.proofs if key not in view)
         stale = now - 2 * self.config.exclude_after
         self.acked = {key: time for key, time in self.acked.items() if key in view or time > stale}
 
     def install(self, removed: Iterable[Reason]) -> None:
-        """The newest view has all reports; ``removed``: who is not in it any more, and why."""
+        """The newest view has all reports; ``removed``: the members that are not in it any more, and why."""
         self.advance(StandingEvent.INSTALL)
-        before = {} if self.installed is self.active else self.reasons  # nobody has acted on these yet
+        before = {} if self.installed is self.active else self.reasons  # nobody has acted on these reasons yet
         self.installed = self.view
         self.reasons = before | {reason.member_id: reason for reason in removed}
 
@@ -136,20 +137,20 @@ class Core:
         self.active = self.installed
 
     def shun(self, shunned: set[str]) -> None:
-        """Ack none of ``shunned`` in this epoch, whoever else may be added to it."""
+        """Ack none of ``shunned`` in this epoch; more members may be added to the set later."""
         self.shunned = shunned
 
     def note_store(self, away: str) -> None:
-        """Why the shared store does not answer; empty where it does."""
+        """``away``: why the shared store does not answer; empty while it does."""
         self.store_away = away
 
     def proceed(self, progress: Progress) -> None:
-        """The data plane is there now."""
+        """``progress`` is the latest progress of the data plane."""
         self.progress = progress
         self.committed_to_leave |= progress.leaving
 
     def followed(self, epoch: int, view_id: str) -> bool:
-        """Whether this member is or was in that view: whoever holds it may still vote on what becomes of this member."""
+        """Whether this member is or was in that view: a member that holds it may still vote on a view without this one."""
         return epoch >= self._since and self.trail.get(epoch) == view_id
 
     @property
@@ -161,10 +162,10 @@ class Core:
         return tuple(found)
 
     def descends(self, view: View, trail: tuple[str, ...]) -> bool:
-        """Whether a newer ``view`` of this cluster comes from the active one, as far as can be told.
+        """Whether a newer ``view`` of this cluster descends from the active one, as far as ``trail`` shows.
 
-        Where two lists were chosen for one epoch, and all who voted for both are dead, a member can act in one of them, and be
-        told later of what those dead had chosen after the other: that can never be active without it.
+        If two lists were chosen for one epoch, and all members that voted for both are dead, a member can act in one of them
+        and later receive what the dead had chosen after the other: that view can never be active without this member.
         """
         if self.active is None or view.view_id == self.active.view_id:
             return True
@@ -174,26 +175,26 @@ class Core:
 
     @property
     def leaving(self) -> bool:
-        """Whether it has asked to leave."""
+        """Whether this member has asked to leave."""
         return self.life is Life.LEAVING
 
     @property
     def going(self) -> bool:
-        """Whether it wants to leave, as others may have been told; or has left by the view that it leads."""
+        """Whether this member wants to leave and others may know it; or whether it has left by the view that it leads."""
         evidence, own_id = self.evidence, self.member.id
         told = self.leaving or self.committed_to_leave or own_id in evidence.leaving
         return told or own_id in evidence.parted
 
     def advance(self, news: StandingEvent) -> None:
-        """The newest chosen view comes to life, step by step."""
+        """Move the newest chosen view one step on."""
         self.standing = STANDING.after(self.standing, news)
 
     def turn(self, turn: Turn) -> None:
-        """This member's life takes a turn."""
+        """Change this member's life."""
         self.life = LIFE.after(self.life, turn)
 
     def coordinator(self) -> Member | None:
-        """The first member of the view that nothing is held against, and that reaches a quorum."""
+        """The most senior member of the view with no evidence or suspicion against it, and that reaches a quorum."""
         if self.view is None:
             return None
         for member in self.view.members:
@@ -204,7 +205,7 @@ class Core:
         return self.member if self.member.id in self.view else None
 
     def seniors(self, without: str = "", many: int = SENIORS) -> list[Member]:
-        """The coordinator and the next in seniority, ``many`` in all; those proven dead and ``without`` are left out."""
+        """The coordinator and the next in seniority, ``many`` in all; without members proven dead, and without ``without``."""
         coordinator = self.coordinator()
         if self.view is None or coordinator is None:
             return []
@@ -220,14 +221,14 @@ class Core:
         return tuple(view.members[(start + 1 + place) % len(view)] for place in range(many))
 
     def some(self, number: int, without: str = "") -> list[Member]:
-        """So many members at random that nothing is held against."""
+        """At most ``number`` random members that are neither suspected nor dead."""
         if not self.crowded:
             able = [p.member for p in self.table if p.status is Status.ALIVE and p.member.id != without]
             return self.rng.sample(able, min(number, len(able)))
         if self.view is None:
             return []
         chosen: dict[str, Member] = {}
-        for _ in range(4 * number):  # nearly everybody is able: no list of a thousand for that
+        for _ in range(4 * number):  # nearly all members are able: do not build a list of a thousand
             member = self.view.members[self.rng.randrange(len(self.view))]
             if member.id not in (self.member.id, without) and self.table.trusted(member.id):
                 chosen[member.id] = member
@@ -236,12 +237,12 @@ class Core:
         return list(chosen.values())
 
     def stands_by(self) -> bool:
-        """Whether this member is the coordinator or one of the next two: whoever has to know what a coordinator must."""
+        """Whether this member is the coordinator or one of the next two, which have to know what the coordinator knows."""
         return any(member.id == self.member.id for member in self.seniors())
 
     @property
     def unstable(self) -> bool:
-        """Whether more members are about to be taken for silent. In a small view that is at the same time everywhere."""
+        """Whether more members are about to be taken for silent. In a small view all members see that at the same time."""
         if not self.crowded:
             return False
         return any(
@@ -251,13 +252,13 @@ class Core:
 
     @property
     def room(self) -> int:
-        """How many more members the newest view may have by the own settings."""
+        """The number of further members that the newest view may have by this member's settings."""
         return self.config.room - (0 if self.view is None else len(self.view))
 
     def present(self, now: float) -> frozenset[str]:
         """Ids of the members of the view that may be expected to answer.
 
-        Who does not ack this member may have been asked to vote it out (see ``acceptor``), and be heard of all the same.
+        A member that does not ack this one may have been asked to vote it out (see ``acceptor``), and yet send other messages.
         """
         silent, since = self.evidence.silent, now - self.config.exclude_after
         gone = {key for key in silent if (peer := self.table.get(key)) is not None and peer.heard < since}
@@ -265,12 +266,12 @@ class Core:
         return frozenset(key for key in ids if key not in gone and key not in self.evidence.proofs)
 
     def coordinates(self) -> bool:
-        """Whether that is this member."""
+        """Whether this member is the coordinator."""
         coordinator = self.coordinator()
         return coordinator is not None and coordinator.id == self.member.id
 
     def stop(self, error: StoppedError, turn: Turn | None = None) -> None:
-        """End this lifetime; only the first reason counts. ``turn``: where ``error`` does not say what ended it."""
+        """End this lifetime; only the first reason counts. ``turn``: if ``error`` does not say what ended it."""
         if self.stopped is None:
             self.turn(turn_of(error) if turn is None else turn)
             self.stopped = error
@@ -279,7 +280,7 @@ class Core:
             self.outbox.emit(Stopped(error))
 
     def close(self) -> None:
-        """Go as the last member, on its own wish: nobody is left to let anybody in. Where its program has ended, it says so."""
+        """Leave as the last member: nobody is left to admit joiners. If its program has ended, it sends them that."""
         if self.member.id in self.evidence.ended:
             text = f"the job has ended: {self.member}, its last member, has come to the end of its program"
             for applicant in self.applicants:
@@ -287,21 +288,21 @@ class Core:
         self.stop(LeftError("left the job on its own wish"))
 
     def out(self, view: View) -> None:
-        """The others went on without this member in ``view``: as it wished, or not."""
+        """The others went on without this member in ``view``: it left or was excluded."""
         if self.going:
             self.stop(LeftError("left the job on its own wish"))
         else:
             self.stop(ExcludedError(f"the other members went on without this one in {view}; start anew to join again", view))
 
     def reply(self, sender: str, address: Address, message: Message) -> None:
-        """Answer whoever sent something, oneself included."""
+        """Answer the sender of a message, which may be this member itself."""
         if sender == self.member.id:
             self.outbox.send(self.member, message)
         else:
             self.outbox.send_to(address, message)
 
     def resolve(self, whole: View | None, delta: Delta | None) -> View | None:
-        """The view that a message is about; None where it makes no sense, or a parent is meant that is not held here."""
+        """The view of a message; None if it is inconsistent, or if this member does not hold the delta's parent."""
         if whole is not None:
             return whole if whole.consistent() else None
         if delta is None or self.view is None:
@@ -309,11 +310,11 @@ class Core:
         return self.view if self.view.view_id == delta.view_id else delta.apply(self.view)
 
     def pull(self) -> Pull:
-        """The question what was chosen since our view."""
+        """The request for the views chosen since ours."""
         return Pull(self.epoch, self.view_id)
 
     def told(self, known: str | None = None) -> Chosen:
-        """The newest view, for a member whose view is ``known`` (None: the parent)."""
+        """The newest view as a message to a member whose view is ``known`` (None: the parent)."""
         if self.delta is not None and known in (None, self.delta.parent_id):
             return Chosen(None, self.driver, self.delta)
         return Chosen(self.view, self.driver, None, self.ancestors)

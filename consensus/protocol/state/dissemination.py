@@ -1,7 +1,7 @@
 """Rumours about members, spread epidemically on pings, acks and gossip (SWIM, section 4.1).
 
-Each rumour is sent ``mult * ceil(log10(n + 1))`` times; the least sent go first. One rumour a member: a newer one
-replaces the older.
+Each rumour is sent ``mult * ceil(log10(n + 1))`` times; the rumours sent least often go first. A newer rumour about a member
+replaces older ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Dissemination:
             del self._queue[key]
 
     def take(self, limit: int, members: int, about: str | None = None) -> tuple[Update, ...]:
-        """At most ``limit`` rumours to send now; those ``about`` the receiver come first (it may want to refute)."""
+        """At most ``limit`` rumours to send now; rumours ``about`` the receiver come first (it may want to refute them)."""
         if not self._queue:
             return ()
         most = self._mult * math.ceil(math.log10(members + 1))

@@ -22,30 +22,30 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the shared store; report ``Answered``, whatever comes of it. Several may be under way at once."""
+    """Send a request to the shared store; report ``Answered`` in any case. Several may be under way at once."""
 
     request: StoreOp
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Find out at once whether ``member`` still lives: connect to it; report ``Checked``."""
+    """Connect to ``member`` at once to find out whether it still lives; report ``Checked``."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class Tether:
-    """Keep a control connection to exactly these members; when one closes, behave as for ``Check``."""
+    """Keep a liveness connection to exactly these members; when one closes, do as for ``Check``."""
 
     members: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Ask the supervisor of ``member``, if it has one, to kill it; report an ``Accusation`` once it was reaped.
+    """Ask the supervisor of ``member``, if it has one, to kill it; report an ``Accusation`` once its process was reaped.
 
-    ``command``: have ``fence_command`` do so, too.
+    ``command``: also run ``fence_command``.
     """
 
     member: Member
@@ -55,14 +55,14 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """Let go of every socket after what was sent: this member has said that it is dead."""
+    """Close every socket after the earlier effects: this member has announced that it is dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth a log line or an entry in ``explain``. ``kind`` is a short word, ``level`` a logging level.
+    """A line for the log or an entry in ``explain``. ``kind`` is a short word, ``level`` a logging level.
 
-    ``about``: the id of the member that it is about, where there is one.
+    ``about``: the id of the member concerned, if any.
     """
 
     level: int
@@ -75,7 +75,7 @@ Effect = Send | Ask | Check | Tether | Fence | Quit | Note | Order
 
 
 class Outbox:
-    """Where a machine's parts leave what is to be done: effects in order, and messages of this member to itself.
+    """Collects the effects of a machine's parts in order, and the messages of this member to itself.
 
     The latter never touch the network: they queue here.
     """
@@ -86,39 +86,39 @@ class Outbox:
         self._own: deque[Message] = deque()
         self._closed = False
         self.witness: Callable[[Message], None] | None = None
-        """Sees what this member sends to itself, just before it is handled (for simulations)."""
+        """Gets each message of this member to itself just before it is handled (for simulations)."""
 
     def show(self, witness: Callable[[Message], None] | None) -> None:
-        """From now on ``witness`` sees those messages; None: nobody does."""
+        """From now on ``witness`` gets these messages; None: no witness."""
         self.witness = witness
 
     def close(self) -> None:
-        """Take nothing more: the last word has been said."""
+        """Drop all later effects: this member has sent its last message."""
         self._closed = True
         self._own.clear()
 
     def send(self, to: Member, message: Message) -> None:
-        """Send to a member, oneself included."""
+        """Send to a member, which may be this one."""
         if to.id != self._member.id:
             self.emit(Send(to.address, message))
         elif not self._closed:
             self._own.append(message)
 
     def send_to(self, address: Address, message: Message) -> None:
-        """Send to whoever lives at ``address``."""
+        """Send to the member at ``address``, whatever its id."""
         self.emit(Send(address, message))
 
     def emit(self, effect: Effect) -> None:
-        """Ask the driver for something."""
+        """Add an effect for the driver to carry out."""
         if not self._closed:
             self._effects.append(effect)
 
     def note(self, level: int, kind: str, text: str, about: str = "") -> None:
-        """Leave a remark for the log, ``about`` a member where it is about one."""
+        """Add a line for the log; ``about``: the member concerned, if any."""
         self.emit(Note(level, kind, text, about))
 
     def take_own(self) -> Message | None:
-        """The oldest message to oneself, None when there is none."""
+        """The oldest message of this member to itself, None if there is none."""
         message = self._own.popleft() if self._own else None
         if message is not None and self.witness is not None:
             self.witness(message)

@@ -1,8 +1,8 @@
-"""Why each view changed and how long it took, as this member saw it: kept for people, nothing is decided by it.
+"""Why each view changed and how long that took, as this member saw it: for people only, no decision depends on it.
 
-Every member notes what it knew and did itself: when it first heard what against whom and from whom, when it froze, reported,
-installed, built and activated. The driver also notes when each member's report and READY came in, so its record tells who was
-last in each phase. The newest ``LIMIT`` changes are kept (see ``change`` for one of them).
+Every member notes what it knew and did itself: when it first received each finding, about whom and from whom, and when it
+froze, reported, installed, built and activated. The driver also notes when each member's report and READY arrived, so its
+record tells which member was last in each phase. The newest ``LIMIT`` changes are kept (see ``change`` for one of them).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ...view import Reason, Removal, View
 from .change import LASTING, SHOWN, Change, Finding, FindingKind, Moment
 
 LIMIT = 64
-"""So many changes are kept."""
+"""The most changes that are kept."""
 
 FINDINGS = 64
-"""So many findings a change; more are dropped."""
+"""The most findings of one change; further ones are dropped."""
 
 LONGEST = 200
-"""Characters of a detail that are kept."""
+"""The most characters of a detail that are kept."""
 
 
 class History:
-    """What this member notes of each change. One change is always under way: the one to the successor of its view."""
+    """This member's notes of each change. One change is always under way: the one to the successor of its view."""
 
     def __init__(self) -> None:
         self._done: deque[Change] = deque(maxlen=LIMIT)
@@ -33,7 +33,7 @@ class History:
         self.changes: dict[str, int] = {}
         """Activated view changes by cause (see ``Change.cause``)."""
         self.removed: dict[str, int] = {}
-        """Members removed in them, by cause."""
+        """Members removed in these changes, by cause."""
         self.joined = 0
 
     def __len__(self) -> int:
@@ -58,13 +58,13 @@ class History:
     # Before a view is chosen
 
     def found(self, kind: FindingKind, accused: str, detail: str, source: str, now: float) -> None:
-        """This member knows of something that asks for a new view, or leads there; the first of its kind is kept."""
+        """This member learned something that asks for a new view, or may lead to one; the first of its kind is kept."""
         findings = self._next.findings
         if len(findings) < FINDINGS:
             findings.setdefault((accused, kind), Finding(kind, accused, detail[:LONGEST], source, now))
 
     def cleared(self, member_id: str) -> None:
-        """It answers again."""
+        """The member answers again."""
         for kind in (FindingKind.SUSPECT, FindingKind.SILENCE, FindingKind.FENCE):
             self._next.findings.pop((member_id, kind), None)
 
@@ -80,7 +80,7 @@ class History:
             change.moments.setdefault(moment, now)
 
     def unmark(self, moment: Moment) -> None:
-        """It was taken back, and no view came of it."""
+        """The step was taken back, and led to no view."""
         self._next.moments.pop(moment, None)
 
     def proposed(self, ballot: Ballot, now: float) -> None:
@@ -102,7 +102,7 @@ class History:
     # From the choice on
 
     def adopt(self, view: View, driver: str, now: float) -> None:
-        """``view`` is the newest chosen one; what still matters is carried over to the change after it."""
+        """``view`` is the newest chosen view; lasting findings are carried over to the next change."""
         change, self._next = self._next, Change(parent=view)
         change.view, change.driver = view, driver
         change.moments.setdefault(Moment.CHOSEN, now)
@@ -118,7 +118,7 @@ class History:
         self._done.append(change)
 
     def reasons(self, removed: tuple[Removal, ...]) -> tuple[Reason, ...]:
-        """Why the members of the newest view's parent were removed, for the others."""
+        """Why members of the newest view's parent were removed, to be sent to the others."""
         change = self.newest
         if change is None:
             return ()
@@ -126,7 +126,7 @@ class History:
         return (*told, *(Reason(removal.member_id, removal.cause) for removal in removed[SHOWN:]))
 
     def installed(self, view: View, driver: str, ballot: Ballot, reasons: tuple[Reason, ...], now: float) -> None:
-        """INSTALL came, with the driver's reasons."""
+        """INSTALL arrived, with the driver's reasons."""
         change = self.newest
         if change is None or change.view is None or change.view.view_id != view.view_id:
             return
@@ -155,7 +155,7 @@ class History:
         """The changes, oldest first, as plain values; the caller may add to each."""
         for change in self._done:
             if not change.told and change is not self.newest:
-                change.told = change.as_dict()  # nothing is added to an older one any more
+                change.told = change.as_dict()  # an older change does not grow any more
         return [dict(change.told or change.as_dict()) for change in self._done]
 
     def newest_as_dict(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class History:
         return {} if self.newest is None else self.newest.as_dict()
 
     def under_way(self) -> dict[str, Any] | None:
-        """The change that has begun and is not active here, None where there is none."""
+        """The change that has begun and is not active here, None if there is none."""
         newest = self.newest
         if self._next.wanted:
             return self._next.sketch()

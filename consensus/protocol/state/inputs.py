@@ -1,4 +1,4 @@
-"""What a machine is told besides messages and time: its data plane's reports, and what its agent finds."""
+"""The inputs of a machine besides messages and time: its data plane's reports, and what its agent finds out."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Accusation:
     kind: EvidenceKind
     detail: str
     age: float = 0.0
-    """Of a PROOF: for so many seconds, by another clock, the accused was gone by now."""
+    """Of a PROOF: seconds, by another clock, for which the accused was gone by now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a ``Check`` or of a closed tether: ``alive`` False proves death, None is undecided.
+    """The result of a ``Check`` or of a closed liveness connection: ``alive`` False proves death, None is undecided.
 
-    ``listens``: a connection was accepted there, as a stopped process does, too.
+    ``listens``: a connection was accepted there; that happens for a stopped process, too.
     """
 
     member_id: str
@@ -37,7 +37,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What came of ``Ask``."""
+    """The result of ``Ask``."""
 
     request: StoreOp
     answer: StoreReply
@@ -57,7 +57,7 @@ class Introduced:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Whether somebody who may be of this job listens at an introducer's ``address``."""
+    """Whether a process that may be of this job listens at an introducer's ``address``."""
 
     address: Address
     listening: bool
@@ -65,9 +65,9 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The names of the introducers stand for ``addresses`` now.
+    """The names of the introducers now resolve to ``addresses``.
 
-    ``founder``: whether this member is first; ``barred``: why whoever is first must not found.
+    ``founder``: whether this member is the first of them; ``barred``: why the first one must not found.
     """
 
     addresses: tuple[Address, ...]
@@ -77,9 +77,9 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """This member's process is over, or as good as over: it says so to all, as proof, and never acts again.
+    """This member's process has ended, or is about to: the agent announces the death to all, as proof, and never acts again.
 
-    Its word is proof because nothing follows it: no vote, no ack, and soon no open socket.
+    The announcement is proof because nothing follows it: no vote, no ack, and soon no open socket.
     """
 
     detail: str

@@ -1,9 +1,9 @@
-"""Getting in: the applicants that a member knows, and a joiner's own search for the cluster.
+"""Joining: the applicants that a member knows, and a joiner's own search for the cluster.
 
-Founding: a member that may found (its address is the first introducer, or there are none) does so once ``initial_size``
-members have met *and* every other introducer said that it knows no cluster or had time to: much time where somebody listens
-(a stopped or overloaded member may know one), little where nobody does. So neither starting all members
-at once nor restarting the first introducer makes a second cluster of one job. Where introducers are names, see ``founding``.
+Founding: a member that may found (its address is the first introducer, or there are none) does so once ``initial_size`` members
+have met *and* every other introducer has said that it knows no cluster, or has had time to say so: much time if a process
+listens there (a stopped or overloaded member may know a cluster), little if none does. So neither starting all members at once
+nor restarting the first introducer makes a second cluster of one job. If introducers are names, see ``founding``.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from .member_table import NEVER
 from .side import Relation, related
 
 FRESH = 1.5
-"""An applicant that has not asked again for so many seconds has gone away."""
+"""An applicant that has not asked again for so many seconds is forgotten."""
 
 FOUNDING_PATIENCE = 0.6
-"""How long a founder waits for introducers that do not answer: two rounds of the members' beacon."""
+"""Seconds that a founder waits for introducers that do not answer: two rounds of the members' beacon."""
 
 HASTY = 5
-"""So many requests go out every 0.1 s, then ever fewer, down to one in ``RARELY`` seconds: well below ``FRESH``."""
+"""The first so many requests go out every 0.1 s, later ones less and less often, down to one in ``RARELY`` seconds, which is
+well below ``FRESH``."""
 
 RARELY = 0.4
 
 OTHERS = 16
-"""Of the cluster's members so many are asked, in turn, besides the coordinator."""
+"""The most members of the cluster that are asked, in turn, besides the coordinator."""
 
 MUTE_PATIENCE = 10.0
-"""The same where somebody listens and does not answer (at most half of ``join_timeout``)."""
+"""``FOUNDING_PATIENCE`` for an introducer that listens and does not answer (at most half of ``join_timeout``)."""
 
 
 @dataclass(slots=True)
 class Applicant:
-    """Somebody who asked to join. ``contact``: our clock before the ping that it acked; ``ready``: since when it ``wants``."""
+    """A member that asked to join. ``contact``: our clock before the ping that it acked; ``ready``: since when it ``wants``."""
 
     member: Member
     wants: bool
@@ -50,7 +51,7 @@ class Applicant:
 
 
 class Applicants:
-    """Who asks to join. Who has been ready longest, by its own word, comes first: a new coordinator keeps that order."""
+    """The members that ask to join. The longest ready, by its own statement, comes first, also at a new coordinator."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -64,7 +65,7 @@ class Applicants:
         return iter(self._known.values())
 
     def heard(self, member: Member, wants: bool, now: float, vote: Vote | None = None, waited: float = 0.0) -> Applicant | None:
-        """A request arrived; None where the queue is full. A vote older than the known one is not taken."""
+        """A request arrived; returns None if the queue is full. A vote older than the known one is ignored."""
         known = self._known.get(member.id)
         if known is None:
             if len(self._known) >= self._limit:
@@ -82,16 +83,16 @@ class Applicants:
         return self._known.get(member_id)
 
     def drop(self, member_id: str) -> None:
-        """It is in, or dead."""
+        """The applicant was admitted, or is dead."""
         self._known.pop(member_id, None)
 
     def admitted(self, view: View) -> None:
-        """Whoever is in ``view`` asks no more."""
+        """Drop the applicants that are in ``view``."""
         for key in [key for key in self._known if key in view]:
             del self._known[key]
 
     def expire(self, now: float) -> None:
-        """Forget who does not ask any more (looked at a few times a second)."""
+        """Forget applicants that do not ask any more (checked a few times a second)."""
         if now < self._next_look:
             return
         self._next_look = now + FRESH / 6
@@ -99,16 +100,16 @@ class Applicants:
             del self._known[key]
 
     def fresh(self, now: float, *, wanting: bool) -> list[Applicant]:
-        """Who asked lately, in order of arrival; ``wanting``: only those ready to be admitted, the longest waiting first."""
+        """Applicants that asked lately, by arrival; ``wanting``: only those ready to be admitted, longest wait first."""
         found = [applicant for applicant in self._known.values() if now - applicant.heard <= FRESH]
         return sorted((each for each in found if each.wants), key=lambda each: each.ready) if wanting else found
 
     def admissible(self, now: float) -> list[Member]:
-        """Who wants to be admitted and acked us a moment ago: a joiner that is gone would hold up the next change."""
+        """Members that want to be admitted and acked us within 1 s: a joiner that is gone would hold up the next change."""
         return [a.member for a in self.fresh(now, wanting=True) if now - a.contact <= 1.0]
 
     def any_admissible(self, now: float) -> bool:
-        """Whether there is one (asked after every packet)."""
+        """Whether any member is admissible (asked after every packet)."""
         known = self._known.values()
         return any(a.wants and now - a.heard <= FRESH and now - a.contact <= 1.0 for a in known)
 
@@ -119,12 +120,12 @@ class Applicants:
 
 
 class Search:
-    """A member without a view looks for one."""
+    """The search of a member without a view."""
 
     def __init__(
         self, config: Config, member: Member, introducers: tuple[Address, ...], founder: bool, now: float, barred: str = ""
     ) -> None:
-        """``barred``: why this member, or whoever is first, must not found (for the error's text)."""
+        """``barred``: why this member, or the first introducer, must not found (for the error's text)."""
         self._config = config
         self._member = member
         self._added: list[Address] = []
@@ -134,21 +135,21 @@ class Search:
         self.last_reply = now
         self.wants = False
         self.ready = now
-        """Since when it has wanted to be admitted."""
+        """Since when this member has wanted to be admitted."""
         self.cluster: View | None = None
         self.coordinator: Member | None = None
         self.beacon: Member | None = None
-        """The coordinator of a cluster, or of a newer view of it, that we have not been told yet."""
+        """The coordinator of a cluster, or of a newer view of it, that we have not received yet."""
         self._asked = 0
         self._patient = 0
-        """Requests that were answered, one after another."""
+        """The number of requests answered in a row."""
         self._answered_by_coordinator = False
         self._confirmed = now
         self._lonely: set[Address] = set()
         self._listening: set[Address] = set()
 
     def heed(self, introducers: tuple[Address, ...], founder: bool, barred: str) -> None:
-        """What the list of introducers comes to now; ``founder``: whether this member may found."""
+        """Use this list of introducers from now on; ``founder``: whether this member may found."""
         own = self._member.address
         self.founder = founder
         self.barred = barred
@@ -156,7 +157,7 @@ class Search:
         self.introducers = [address for address in dict.fromkeys((*introducers, *self._added)) if address != own]
 
     def add(self, addresses: tuple[Address, ...]) -> None:
-        """More places to ask, beside the list."""
+        """More addresses to ask, besides the list."""
         self._added += addresses
         own = self._member.address
         self.introducers += [each for each in dict.fromkeys(addresses) if each != own and each not in self.introducers]
@@ -181,34 +182,34 @@ class Search:
             self.beacon = reply.coordinator
 
     def rivals(self, view: View) -> bool:
-        """Whether ``view`` is of another side than the cluster that is known."""
+        """Whether ``view`` belongs to another side than the known cluster."""
         if self.cluster is None:
             return False
         return related(self._config.policy, self._member.id, self.cluster, view) is Relation.RIVAL
 
     def _better(self, view: View, now: float) -> bool:
-        """Whether ``view`` is newer than what is known. Of two sides that which was met first, while it answers."""
+        """Whether ``view`` is newer than the known one. Of two sides the first met is kept while it answers."""
         if self.cluster is None or now - self._confirmed > FRESH:
             return True
         return not self.rivals(view) and view.epoch >= self.cluster.epoch
 
     def attend(self, address: Address, listening: bool) -> None:
-        """Whether somebody who may be of this job listens at ``address``, whatever he says or not."""
+        """Whether a process that may be of this job listens at ``address``, even if it does not answer."""
         (self._listening.add if listening else self._listening.discard)(address)
 
     def targets(self, met: Iterable[Address] = ()) -> list[Address]:
-        """Whom to ask: the coordinator once it is known, and the introducers; before that also ``met``."""
+        """The addresses to ask: the coordinator once it is known, and the introducers; before that also ``met``."""
         beacon = [] if self.beacon is None else [self.beacon.address]
         if self.coordinator is not None and self.cluster is not None:
-            # One of the others too, in turn: the coordinator may die while we wait.
+            # Ask one of the others too, in turn: the coordinator may die while we wait.
             others = [*(member.address for member in self.cluster.members[:OTHERS]), *self.introducers]
             return list(dict.fromkeys([self.coordinator.address, *beacon, others[self._asked % len(others)]]))
         return list(dict.fromkeys([*beacon, *self.introducers, *met]))
 
     def interval(self, share: float) -> float:
-        """Seconds from this request to the next: more and more while they are answered, as there may be a thousand of us.
+        """Seconds from this request to the next: growing while requests are answered, as there may be a thousand joiners.
 
-        ``share``: at random from 0 to 1.
+        ``share``: random, from 0 to 1.
         """
         self._asked += 1
         if self._answered_by_coordinator or self.cluster is None:
@@ -225,25 +226,25 @@ class Search:
         return self.cluster is not None or self.beacon is not None
 
     def lost(self, now: float) -> None:
-        """Nobody is left of the cluster that was found: the search begins anew."""
+        """No member of the found cluster is left: the search begins again."""
         self.cluster = self.coordinator = self.beacon = None
         self.started = now
 
     def ask_at(self, moment: float) -> None:
-        """Ask next then."""
+        """Send the next request at ``moment``."""
         self.next_send = moment
 
     def hurry(self, now: float) -> None:
-        """Ask at once, and often for a while."""
+        """Send the next request at once, and further ones often for a while."""
         self.next_send = now
         self._patient = 0
 
     def impatient(self) -> None:
-        """Ask often for a while, from the next time on."""
+        """Send requests often for a while, from the next one on."""
         self._patient = 0
 
     def may_found(self, applicants: int, now: float) -> bool:
-        """Whether the first view may be made here and now."""
+        """Whether this member may make the first view now."""
         if not self.founder or self.found or applicants + 1 < self._config.initial_size:
             return False
         consulted = self._lonely.issuperset(self.introducers)
@@ -254,7 +255,7 @@ class Search:
         return now - self.started >= patience
 
     def failure(self, now: float) -> str | None:
-        """Why the search has failed for good; None while it has not."""
+        """Why the search has finally failed; None while it has not."""
         patience = self._config.join_timeout
         if self.found:
             if now - self.last_reply < patience:

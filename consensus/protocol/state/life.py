@@ -1,4 +1,4 @@
-"""A member's own life, from the search for a cluster to its end: one process lifetime, which nothing begins again."""
+"""A member's own life, from the search for a cluster to its end: one process lifetime, which never starts again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...transitions import Table
 
 
 class Life(Enum):
-    """Where a lifetime is. Who leaves a view by the trailer of a call goes straight from MEMBER to LEFT."""
+    """The state of a lifetime. A member that leaves a view by the trailer of a call goes straight from MEMBER to LEFT."""
 
     SEARCHING = "searching"
     MEMBER = "member"
@@ -31,7 +31,7 @@ class Life(Enum):
 
 
 class Turn(Enum):
-    """What changes a life."""
+    """The events that change a life."""
 
     FOUNDED = "founds"
     ADMITTED = "a view with it is chosen"
@@ -85,5 +85,5 @@ _TURNS = {
 
 
 def turn_of(error: StoppedError) -> Turn:
-    """What ended a life that stopped with ``error``."""
+    """The event that ended a life with ``error``."""
     return _TURNS.get(type(error), Turn.DIED)

@@ -1,10 +1,10 @@
 """Lifeguard (Dadgar, Phillips, Currey): how far to distrust one's own clock and network, and how long a suspicion lasts.
 
-*Awareness* (section IV-A): a member whose probes fail although its helpers do not even say Nack is probably slow itself: it
+*Awareness* (section IV-A): a member whose probes fail without even a Nack from its helpers is probably slow itself: it
 stretches its own timeouts instead of accusing others.
 
-*Suspicion* (section IV-B) starts at the maximum and shrinks with every *distinct* member that suspects the same one, down to
-the minimum at k of them: ``max - (max - min) * ln(C + 1) / ln(k + 1)``.
+*Suspicion* (section IV-B): its timeout starts at the maximum and shrinks with every *distinct* further accuser, down to the
+minimum at k of them: ``max - (max - min) * ln(C + 1) / ln(k + 1)``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 
 ENOUGH = 3
-"""Distinct accusers without whom nobody is taken for silent in a large view: one or two may be cut off or lossy themselves."""
+"""The fewest distinct accusers that convict a member of silence in a large view: one or two may be cut off themselves, or lose
+packets."""
 
 
 class Awareness:
@@ -36,40 +37,40 @@ class Awareness:
 
 
 class Suspicion:
-    """A timed accusation. ``needed`` is k, the confirmations (besides the first accuser) at which it is shortest."""
+    """A timed accusation. ``needed`` is k: the confirmations, besides the first accuser, at which the timeout is shortest."""
 
     def __init__(self, accuser: str, needed: int, minimum: float, maximum: float, now: float) -> None:
         self.start = now
         self._needed = needed
         self.enough = max(1, min(ENOUGH, needed))
-        """Accusers who convict in a large view; fewer than ENOUGH only where a quorum may have no more members to accuse."""
+        """The accusers that convict in a large view; fewer than ENOUGH only if a quorum may have no more members to accuse."""
         self._minimum = minimum
         self._maximum = max(minimum, maximum)
         self._accusers = {accuser}
         self.unanswered: float | None = None
-        """When we sent the first ping that was not answered; None where only others suspect."""
+        """When we sent the first ping that was not answered; None if only others suspect."""
 
     def confirm(self, accuser: str) -> bool:
-        """Count one more accuser; whether it is a new one that still matters (and is worth passing on)."""
+        """Count one more accuser; returns whether it is a new one that still matters (and is worth passing on)."""
         if accuser in self._accusers or len(self._accusers) > self._needed:
             return False
         self._accusers.add(accuser)
         return True
 
     def postpone(self, late: float) -> None:
-        """Nothing could be heard for ``late`` seconds."""
+        """This member could receive nothing for ``late`` seconds."""
         self.start += late
         if self.unanswered is not None:
             self.unanswered += late
 
     @property
     def confirmed(self) -> bool:
-        """Whether enough different members suspect."""
+        """Whether enough distinct members suspect."""
         return len(self._accusers) >= self.enough
 
     @property
     def accusers(self) -> tuple[str, ...]:
-        """Who suspects, in a fixed order."""
+        """Ids of the accusers, in a fixed order."""
         return tuple(sorted(self._accusers))
 
     @property

@@ -1,12 +1,13 @@
 """Broken links between living members: two cannot reach each other, though others reach both, and no group of both can work.
 
-SWIM calls neither of them dead, and rightly: they answer through helpers. But their data planes wait for each other for ever.
-So a member whose direct pings to another stay unanswered for ``link_timeout``, over TCP too, says so. Each pair is known by
-either end's word, which is repeated as long as it holds and forgotten soon after. ``cut_off`` decides from the pairs who has to
-go, the same at all who know the same pairs. A wrong choice costs a member, never agreement: a living member is excluded by a
-quorum that first stops acking it (see ``acceptor``), whatever the reason.
+SWIM rightly calls neither of them dead: they answer through helpers. But their data planes wait for each other forever. So a
+member whose direct pings to another stay unanswered for ``link_timeout``, over TCP too, reports the broken link. A report of
+either end suffices; it is repeated as long as the link is broken, and forgotten soon after. From the broken pairs ``cut_off``
+decides which members have to go, with the same result at all members that know the same pairs. A wrong choice costs a member,
+never agreement: whatever the reason, a quorum excludes a living member only after it stops acking it (see ``acceptor``).
 
-Up to ``mesh_limit`` members, where everybody pings everybody each round; beyond that a broken link ends by ``step_timeout``.
+This works up to ``mesh_limit`` members, where all ping all each round; beyond that ``step_timeout`` ends a call that waits for
+a broken link.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from ...view import View
 from .quorum import is_quorum
 
 KEEP = 2.5
-"""Seconds that another member's word lasts; it is repeated every second at the latest."""
+"""Seconds that another member's report lasts; it is repeated every second at the latest."""
 
 Pair = tuple[str, str]
 """Two ids, the lesser first."""
 
 
 def pair(one: str, other: str) -> Pair:
-    """The pair of both."""
+    """The pair of two ids."""
     return (one, other) if one < other else (other, one)
 
 
 def cut_off(view: View, broken: Collection[Pair], dead: AbstractSet[str], discounted: AbstractSet[str]) -> tuple[str, ...]:
-    """Who has to go so that all who stay reach each other; empty where nobody could lead such a change.
+    """The members that have to go so that all remaining ones reach each other; empty if no member could lead such a change.
 
-    The most senior member that reaches a quorum leads, and everybody that it does not reach goes; of the others whoever lacks
-    most of them goes first, the most junior of several.
+    The most senior member that reaches a quorum leads, and all members that it does not reach go. Of the others, the member
+    with the most broken links goes first; of several with equally many, the most junior.
     """
     left = {both for both in broken if both[0] in view and both[1] in view}  # a leaver may drive a view without itself
     for leader in view.ids:
@@ -53,7 +54,7 @@ def cut_off(view: View, broken: Collection[Pair], dead: AbstractSet[str], discou
 
 
 class Links:
-    """Which links this member knows to be broken: its own, by its own pings, and others' as they are told."""
+    """The links that this member knows to be broken: its own, by its own pings, and those that others report."""
 
     def __init__(self, own_id: str, patience: float) -> None:
         """``patience``: seconds without a direct answer after which a link is broken; 0: never."""
@@ -61,39 +62,41 @@ class Links:
         self._patience = patience
         self._heard: dict[str, float] = {}
         self._asked: dict[str, float] = {}
-        """When members were pinged in the last round that went to all."""
+        """When each member was pinged in the last round that went to all."""
         self._missed: dict[str, float] = {}
-        """Whose direct answers are missing, and since when."""
+        """The members whose direct answers are missing, and since when."""
         self._own: dict[str, float] = {}
-        """To whom the link is broken, and since when that is known."""
+        """The members to which our link is broken, and since when that is known."""
         self._told: dict[Pair, tuple[float, float]] = {}
-        """Others' words: when they came first and last."""
+        """Reports of other members: when they arrived first and last."""
 
     def asked(self, member_ids: Collection[str], now: float) -> None:
-        """They are pinged, as in every round. That shows what leases hide: whoever renews its own needs to ack nothing."""
+        """These members are pinged, as in every round. Pings show what leases hide: a member can renew its lease and ack
+        nothing.
+        """
         for member_id in member_ids:
             if (before := self._asked.get(member_id)) is not None:
                 self.missed(member_id, before)
             self._asked[member_id] = now
 
     def missed(self, member_id: str, sent: float) -> None:
-        """A ping sent at ``sent`` is not answered yet (one sent later may be)."""
+        """A ping sent at ``sent`` is not answered yet (a later one may be)."""
         if sent > self._heard.get(member_id, sent - 1.0):
             self._missed.setdefault(member_id, sent)
 
     def heard(self, member_id: str, now: float) -> None:
-        """An answer of a member of the view came, on the direct way."""
+        """A direct answer of a member of the view arrived."""
         self._heard[member_id] = now
         self._missed.pop(member_id, None)
         self._own.pop(member_id, None)
 
     def begin(self) -> None:
-        """From now on everybody is pinged, after a while in which hardly anybody was: what was missed then says nothing."""
+        """From now on all members are pinged, after a time in which hardly any was: answers missed so far mean nothing."""
         self._missed.clear()
         self._asked.clear()
 
     def overslept(self, late: float) -> None:
-        """Nothing could be heard for ``late`` seconds."""
+        """This member could receive nothing for ``late`` seconds."""
         self._missed = {member_id: since + late for member_id, since in self._missed.items()}
 
     def silent_for(self, member_id: str, now: float) -> float:
@@ -102,16 +105,16 @@ class Links:
         return waited if waited >= self._patience > 0.0 else 0.0
 
     def broken(self, member_id: str) -> bool:
-        """Whether the own link to that member is."""
+        """Whether our link to that member is broken."""
         return member_id in self._own
 
     @property
     def any_broken(self) -> bool:
-        """Whether any own link is."""
+        """Whether any of our links is broken."""
         return bool(self._own)
 
     def told(self, source: str, accused: str, now: float) -> bool:
-        """``source`` cannot reach ``accused``; whether that is news."""
+        """``source`` cannot reach ``accused``; returns whether that was unknown."""
         if source == self._own_id:
             fresh = accused not in self._own
             self._own.setdefault(accused, now)
@@ -122,7 +125,7 @@ class Links:
         return fresh
 
     def adopt(self, view: View, *, crowded: bool = False) -> None:
-        """Follow a new view: each pair in it has to be told anew. ``crowded``: no link is judged there."""
+        """Follow a new view: each broken pair in it has to be reported again. ``crowded``: no link is judged there."""
         self._heard = {} if crowded else {member_id: time for member_id, time in self._heard.items() if member_id in view}
         self._missed = {} if crowded else {key: since for key, since in self._missed.items() if key in view}
         self._asked = {key: time for key, time in self._asked.items() if key in view}
@@ -130,7 +133,7 @@ class Links:
         self._told.clear()
 
     def known(self, now: float) -> dict[Pair, float]:
-        """All broken links, and since when each is known; old words are forgotten."""
+        """All broken links, and since when each is known; old reports are forgotten."""
         if not self._own and not self._told:
             return {}
         self._told = {both: times for both, times in self._told.items() if now < times[1] + KEEP}
@@ -141,5 +144,5 @@ class Links:
         return found
 
     def deadline(self) -> float:
-        """When the next word is forgotten."""
+        """When the next report is forgotten."""
         return min(last for _, last in self._told.values()) + KEEP if self._told else inf

@@ -1,7 +1,7 @@
 """What this member believes of the others in its view: the detection half of membership.
 
-Whoever is suspected is trusted again by a higher incarnation, or by answering us; dead is final for a lifetime. Beliefs decide
-nothing: a member is out when a view without it was chosen.
+A suspected member is trusted again after a rumour with a higher incarnation, or after it answers us; dead is final for a
+lifetime. Beliefs decide nothing: a member is out when a view without it was chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEVER = float("-inf")
 
 
 class Sign(Enum):
-    """What changes a belief."""
+    """The events that change a belief."""
 
     SUSPECTED = "no answer to us, or a rumour of that"
     ANSWERED = "answers us"
@@ -53,8 +53,8 @@ BELIEF: Table[Status, Sign] = Table(
 class Peer:
     """Another member of the view.
 
-    ``contact``: our clock before we sent the latest ping that it acked *to us*. ``since``: from when its silence counts at
-    the earliest: its admission, or the end of a time in which we could not have heard it.
+    ``contact``: our clock before we sent the latest ping that it acked *to us*. ``since``: its silence counts from then at the
+    earliest: from its admission, or from the end of a time in which we could receive nothing.
     """
 
     member: Member
@@ -63,21 +63,21 @@ class Peer:
     incarnation: int = 0
     contact: float = NEVER
     met: float = NEVER
-    """The same of acks that say that the peer was still on its way to our view: a sign of life."""
+    """Like ``contact``, for acks that show that the peer had not reached our view yet: only a sign of life."""
     met_epoch: int = 0
     renewed: float = NEVER
-    """When its lease in a shared store was last seen to have been renewed: a sign of life, and no contact."""
+    """When we last saw a renewal of its lease in the shared store: a sign of life, and no contact."""
     heard: float = NEVER
-    """When any message of it arrived last. Proves that it can send, not that it can hear."""
+    """When its latest message of any kind arrived. Proves that it can send, not that it can receive."""
     suspicion: Suspicion | None = None
 
     @property
     def last_sign(self) -> float:
-        """When it was last known to live, with the benefit of ``since``."""
+        """The time of its latest sign of life; at least ``since``."""
         return max(self.contact, self.met, self.renewed, self.since)
 
     def learn(self, sign: Sign) -> None:
-        """Change the belief; only a suspect has a suspicion."""
+        """Change the belief; drop the suspicion unless the peer is a suspect."""
         self.status = BELIEF.after(self.status, sign)
         if self.status is not Status.SUSPECT:
             self.suspicion = None
@@ -86,7 +86,7 @@ class Peer:
 class MemberTable:
     """Peers by id, in seniority order; without this member itself.
 
-    A peer is made when it is first asked for: most of ten thousand members say nothing to most others.
+    A peer is made on first access: most of ten thousand members send nothing to most others.
     """
 
     def __init__(self, own_id: str) -> None:
@@ -94,9 +94,10 @@ class MemberTable:
         self._view: View | None = None
         self._peers: dict[str, Peer] = {}
         self._arrivals: list[tuple[int, float]] = []
-        """From which seniority on members have been in the view since when, for those that are no peers yet."""
+        """(first seniority, since when): members from that seniority on have been in the view since then; for those that are no
+        peers yet."""
         self._suspects: dict[str, Peer] = {}
-        """Whoever was suspected lately; few ever are, and they are asked for before and after every packet."""
+        """Recently suspected peers: few ever are, and every packet reads them before and after it is handled."""
         self.incarnation = 0
 
     def __iter__(self) -> Iterator[Peer]:
@@ -120,17 +121,17 @@ class MemberTable:
 
     @property
     def asked_for(self) -> list[Peer]:
-        """The peers that were ever asked for: of all others nothing is known but when they came. In no particular order."""
+        """The peers made so far, in no particular order: of all others only the time of their arrival is known."""
         return list(self._peers.values())
 
     def suspect(self, peer: Peer, suspicion: Suspicion) -> None:
-        """From now on it is suspected."""
+        """From now on ``peer`` is suspected."""
         peer.suspicion = suspicion
         peer.learn(Sign.SUSPECTED)
         self._suspects[peer.member.id] = peer
 
     def suspected(self) -> list[Peer]:
-        """Who is suspected, in the order in which they were."""
+        """The suspected peers, in the order in which they became suspects."""
         if not self._suspects:
             return []
         for key in [key for key, peer in self._suspects.items() if peer.suspicion is None or self._peers.get(key) is not peer]:
@@ -138,7 +139,7 @@ class MemberTable:
         return list(self._suspects.values())
 
     def adopt(self, view: View, contacts: Mapping[str, float], now: float) -> None:
-        """Follow a new view: beliefs about those who stay are kept, ``contacts`` seeds those who came."""
+        """Follow a new view: beliefs about remaining members are kept, ``contacts`` seeds those about new ones."""
         before, delta = self._view, Delta.between(self._view, view)
         if delta is not None:
             gone, came = delta.removed, len(view) - len(delta.joined)
@@ -147,7 +148,7 @@ class MemberTable:
             self._arrivals += [(came, now)] if delta.joined else []
         else:
             for member_id in () if before is None else before.ids:
-                self.get(member_id)  # there is no saying where it stands now
+                self.get(member_id)  # its seniority in the new view is unknown
             self._arrivals = [(0, now)]
         self._view = view
         self._peers = {key: peer for key, peer in self._peers.items() if key in view}
@@ -156,7 +157,7 @@ class MemberTable:
                 self._peers[member_id] = Peer(view.member(member_id), now, contact=contact)
 
     def postpone(self, late: float) -> None:
-        """Nothing could be heard for ``late`` seconds: nobody's silence counts before that is over."""
+        """This member could receive nothing for ``late`` seconds: no silence counts from before the end of that time."""
         self._arrivals = [(start, since + late) for start, since in self._arrivals]
         for peer in self._peers.values():
             peer.since = peer.last_sign + late
@@ -164,7 +165,7 @@ class MemberTable:
                 peer.suspicion.postpone(late)
 
     def heard(self, member_id: str, now: float) -> None:
-        """Something of ``member_id`` arrived."""
+        """A message of ``member_id`` arrived."""
         peer = self._peers.get(member_id) or self.get(member_id)
         if peer is not None:
             peer.heard = now
@@ -177,19 +178,19 @@ class MemberTable:
         return peer
 
     def met(self, member_id: str, sent: float, epoch: int) -> None:
-        """``member_id`` acked our ping sent at ``sent``, though what it held at ``epoch`` is no view that we followed."""
+        """``member_id`` acked our ping sent at ``sent``, though we never followed the view that it holds, of ``epoch``."""
         peer = self.get(member_id)
         if peer is not None and sent > peer.met:
             peer.met, peer.met_epoch = sent, epoch
 
     def all_in(self, epoch: int) -> None:
-        """Everybody has adopted the view of ``epoch``: what they acked on the way there binds them as voters of it."""
+        """All members have adopted the view of ``epoch``: their earlier acks (``met``) bind them as voters of it."""
         for peer in self._peers.values():
             if peer.met_epoch <= epoch:
                 peer.contact = max(peer.contact, peer.met)
 
     def apply(self, update: Update) -> bool:
-        """Whether a rumour about a peer is news by SWIM's order; ALIVE is applied at once, SUSPECT is left to the caller."""
+        """Whether a rumour about a peer is new by SWIM's order; ALIVE is applied at once, SUSPECT is left to the caller."""
         peer = self.get(update.member_id)
         if peer is None or peer.status is Status.DEAD:
             return False
@@ -204,7 +205,7 @@ class MemberTable:
         return False
 
     def trusted(self, member_id: str) -> bool:
-        """Whether nothing is held against a member (oneself: always trusted)."""
+        """Whether a member is believed alive (this member itself: always)."""
         peer = self._peers.get(member_id)
         if peer is not None:
             return peer.status is Status.ALIVE

@@ -1,8 +1,8 @@
 """How two views of one job are related, and which of two sides goes on. Pure functions; ``contact`` acts on them.
 
-A *side* is a chain of views with the members of its newest one. Under ``majority`` a founded cluster is one side for ever; two
-are there only where two were founded. Under ``any`` a cluster that is cut in two becomes two sides, which have no member in
-common: a member installs one view an epoch at most, and a view is active only once all its members have installed it.
+A *side* is a chain of views with the members of its newest one. Under ``majority`` a founded cluster is one side forever; two
+sides exist only if two clusters were founded. Under ``any`` a cluster that is cut in two becomes two sides, which have no
+member in common: a member installs at most one view an epoch, and a view is active only once all its members have installed it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ...view import View
 
 
 class Relation(Enum):
-    """What another view is to the own one, for a member that is told of it."""
+    """The relation of another view to the own one, for the member that receives it."""
 
     OWN = "own"
     """This member is in it, or it is the own view: at most one of the two is late."""
 
     AHEAD = "ahead"
-    """The chain went on there without this member."""
+    """The chain went on to that view without this member."""
 
     BEHIND = "behind"
-    """Its members have missed something."""
+    """The members of that view have missed something."""
 
     TWIN = "twin"
     """The same epoch of the same chain. Under ``majority`` that is a fork, and must never be seen."""
@@ -34,7 +34,7 @@ class Relation(Enum):
 
 
 def related(policy: Policy, own_id: str, mine: View, other: View) -> Relation:
-    """What ``other`` is to the member ``own_id`` whose newest view is ``mine``."""
+    """The relation of ``other`` to the view ``mine``, the newest of the member ``own_id``."""
     if mine.view_id == other.view_id:
         return Relation.OWN
     if mine.cluster != other.cluster:
@@ -49,5 +49,5 @@ def related(policy: Policy, own_id: str, mine: View, other: View) -> Relation:
 
 
 def claim(view: View, steps: int) -> Claim:
-    """Of the side whose newest view is ``view``, having committed ``steps``."""
+    """The claim of the side whose newest view is ``view``, with ``steps`` committed steps."""
     return Claim(steps, len(view), min(view.ids))

@@ -18,7 +18,7 @@ class Standing(Enum):
 
 
 class StandingEvent(Enum):
-    """What moves a view on."""
+    """The events that move a view on."""
 
     INSTALL = "INSTALL: all reports"
     BUILT = "the group is built: READY"

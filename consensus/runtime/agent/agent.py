@@ -1,8 +1,8 @@
-"""One member's shell: sockets, codec, detector and driver around a protocol core. Lives wholly on one event loop.
+"""One member's shell: sockets, codec, detector and driver around a protocol core. Runs wholly on one event loop.
 
-The HTTP side comes up beside the rest, when it is needed (see ``web``).
+The HTTP side starts separately, when it is needed (see ``web``).
 
-A packet's walk: ``udp | http -> envelope -> codec -> driver -> core -> effects -> driver -> agent -> udp | http``.
+A packet's way: ``udp | http -> envelope -> codec -> driver -> core -> effects -> driver -> agent -> udp | http``.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from ..net.http import HttpServer
 
 _FOREIGNERS = 64
-"""Of so many foreign senders each is mentioned once in the log."""
+"""The most foreign senders that the log names, each once."""
 
 _LOOK = 0.1
-"""Seconds from the start in which a joiner hears of its job; whoever has not has the HTTP side come up then."""
+"""Seconds from the start in which a joiner usually finds its job; if it has not by then, its HTTP side starts."""
 
 _RENEW_KEYS = 1.0
-"""Seconds between two looks at the file with the secrets."""
+"""Seconds between two checks of the file with the secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What an agent needs of the training process, on whichever side of a process boundary that is."""
+    """What an agent needs of the training process, which may be another process or its own."""
 
     tell: Callable[[list[Snapshot | Order]], None]
-    """Takes what the data plane, and whoever asks the consensus, is to know."""
+    """Takes orders for the data plane, and snapshots for the callers of the consensus."""
     progress: Callable[[], Progress]
     facts: Callable[[], Awaitable[Mapping[str, Any]]]
     """``DataPlane.facts``."""
@@ -72,7 +72,7 @@ class Outside:
 
 
 class Agent:
-    """Carries out a core's effects (it is the driver's ``Carrier``) and feeds it what arrives."""
+    """Carries out a core's effects (as the driver's ``Carrier``) and hands arriving messages to the core."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class Agent:
         self._latest: tuple[Message, tuple[bytes, ...]] | None = None
         self._pieces = Pieces()
         self._long: set[tuple[Address, tuple[bytes, ...]]] = set()
-        """What is being sent in pieces, and to where: what is sent again meanwhile is on its way already."""
+        """The packets being sent in pieces, with their address: a repetition meanwhile is not sent."""
         self._closed = False
         self._gone = asyncio.Event()
         self._started = False
         self._planned = False
-        """Whether it is known when the HTTP side is to come up."""
+        """Whether the start of the HTTP side has been planned."""
         self.traffic = Traffic()
         self._outside = outside
         labels = {"job": config.job, "member": member.id}
@@ -118,7 +118,7 @@ class Agent:
         self._web = Web(outside.load_http, self._make_server)
 
     async def start(self) -> None:
-        """Listen, and let the core look for its cluster."""
+        """Listen, and start the core, which looks for its cluster."""
         self._udp.open(self._sockets.udp)
         self.driver.note(logging.INFO, "start", f"{self._member} of job {self._config.job!r} listens")
         self._started = True
@@ -135,7 +135,7 @@ class Agent:
         self._spawn(self.discovery.warn())
 
     async def close(self) -> None:
-        """End without a goodbye. New connections are refused from here on. Whoever comes second waits for the first."""
+        """End without a goodbye. New connections are refused from here on. A second caller waits for the first one."""
         self.driver.close()
         if self._closed:
             await self._gone.wait()
@@ -153,9 +153,9 @@ class Agent:
                 await self._store.close()
             await self._web.close_client()
             self._sockets.close()
-            await asyncio.sleep(0)  # transports let go of their sockets one turn of the loop later
+            await asyncio.sleep(0)  # transports close their sockets one turn of the loop later
         finally:
-            self._gone.set()  # cancelled or not: nobody waits for a close that has ended
+            self._gone.set()  # cancelled or not: no second caller waits for a close that has ended
 
     def status(self) -> dict[str, Any]:
         """What this member believes and has sent, as plain values."""
@@ -172,13 +172,13 @@ class Agent:
         }
 
     async def report(self) -> dict[str, Any]:
-        """``status`` with what the layer above has to say."""
+        """``status`` with the facts of the layer above."""
         return {**self.status(), "ftlib": dict(await self._outside.facts())}
 
     # Carrier: the effects that leave this process
 
     def send(self, address: Address, message: Message) -> None:
-        """``Send``: by datagram what fits one, by HTTP the rest, in pieces what is too long."""
+        """``Send``: by datagram if the packet fits one, else by HTTP; in pieces if it is too long for one message."""
         try:
             packets = self._packets(message)
         except CodecError as error:
@@ -235,9 +235,9 @@ class Agent:
         return self._arrived(data, source, source, LARGEST)[0]
 
     def _arrived(self, data: bytes, source: str, host: str, limit: int) -> tuple[bool, bytes | None]:
-        """Take a packet in; whether a member sent it, and what to answer to where it came from.
+        """Handle a packet. Returns whether a member sent it, and the bytes to answer to its source.
 
-        ``host``: held to a rate, as ports are changed at will.
+        ``host``: the throttle counts by host, since a sender can change its port at will.
         """
         if self._closed or not self._started or self._outside.held():
             return False, None
@@ -247,7 +247,7 @@ class Agent:
                 self.traffic.count(Direction.RECEIVED, "Knock" if opened.reply else "Ticket", len(data))
                 if opened.introduced is not None:
                     self._release(opened.introduced)
-                return False, opened.reply  # may be an old one again
+                return False, opened.reply  # it may be a replay
             envelope = self._codec.decode(opened.packet, limit=limit)
             self.traffic.count(Direction.RECEIVED, type(envelope.message).__name__, len(data))
             whole = self._put_together(envelope)
@@ -259,7 +259,7 @@ class Agent:
         return True, None
 
     def _put_together(self, envelope: Envelope) -> Envelope | None:
-        """What came, or what a piece completes; None while there are pieces missing."""
+        """The envelope itself, or the one that a piece completes; None while pieces are missing."""
         if not isinstance(envelope.message, Piece):
             return envelope
         packet = self._pieces.add(envelope.sender, envelope.message, asyncio.get_running_loop().time())
@@ -272,7 +272,7 @@ class Agent:
         return whole
 
     def _release(self, address: Address) -> None:
-        """Send what has waited for an introduction to ``address``."""
+        """Send the messages that have waited for an introduction to ``address``."""
         for message in self._waiting.take(address, asyncio.get_running_loop().time()):
             self.send(address, message)
 
@@ -300,7 +300,7 @@ class Agent:
         asyncio.get_running_loop().call_later(_LOOK, self._plan_http)
         try:
             await self._web.open(self._sockets.tcp)
-        except Exception as error:  # noqa: BLE001 - half an agent is none
+        except Exception as error:  # noqa: BLE001 - half an agent is useless
             self.driver.end(StoppedError(f"the agent cannot answer HTTP: {type(error).__name__}: {error}"))
 
     def _tell(self, orders: list[Snapshot | Order]) -> None:
@@ -309,7 +309,7 @@ class Agent:
             self._plan_http()
 
     def _plan_http(self) -> None:
-        """Once: a joiner is let in and gets the state first, which takes datagrams and what it asks itself."""
+        """Decide once when the HTTP side starts: a joiner first needs only datagrams and its own requests."""
         if not self._planned:
             self._planned = True
             known = self.driver.core.known_view
@@ -346,14 +346,14 @@ class Agent:
         return Sealed(ring, config.job, self._member.address, known_as=introduces, peers=peers)
 
     async def _follow_keys(self, ring: KeyRing) -> None:
-        """Follow the file with the secrets, one look at a time and beside the loop: it may be on a file system that hangs."""
+        """Follow the file with the secrets, one check at a time and on a thread: its file system may hang."""
         while not self._closed:
             if (line := await asyncio.to_thread(ring.renew)) is not None:
                 self.driver.note(logging.WARNING, "keys", line)
             await asyncio.sleep(_RENEW_KEYS)
 
     def _packets(self, message: Message) -> tuple[bytes, ...]:
-        """The packet for ``message``, or those for its pieces; the same object sent to many is encoded once."""
+        """The packet for ``message``, or the packets of its pieces; the same object sent to many members is encoded once."""
         if self._latest is None or self._latest[0] is not message:
             packet = self._encode(message)
             self._latest = message, tuple(map(self._encode, cut(packet))) or (packet,)
@@ -366,7 +366,7 @@ class Agent:
         endpoint = numeric(address)
         if endpoint is not None and fits(len(sealed), endpoint):
             self._send_datagram(endpoint, kind, sealed)
-        elif address in self._resolving:  # one look-up of a name at a time: where no name server answers each takes long
+        elif address in self._resolving:  # one look-up of a name at a time: without a name server each takes long
             self.traffic.count(Direction.DROPPED, "unresolved", len(sealed))
         else:
             if endpoint is None:
@@ -378,7 +378,7 @@ class Agent:
         self._udp.send(sealed, endpoint)
 
     async def _send_pieces(self, address: Address, kind: str, packets: tuple[bytes, ...]) -> None:
-        """One after another, each sealed when it is its turn; after one that does not arrive the rest is of no use."""
+        """Send pieces one after another, each sealed when its turn comes; after a lost piece the rest is useless."""
         self.traffic.count(Direction.SENT, kind, 0)
         try:
             for packet in packets:
@@ -389,7 +389,7 @@ class Agent:
             self._long.discard((address, packets))
 
     async def _send_slowly(self, address: Address, kind: str, sealed: bytes) -> bool:
-        """To a name, or too large for a datagram; whether it went out, as far as that is known."""
+        """Send to a name, or a packet too large for a datagram. Returns whether it was sent, as far as is known."""
         try:
             endpoint = await resolve(address)
         except OSError:
@@ -416,7 +416,7 @@ class Agent:
         explained = error
         try:
             explained = await self.discovery.explain(error)
-        finally:  # whatever comes of that: nobody else ends this lifetime
+        finally:  # in any case: nothing else ends this lifetime
             self.driver.stop(explained)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, object]) -> None:

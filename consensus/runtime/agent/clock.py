@@ -1,4 +1,4 @@
-"""The clock of everything that runs: the protocol itself has none, and is told the time."""
+"""The clock of the runtime: the protocol itself has none, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import functools
 import time
 
 now = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-"""Seconds on the boot-time clock: monotonic, and running on while the host sleeps."""
+"""Seconds on the boot-time clock: monotonic, and it goes on while the host sleeps."""

@@ -1,7 +1,8 @@
-"""What is to be found at the introducers: who listens there, of which job, and whether we would understand each other.
+"""Looks at the introducers: which process listens there, of which job, with which protocol version and secret.
 
-The core founds and joins by what arrives; silence alone tells it too little. So until there is a view this member also looks:
-at the introducers, where it would found itself, and after their names, which may stand for other addresses in a moment.
+The core founds and joins by the messages that arrive; silence alone tells it too little. So until there is a view, a member
+that would found also looks at the introducers; and a member whose introducers are names looks them up again, since they may
+soon resolve to other addresses.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from ..net.names import Introducers, lookup
 from .driver import Driver
 
 _LOOK_TIMEOUT = 1.0
-"""How long an address may take to say who listens there."""
+"""Seconds that a process at an address has to say who it is."""
 
 _NOBODY = "nobody listens there"
 
 _LOOKUP_EVERY = 0.5
-"""How often introducers that are names are looked up again, until there is a view: other members come up meanwhile."""
+"""Seconds between two look-ups of introducers that are names, until there is a view: other members come up meanwhile."""
 
 _WARN_AFTER = 3.0
-"""How long a member that is not let in waits, in seconds, before it says what keeps it out."""
+"""Seconds after which a member that is not admitted logs what keeps it out."""
 
 _DOUBTS = {
     Doubt.ASKS: "the members there have a secret, this one has none: give it the same secret or secret_file",
@@ -40,13 +41,13 @@ _DOUBTS = {
 """What a refusal means for a joiner."""
 
 _BARRING = frozenset({Doubt.ASKS, Doubt.DIFFERS, Doubt.LACKS})
-"""Where another member with other secrets answers, this one may have restarted with an old secret: it must not found."""
+"""If another member with other secrets answers, this one may have restarted with an old secret: it must not found."""
 
 _UNSURE = "this member, though first, founds nothing while an introducer with other secrets may know the cluster"
 
 
 class Discovery:
-    """Looks, and tells the driver's core. Lives on the agent's loop; ``attend`` and ``follow_names`` run as tasks of it."""
+    """Looks, and reports to the driver's core. Runs on the agent's loop; ``attend`` and ``follow_names`` run as its tasks."""
 
     def __init__(
         self,
@@ -57,21 +58,21 @@ class Discovery:
         ring: KeyRing | None,
         held: Callable[[], bool],
     ) -> None:
-        """``introducers``: the own address included."""
+        """``introducers``: including this member's own address."""
         self._config = config
         self._member = member
         self._driver = driver
         self._ring = ring
         self._held = held
         self.introducers = list(introducers.addresses)
-        """Where others may be found, however they call themselves."""
+        """Addresses where other members may be found, even if they advertise others."""
         self._listed = introducers
         self._found: list[Address] = []
         self._attended: set[Address] = set()
         self._doubted: set[Address] = set()
 
     async def find(self, addresses: Iterable[Address]) -> tuple[Address, ...]:
-        """Those of ``addresses`` where another member of this job and version answers within about a second."""
+        """The ``addresses`` where another member of this job and version answers within about a second."""
         wanted = list(addresses)
         answers = await asyncio.gather(*(self._look(address) for address in wanted))
         found = tuple(
@@ -88,14 +89,14 @@ class Discovery:
         return found
 
     def add(self, addresses: tuple[Address, ...]) -> None:
-        """Let the core ask at ``addresses``, too."""
+        """Make the core ask at ``addresses``, too."""
         self._found += [address for address in addresses if address not in self._found]
         self.introducers += [address for address in addresses if address not in self.introducers]
         self._driver.handle(Introduced(addresses))
 
     async def attend(self) -> None:
-        """Where this member comes first: tell the core at which introducers somebody listens, until it knows a cluster."""
-        named = Introducers(self._config.introducers).named  # then another may be first in a moment
+        """If this member is the first introducer: report to the core which others listen, until it knows a cluster."""
+        named = Introducers(self._config.introducers).named  # then another may soon be first
         while self._driver.core.known_view is None:
             others = [address for address in self.introducers if address != self._member.address]
             if self.introducers[:1] == [self._member.address] and others:
@@ -105,18 +106,18 @@ class Discovery:
             await asyncio.sleep(_LOOKUP_EVERY)
 
     async def _attend_to(self, address: Address) -> None:
-        if address not in self._attended:  # what is not known yet is not nobody
+        if address not in self._attended:  # until the first answer assume that a process listens
             self._attended.add(address)
             self._listens(address, True)
         accepted = asyncio.Event()
 
         def connected() -> None:
             accepted.set()
-            self._listens(address, True)  # before it answers: perhaps it cannot
+            self._listens(address, True)  # before it answers: perhaps it never does
 
         answer = await self._look(address, connected)
         if isinstance(answer, str):
-            if not accepted.is_set():  # nobody, or that host is away
+            if not accepted.is_set():  # nobody listens, or the host is away
                 self._listens(address, False)
                 if answer == _NOBODY:
                     self._doubt(address, False)
@@ -132,14 +133,14 @@ class Discovery:
         self._driver.handle(Listening(address, listening))
 
     def _doubt(self, address: Address, doubted: bool) -> None:
-        """Whether the secrets keep us from hearing of the cluster that whoever is at ``address`` may know."""
+        """Note whether different secrets hide from us a cluster that the member at ``address`` may know."""
         before = bool(self._doubted)
         (self._doubted.add if doubted else self._doubted.discard)(address)
         if bool(self._doubted) != before:
             self._heed()
 
     def _heed(self) -> None:
-        """Tell the core what the list of introducers comes to."""
+        """Report to the core the list of introducers, and whether this member may found."""
         listed, size = self._listed, self._config.initial_size
         founder, barred = listed.founder(self._member.address, size), listed.barred(size)
         if founder and self._doubted:
@@ -147,7 +148,7 @@ class Discovery:
         self._driver.handle(Resolved(listed.addresses, founder, barred))
 
     async def follow_names(self) -> None:
-        """Tell the core what the introducers' names stand for, until it has a view."""
+        """Report to the core the addresses of the introducers' names, until it has a view."""
         if not Introducers(self._config.introducers).named:
             return
         loop, config, driver = asyncio.get_running_loop(), self._config, self._driver
@@ -165,7 +166,7 @@ class Discovery:
             self._heed()
 
     async def explain(self, error: JoinError) -> JoinError:
-        """The error with what answers at each introducer."""
+        """``error`` with a description of what answers at each introducer."""
         found = await self._look_around()
         remedy = ""
         first = next(iter(found), None)
@@ -174,8 +175,8 @@ class Discovery:
         return JoinError(f"{error} ({self._describe_all(found)}){remedy}") if found else error
 
     async def warn(self) -> None:
-        """Say once, long before ``join_timeout``, what waiting alone does not mend. It ends nothing: an answer without proof
-        could be anybody's.
+        """Log once, long before ``join_timeout``, a problem that waiting does not solve. It does not end the search: an answer
+        without proof may come from anybody.
         """
         await asyncio.sleep(min(_WARN_AFTER, self._config.join_timeout / 2))
         if self._driver.core.known_view is not None:
@@ -185,12 +186,12 @@ class Discovery:
             self._driver.note(logging.WARNING, "join", f"not let in so far ({self._describe_all(found)})")
 
     async def _look_around(self) -> dict[Address, Identity | str | None]:
-        """What is to be found at the first introducers (see ``_look``)."""
+        """The answers at the first introducers (see ``_look``)."""
         wanted = [address for address in self.introducers if address != self._member.address][:8]
         return dict(zip(wanted, await asyncio.gather(*map(self._look, wanted)), strict=True))
 
     async def _look(self, address: Address, connected: Callable[[], None] = lambda: None) -> Identity | str | None:
-        """Who listens at ``address``; None: no agent; a text: nobody, for that reason. ``connected``: see ``ask``."""
+        """The agent that listens at ``address``; None: no agent; a text: why nobody answers. ``connected``: see ``ask``."""
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
                 answer, sock = await ask(address, ring=self._ring, connected=connected)
@@ -204,13 +205,13 @@ class Discovery:
         return answer
 
     def _differs(self, answer: Identity | str | None) -> bool:
-        """Whether a member answers that would not understand this one."""
+        """Whether the answer is from a member of another job, version or secret."""
         if not isinstance(answer, Identity):
             return False
         return bool(answer.doubt) or (answer.version, answer.job) != (PROTOCOL_VERSION, self._config.job)
 
     def _describe_all(self, found: Mapping[Address, Identity | str | None]) -> str:
-        """Addresses with the same to be said of them together."""
+        """The descriptions of all answers; addresses with the same description together."""
         alike: dict[str, list[str]] = {}
         for address, answer in found.items():
             alike.setdefault(self._describe(answer), []).append(format_address(address))

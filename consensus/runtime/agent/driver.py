@@ -1,9 +1,9 @@
-"""Drives a protocol core: the sole clock, the order of effects, and one timer.
+"""Drives a protocol core: the only clock, the order of effects, and one timer.
 
-Everything that happens to the core happens here, on the loop's thread, one thing at a time: an input (message, timer,
-report), then the effects it caused, in order. What is the data plane's goes to it together. An input that comes meanwhile is
-queued until the effects before it are carried out. An exception in the core or in a callback ends this member's
-lifetime: a member that half works would cost the others more than one that is gone.
+Only the driver calls the core, on the loop's thread, one step at a time: an input (message, timer, report), then its effects,
+in order. Orders for the data plane are sent to it together. An input that comes meanwhile is queued until the earlier effects
+are carried out. An exception in the core or in a callback ends this member's lifetime: a member that half works would cost the
+others more than one that is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("ftlib.consensus")
 _NOTES = 500
 _HELD_POLL = 0.02
 _PLACES = 0.2
-"""Seconds that the data plane may be told late where others are: that alone should not wake its process for every ping."""
+"""Seconds by which the progress of peers may reach the data plane late: it should not wake that process for every ping."""
 
 
 class Driver:
@@ -44,11 +44,11 @@ class Driver:
         held: Callable[[], bool] = lambda: False,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """``tell`` gets what the data plane is to know, each new snapshot before the orders that go with it.
+        """``tell`` gets the snapshots and orders, each new snapshot before the orders that belong to it.
 
-        ``progress``: where the data plane is. ``held``: whether the process that this agent speaks for is stopped. Then the
-        agent plays stopped, too: what arrives is lost, nothing is sent, and no time is taken note of. ``labels``: fields of
-        every log record.
+        ``progress``: where the data plane is. ``held``: whether the training process of this agent is stopped. Then the agent
+        behaves as if stopped, too: it drops what arrives, sends nothing, and handles no timer. ``labels``: fields of every log
+        record.
         """
         self._core = core
         self._progress = progress
@@ -59,9 +59,9 @@ class Driver:
         self._snapshot = Snapshot()
         self._inbox: deque[Input | Envelope | Callable[[float], object]] = deque()
         self._orders: list[Snapshot | Order] = []
-        """For the data plane, of the effects that are being carried out."""
+        """Snapshots and orders among the effects being carried out."""
         self._places: dict[str, PeerProgress] = {}
-        """Where others are, which the data plane was not told yet."""
+        """The progress of peers that was not sent to the data plane yet."""
         self._busy = False
         self._stopped: StoppedError | None = None
         self._crashed = False
@@ -78,11 +78,11 @@ class Driver:
 
     @property
     def core(self) -> DrivenMachine:
-        """The protocol core: to look at."""
+        """The protocol core, for reading."""
         return self._core
 
     def start(self) -> None:
-        """Have the core look for its cluster."""
+        """Start the core, which looks for its cluster."""
         self.handle(self._core.start)
 
     def receive(self, envelope: Envelope) -> None:
@@ -91,18 +91,19 @@ class Driver:
             self.handle(envelope)
 
     def stop(self, error: StoppedError) -> None:
-        """The core has ended this lifetime, and ``error`` says more about why than it knew."""
+        """The core has ended this lifetime, and ``error`` explains more than the core knew."""
         self.handle(lambda _now: self._stop(error))
 
     def end(self, error: StoppedError) -> None:
-        """This lifetime is over, for a reason that the core does not know: it is told, and tells the others."""
+        """This lifetime is over for a reason outside the core: inform the core, which informs the other members."""
         self.stop(error)
         self.handle(Died(str(error), error))
 
     def handle(self, what: Input | Envelope | Callable[[float], object], *, even_held: bool = False) -> None:
-        """Tell the core, or call ``what(now)``, then carry out the effects; from within an effect: after those before it.
+        """Give ``what`` to the core, or call ``what(now)``, then carry out the effects. Called from an effect: after earlier
+        ones.
 
-        While held it waits, as everything in a stopped process does, unless ``even_held``.
+        While the process is held, the input waits, as everything in a stopped process does, unless ``even_held``.
         """
         if self._crashed:
             return
@@ -126,7 +127,7 @@ class Driver:
             self._pump()
 
     def note(self, level: int, kind: str, text: str) -> None:
-        """One line for the log and for ``explain``."""
+        """Add a line to the log and to ``explain``."""
         self._notes.append({"time": time.time(), "level": logging.getLevelName(level), "kind": kind, "text": text})
         known = self._snapshot.known
         fields = {**self._labels, "ftlib_event": kind, "epoch": 0 if known is None else known.epoch}
@@ -147,7 +148,7 @@ class Driver:
         }
 
     def close(self) -> None:
-        """No timer fires and nothing is performed any more."""
+        """From now on no timer fires and no effect is carried out."""
         self._crashed = True
         for timer in (self._timer, self._telling):
             if timer is not None:
@@ -159,7 +160,7 @@ class Driver:
         try:
             while inbox and not self._crashed:
                 while inbox:
-                    # What the data plane's trailers promised before this happened binds what follows from it.
+                    # A trailer that promised to leave before this input binds the effects of this input.
                     core.set_progress(self._progress())
                     what = inbox.popleft()
                     if isinstance(what, Envelope):
@@ -182,7 +183,7 @@ class Driver:
             self._loop.call_soon(self._arm)
 
     def _tell_all(self) -> None:
-        """The data plane gets all there is for it, at once."""
+        """Send all waiting orders to the data plane at once."""
         orders, self._orders = [*self._places.values(), *self._orders], []
         self._places.clear()
         if self._telling is not None:
@@ -222,7 +223,7 @@ class Driver:
         same = core.known_view is last.known and core.installed_view is last.installed and core.active_view is last.active
         same = same and core.changing == last.changing and core.applicants_waiting == last.applicants_waiting
         if same and self._stopped is last.stopped and core.reasons is last.reasons and core.driver == last.driver:
-            return  # the usual case, after every packet
+            return  # the usual case; this runs after every packet
         snapshot = Snapshot(
             core.known_view,
             core.installed_view,
@@ -238,7 +239,7 @@ class Driver:
             self._orders.append(snapshot)
 
     def _carry_out(self, effect: Effect) -> None:  # noqa: PLR0912 - one case an effect
-        """What leaves this process, and what ends it; the rest is the data plane's."""
+        """Carry out an effect that leaves this process or ends it; all others are orders for the data plane."""
         carrier = self._carrier
         match effect:
             case Send(address, message):
@@ -288,5 +289,5 @@ class Driver:
             self._stopped = StoppedError(f"the agent failed: {type(error).__name__}: {error}")
             try:
                 self._tell([Snapshot(stopped=self._stopped), Stopped(self._stopped)])
-            except Exception:  # noqa: BLE001 - there is nobody left to tell
+            except Exception:  # noqa: BLE001 - no one is left to inform
                 _LOG.exception("the data plane failed while it was told so")

@@ -1,9 +1,9 @@
-"""Having a silent member killed, so that silence becomes proof: by its supervisor, or by a command of the user's own.
+"""Has a silent member killed, so that its death is proven: by its supervisor, or by a command of the user.
 
-``ftlib run`` supervises its workers, and says so in their facts; its endpoint is asked over HTTP. For members that something
-else started there is ``fence_command``. It runs beside the agent, without a shell, and finds the member in its environment:
-``FTLIB_FENCE_ID``, ``_ADDRESS`` (host:port), ``_HOST``, ``_PORT``, ``_PID``, ``_NAME``, ``_JOB`` and ``_REASON``. To exit with
-0 is to swear that the process is gone: two views may be active at a time where that is not true. Anything else proves nothing.
+``ftlib run`` supervises its workers, and says so in their facts; the agent asks its endpoint over HTTP. For members that
+something else started there is ``fence_command``. It runs beside the agent, without a shell, and finds the member in its
+environment: ``FTLIB_FENCE_ID``, ``_ADDRESS`` (host:port), ``_HOST``, ``_PORT``, ``_PID``, ``_NAME``, ``_JOB`` and ``_REASON``.
+Exit code 0 asserts that the process is gone: if that is false, two views may be active at a time. Any other end proves nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PAUSE = 5.0
 """Seconds from the end of a command that proved nothing to the next try."""
 
 AskSupervisor = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Asks a supervisor; OSError where it does not answer."""
+"""Asks a supervisor; raises OSError if it does not answer."""
 
 
 class Fencing:
-    """One agent's requests; one of each kind a member at a time.
+    """One agent's fence requests; for each member one of each kind at a time.
 
-    ``proven(member_id, detail, age)``: it is certainly gone, and was ``age`` seconds ago.
+    Calls ``proven(member_id, detail, age)`` if the member is certainly gone, and was so ``age`` seconds ago.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Fencing:
         self._note = note
         self._asked: set[str] = set()
         self._ordered: dict[str, float] = {}
-        """By member, while its command runs or has just ended: the time before which there is no other try."""
+        """By member, while its command runs or has just ended: the earliest time of the next try."""
         self._told: dict[str, None] = {}
-        """Members whose failing command was mentioned; who failed last comes last. As many as a view may have."""
+        """Members whose failing command was logged, the latest failure last. At most as many as a view may have."""
 
     async def ask(self, member: Member, reason: str) -> None:
-        """Have its supervisor kill ``member``, if it has one."""
+        """Ask the supervisor of ``member``, if it has one, to kill it."""
         supervisor = member.fact("supervisor")
         if supervisor is None or member.id in self._asked:
             return
@@ -70,7 +70,7 @@ class Fencing:
             self._note(logging.WARNING, "fence", f"the supervisor {supervisor} did not reap {member}: {answer}")
 
     async def order(self, member: Member, reason: str) -> None:
-        """Run ``fence_command`` for ``member``; once in a while, as long as it proves nothing."""
+        """Run ``fence_command`` for ``member``; while it proves nothing, at most every ``_PAUSE`` seconds."""
         now = asyncio.get_running_loop().time()
         if not self._config.fence_command or now < self._ordered.get(member.id, 0.0):
             return
@@ -87,7 +87,7 @@ class Fencing:
             self._note(logging.WARNING, "fence", text)
 
     def _first(self, member_id: str) -> bool:
-        """Whether this failure is worth a word: the first one, as far as is remembered."""
+        """Whether to log this failure: the first one for the member, as far as is remembered."""
         first = member_id not in self._told
         self._told.pop(member_id, None)
         self._told[member_id] = None
@@ -101,7 +101,7 @@ class Fencing:
             process = await asyncio.create_subprocess_exec(
                 *shlex.split(self._config.fence_command),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,  # what it has to say goes to stderr, which is this process's
+                stdout=asyncio.subprocess.DEVNULL,  # its messages go to stderr, which is this process's
                 env={**os.environ, **self._facts(member, reason)},
                 start_new_session=True,
             )
@@ -112,7 +112,7 @@ class Fencing:
                 code = await process.wait()
         except (TimeoutError, asyncio.CancelledError) as error:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever it started
+                os.killpg(process.pid, signal.SIGKILL)  # with all processes that it started
             await process.wait()
             if isinstance(error, TimeoutError):
                 return f"did not end within fence_timeout={self._config.fence_timeout:g} s and was killed"
@@ -134,6 +134,6 @@ class Fencing:
 
 
 def _age(answer: Mapping[str, Any]) -> float:
-    """For how many seconds a process was gone when its supervisor answered; 0 where it does not say so."""
+    """Seconds for which the process was gone when its supervisor answered; 0 if the answer does not say so."""
     found = answer.get("gone_ms")
     return found / 1000.0 if type(found) is int and found > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The two sides that a driver stands between: the protocol core that decides, and the carrier of what leaves this process."""
+"""The two interfaces that a driver connects: the protocol core that decides, and the carrier of effects out of this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DrivenMachine(Protocol):
 
     @property
     def known_view(self) -> View | None:
-        """The newest chosen view that is known; for a joiner the cluster's, as it was told."""
+        """The newest chosen view that is known; for a joiner the cluster's view as it received it."""
 
     @property
     def active_view(self) -> View | None:
@@ -64,10 +64,10 @@ class DrivenMachine(Protocol):
         ...
 
     def handle(self, what: Input, now: float, /) -> None:
-        """The data plane reports something, or the agent has found it out."""
+        """Handle a report of the data plane, or something that the agent has found out."""
 
     def set_progress(self, progress: Progress, /) -> None:
-        """What rides on pings."""
+        """Set the progress that pings carry."""
 
     def status(self) -> dict[str, Any]:
         """Plain values."""
@@ -75,7 +75,7 @@ class DrivenMachine(Protocol):
 
 
 class Carrier(Protocol):
-    """What carries out the effects that leave this process."""
+    """Carries out the effects that leave this process."""
 
     def send(self, address: Address, message: Message) -> None:
         """``Send``."""
@@ -93,7 +93,7 @@ class Carrier(Protocol):
         """``Fence``."""
 
     def explain_join(self, error: JoinError) -> None:
-        """Look at the introducers once more, and have the driver ``stop`` with what was found, soon."""
+        """Look at the introducers once more, and soon call the driver's ``stop`` with an error that says what was found."""
 
     def let_go(self) -> None:
-        """Close all sockets: the core has failed, or has said that this member is dead."""
+        """Close all sockets: the core has failed, or has announced that this member is dead."""

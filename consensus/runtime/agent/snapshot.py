@@ -1,4 +1,4 @@
-"""What other threads than the agent's may know of a cluster."""
+"""What threads other than the agent's may read about a cluster."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...view import Reason, View
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What other threads may know: published by the loop's thread, never changed."""
+    """What other threads may read: published by the loop's thread, never changed."""
 
     known: View | None = None
-    """The newest chosen view; for a joiner the cluster's, as it was told."""
+    """The newest chosen view; for a joiner the cluster's view as it received it."""
 
     installed: View | None = None
     active: View | None = None
@@ -23,11 +23,11 @@ class Snapshot:
     stopped: StoppedError | None = None
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     driver: str = ""
-    """Who installs the newest chosen view, as far as it is known."""
+    """Id of the member that installs the newest chosen view, as far as known."""
 
     @property
     def confirmed(self) -> bool:
-        """Whether the active view is the newest known and nothing is under way."""
+        """Whether the active view is the newest known and no change is under way."""
         return (
             self.stopped is None
             and not self.changing

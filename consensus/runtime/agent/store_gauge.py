@@ -1,4 +1,4 @@
-"""A store with a gauge: how often what was asked of it, and since when it does not answer."""
+"""Measures a store: the number of requests of each kind, and since when it does not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 def _measured(
     method: Callable[Concatenate[Store, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[StoreGauge, P], Coroutine[Any, Any, T]]:
-    """The same method of a gauge: that of its store, counted under its name."""
+    """The method of a gauge: it calls the same method of its store, counted under its name."""
     kind = method.__name__
 
     async def measured(self: StoreGauge, /, *args: P.args, **options: P.kwargs) -> T:
@@ -30,7 +30,7 @@ class StoreGauge(Store):
     """Passes everything on to ``store``, and counts."""
 
     def __init__(self, store: Store) -> None:
-        """Nothing was asked yet."""
+        """No request yet."""
         self.store = store
         self.url = store.url
         self.operations = store.operations
@@ -38,12 +38,13 @@ class StoreGauge(Store):
         self._begun = 0
         self._failures = 0
         self._newest_failure = 0
-        """How many had begun by then: what began before it does not show that the store is back."""
+        """The number of requests begun at the newest failure: success of an earlier one does not show that the store is back.
+        """
         self._away_since: float | None = None
 
     def status(self) -> dict[str, Any]:
-        """Plain values. ``away_since``: wall-clock seconds; None while it answers. ``requests`` by kind; one may be several
-        ``operations`` (see ``Store.operations``).
+        """Plain values. ``away_since``: wall-clock seconds; None while the store answers. ``requests``: by kind; one request
+        may be several ``operations`` (see ``Store.operations``).
         """
         return {
             "url": self.url,
@@ -71,7 +72,7 @@ class StoreGauge(Store):
         return self.store.watch(prefix)
 
     async def measure(self, kind: str, operation: Awaitable[T]) -> T:
-        """What ``operation`` comes to, counted as one of its kind."""
+        """The result of ``operation``, counted as one of its kind."""
         self._kinds[kind] += 1
         self._begun += 1
         number = self._begun

@@ -1,7 +1,7 @@
-"""An agent's dealings with the shared store: opens it, has requests carried out there, and listens for changes.
+"""An agent's session with the shared store: opens it, has requests carried out there, and watches for changes.
 
-Nothing of the agent ever waits for the store. Requests run beside each other, so that a lease is renewed while a record is
-stuck; whatever comes of one is told to the core, and that decides whether to ask again.
+No other part of the agent ever waits for the store. Requests run concurrently, so that a lease is renewed while a record hangs.
+The core gets every result, and decides whether to ask again.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _LAST_PAUSE = 5.0
 """Seconds between two tries to open a store that is away, growing."""
 
 _GOODBYE = 1.0
-"""Seconds for the removal of the own lease at the end, and for letting go of the store."""
+"""Seconds for the removal of the own lease at the end, and for closing the store."""
 
 
 def session_for(
     config: Config, member: Member, ring: KeyRing | None, driver: Driver, spawn: Callable[[Coroutine[Any, Any, None]], None]
 ) -> StoreSession | None:
-    """One for an agent whose policy needs a store."""
+    """A session for an agent whose policy needs a store, else None."""
     return StoreSession(config, member, ring, driver, spawn) if config.policy is Policy.STORAGE else None
 
 
 class StoreSession:
-    """One agent's. OPENING -> OPEN (``attend``) -> CLOSED (``close``). Lives on the agent's loop."""
+    """One agent's session. OPENING -> OPEN (``attend``) -> CLOSED (``close``). Runs on the agent's loop."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class StoreSession:
         self._store: StoreGauge | None = None
         self._executor: StoreExecutor | None = None
         self._tried = asyncio.Event()
-        """What is asked during the first try to open the store waits for that: it takes a moment, or has a deadline."""
+        """Requests during the first try to open the store wait for its end: that takes a moment, or has a deadline."""
         self._away = ""
         self._requests: Counter[str] = Counter()
         self._unanswered: Counter[str] = Counter()
         self._under_way: set[object] = set()
-        """What is not begun once more before it is answered; see ``_repeated``."""
+        """Repeated requests that are not answered yet, and are not begun again before; see ``_repeated``."""
         self._leased = False
 
     def ask(self, request: StoreOp) -> None:
-        """Have it carried out; the core is told what came of it."""
+        """Carry out ``request``; the core gets the result."""
         name, repeated = type(request).__name__, _repeated(request)
         self._requests[name] += 1
         if self._executor is None and self._tried.is_set():
             self._answer(request, Away(self._away))
         elif repeated in self._under_way:
-            # Not this one instead of the other: a store that takes longer than the time between two would answer none.
+            # Do not replace the earlier one: a store slower than the interval between two would answer none.
             self._answer(request, Away(f"the store {self._url} has not answered the {name} before this yet"))
         else:
             if repeated is not None:
@@ -88,7 +88,7 @@ class StoreSession:
             self._spawn(self._carry_out(request))
 
     async def attend(self) -> None:
-        """Open the store, however long it is away, and tell the core of changes. One that refuses ends this lifetime."""
+        """Open the store, however long it is away, and report changes to the core. A store that refuses ends this lifetime."""
         try:
             store = self._store = StoreGauge(self._locate())
             await self._open(store)
@@ -105,7 +105,7 @@ class StoreSession:
             self._stir()
 
     async def close(self) -> None:
-        """Remove the own lease, if the store lets us within about a second, and let go. Requests under way have been ended."""
+        """Remove the own lease, if the store does that within about a second, and close. No request is under way by then."""
         executor, self._executor = self._executor, None
         self._away = "this member has ended"
         with contextlib.suppress(TimeoutError):
@@ -163,7 +163,7 @@ class StoreSession:
 
 
 def _repeated(request: StoreOp) -> object:
-    """What it has in common with others that are asked every so often, whatever came of the one before; None: nothing."""
+    """A key that is equal for repetitions of a periodic request; None for other requests."""
     match request:
         case Beat():
             return Beat

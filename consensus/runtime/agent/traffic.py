@@ -1,4 +1,4 @@
-"""Counts of what went over the wire: the figure behind "no control message on the healthy path of a step"."""
+"""Counts messages on the wire: the figure behind "no control message on the healthy path of a step"."""
 
 from __future__ import annotations
 

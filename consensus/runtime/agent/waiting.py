@@ -11,16 +11,16 @@ from ...member import Address
 from ...messages import Message
 
 _KEPT = 16
-"""Messages an address; the oldest go first."""
+"""The most messages kept for an address; the oldest are dropped first."""
 _PATIENCE = 1.0
-"""Seconds after which a message is of no use any more."""
+"""Seconds after which a message is useless."""
 
 
 class Waiting:
     """Messages by address, bounded."""
 
     def __init__(self, addresses: int = 1024) -> None:
-        """Nothing waits. ``addresses``: messages to more of them are not kept."""
+        """Nothing waits. ``addresses``: the most addresses for which messages are kept."""
         self._addresses = addresses
         self._messages: OrderedDict[Address, deque[tuple[float, Message]]] = OrderedDict()
 
@@ -33,5 +33,5 @@ class Waiting:
             self._messages.popitem(last=False)
 
     def take(self, address: Address, now: float) -> list[Message]:
-        """What has waited for ``address`` and is not too old, in order."""
+        """The messages that have waited for ``address`` and are not too old, in order."""
         return [message for since, message in self._messages.pop(address, ()) if now - since <= _PATIENCE]

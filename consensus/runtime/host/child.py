@@ -1,7 +1,7 @@
 """The agent's side of a host: carries values from the training process to the agent, and back.
 
-As a process of its own (``main``, started by ``process_host``) it ends with its training process, whichever way that ends, and
-says so to the others first: its word arrives before anybody could notice a closed connection.
+As a process of its own (``main``, started by ``process_host``) it ends with its training process, however that ends. It first
+announces the death to the other members: the message arrives before they could notice a closed connection.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from .progress_cell import ProgressCell
 
 _LOG = logging.getLogger("ftlib.consensus")
 _FACTS_TIMEOUT = 0.3
-"""Seconds that the training process gets to say where it is: it may be busy, and status must answer all the same."""
+"""Seconds that the training process gets to send its facts: it may be busy, and status must answer all the same."""
 
 _SWITCH = 0.0005
-"""Seconds after which a thread that computes lets the loop go on: a joiner's agent imports while all wait for its word."""
+"""Seconds after which a computing thread yields to the loop: a joiner's agent imports while all wait for its messages."""
 
 _PR_SET_NAME = 15
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What reaches a whole process group is for the training process to decide upon; this one follows it."""
+"""Signals that reach a whole process group: the training process decides what to do, and this one follows it."""
 
 
 def main() -> None:
-    """``argv``: a name for this process, the parent's pid, and the descriptors of the pipe, the doors, the cell and the life
-    lock (-1: the system has none). To be called with the collector disabled.
+    """``argv``: a name for this process, the parent's pid, and the descriptors of the pipe, the handoff socket (``doors``), the
+    progress cell and the life lock (-1: the system has none). Call it with the garbage collector disabled.
     """
     gc.freeze()
     gc.enable()
@@ -67,15 +67,15 @@ def main() -> None:
         parent = ParentWatcher(pid)
     except ProcessLookupError:
         return
-    if os.getppid() != pid:  # it had ended, and the number may be another's by now
+    if os.getppid() != pid:  # the parent has ended, and another process may have its number by now
         return
     child = Child(socket.socket(fileno=doors), ProgressCell.open(cell).read, parent, life)
     asyncio.run(child.run(socket.socket(fileno=pipe)))
-    os._exit(0)  # nothing is left to be said, and threads of libraries may hang
+    os._exit(0)  # nothing is left to do, and threads of libraries may hang
 
 
 def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:
-    """Put an agent together, on its loop's thread."""
+    """Make an agent, on its loop's thread."""
     own, size, introducers = setup.member.address, setup.config.initial_size, setup.introducers
     machine = Machine(
         setup.config,
@@ -90,14 +90,14 @@ def make_agent(setup: Setup, sockets: SocketPair, outside: Outside) -> Agent:
 
 
 class Child:
-    """Everything is on one loop. Without a ``parent`` that is one of the training process itself."""
+    """The agent's side, on one event loop. Without a ``parent`` that loop runs in the training process itself."""
 
     def __init__(
         self, doors: socket.socket, progress: Callable[[], Progress], parent: ParentWatcher | None = None, life: int = -1
     ) -> None:
-        """``doors``: where connections go that the training process is to answer. ``progress``: where its data plane is.
+        """``doors``: the handoff socket, for connections that the training process answers. ``progress``: its data plane's.
 
-        ``parent``: watches the training process, where that is another one. ``life``: see ``life_lock``.
+        ``parent``: watches the training process, if that is another process. ``life``: see ``life_lock``.
         """
         self._doors = doors
         self._progress = progress
@@ -114,7 +114,7 @@ class Child:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, sock: socket.socket) -> None:
-        """Until the training process says stop, or is gone."""
+        """Run until the training process sends ``Stop``, or is gone."""
         await self._pipe.open(sock)
         try:
             if self._parent is not None:
@@ -124,19 +124,19 @@ class Child:
             await self._pipe.close()
 
     def close(self) -> None:
-        """Give back what is left. Idempotent."""
+        """Close the remaining sockets. Idempotent."""
         self._doors.close()
         if self._sockets is not None:
             self._sockets.close()
 
     def descriptors(self) -> Iterable[int]:
-        """The sockets that are its own. Takes no lock."""
+        """The descriptors of its own sockets. Takes no lock."""
         pair = self._sockets
         return [self._doors.fileno(), *(() if pair is None else (pair.udp.fileno(), pair.tcp.fileno()))]
 
     def _orphaned(self) -> None:
-        """The training process has ended: say so, and follow it at once."""
-        if self._parent is None:  # its threads end with it; or this agent was given up
+        """The training process has ended: announce that, and end at once."""
+        if self._parent is None:  # all threads end with the process; or this agent was given up
             self._over.set()
             return
         self._die("its training process ended")
@@ -147,7 +147,7 @@ class Child:
         if self.agent is not None:
             self.agent.driver.handle(Died(text, StoppedError(text)), even_held=True)
 
-    # The training process speaks
+    # From the training process
 
     def _received(self, value: Any) -> None:
         try:
@@ -168,11 +168,11 @@ class Child:
                 case _:
                     if self.agent is not None:
                         self.agent.driver.handle(value)
-        except Exception as error:  # noqa: BLE001 - raised from here it would look like the training process's end
+        except Exception as error:  # noqa: BLE001 - raised here it would look like the end of the training process
             self._fail(value, error)
 
     def _fail(self, value: object, error: Exception) -> None:
-        """Something could not be carried out: not started, or this lifetime is over, and for that reason."""
+        """``value`` could not be carried out: the agent was not started, or else this ends the lifetime."""
         if self.agent is None:
             self._refuse(error)
             return
@@ -181,8 +181,8 @@ class Child:
         self._die(text)
 
     def _refuse(self, error: Exception) -> None:
-        """Let the training process raise it."""
-        if not isinstance(error, ConsensusError):  # it may not be made for a pipe
+        """Make the training process raise ``error``."""
+        if not isinstance(error, ConsensusError):  # it may not survive pickling
             error = ConsensusError(f"the agent could not be started: {type(error).__name__}: {error}")
         self._pipe.send([Failed(error)])
 
@@ -234,7 +234,7 @@ class Child:
             await self.agent.close()
         self._over.set()
 
-    # What the agent wants of the training process
+    # Requests of the agent to the training process
 
     async def _ask_facts(self) -> Mapping[str, Any]:
         number = next(self._numbers)
@@ -258,12 +258,12 @@ class Child:
 
 
 class _Forwarding(logging.handlers.QueueHandler):
-    """Has every record logged in the training process, where the user's handlers are."""
+    """Sends every log record to the training process, where the user's handlers are."""
 
     def __init__(self, pipe: LoopPipe) -> None:
         super().__init__(queue.SimpleQueue())
         self._pipe = pipe
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Hand over one prepared record."""
+        """Send one prepared record."""
         self._pipe.send([record])

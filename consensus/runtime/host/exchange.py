@@ -1,4 +1,4 @@
-"""What a training process and its agent tell each other besides the reports and orders of ``border``: frozen values, too."""
+"""What a training process and its agent exchange besides the reports and orders of ``border``: frozen values, too."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..net.names import Introducers
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an agent begins with; its control sockets wait at the other socket pair by then."""
+    """What an agent begins with; by then its control sockets wait in the handoff socket."""
 
     config: Config
     member: Member
     introducers: Introducers
-    """As looked up when this member was bound; the own address included."""
+    """As looked up when this member was bound, including its own address."""
     advertised: Address
     served: frozenset[str]
     """Paths that the training process answers."""
     level: int
-    """Of the log records that it wants."""
+    """The lowest level of the log records that it wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class ReadStatus:
-    """What this member believes."""
+    """A request for what this member believes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Whether a member of this job answers at one of these addresses; it is joined through them then."""
+    """A request to find members of this job at these addresses, and to join through them."""
 
     addresses: tuple[Address, ...]
 
@@ -77,19 +77,19 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """It listens."""
+    """The agent listens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It could not be started."""
+    """The agent could not be started."""
 
     error: ConsensusError
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Of a question: its ``value``, or the ``error`` to raise."""
+    """The answer to ``Asked`` of this number: its ``value``, or the ``error`` to raise."""
 
     number: int
     value: Any = None
@@ -98,6 +98,6 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class FactsAsked:
-    """A wish for ``DataPlane.facts``."""
+    """A request for ``DataPlane.facts``."""
 
     number: int

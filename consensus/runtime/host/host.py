@@ -1,8 +1,8 @@
-"""Where an agent runs, seen from the training process: a socket pair to it, wherever that is.
+"""The host of an agent, seen from the training process: a socket pair to it, in this process or another.
 
-The two share that pair (values both ways), a second one (connections to be answered here), and a few bytes of memory (where
-the data plane is). The agent is in a process of its own (``process_host``) or on a thread of this one (``thread_host``);
-neither side can tell the difference.
+Both sides share that pair (values both ways), a second pair (the handoff socket, for connections to be answered here), and a
+few bytes of memory (the data plane's progress). The agent is in a process of its own (``process_host``) or on a thread of this
+one (``thread_host``); neither side can tell the difference.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from .progress_cell import ProgressCell
 
 _LOG = logging.getLogger("ftlib.consensus")
 _REQUEST_LIMIT = 256 * 1024
-"""Bytes of a request that the agent hands over: what it takes of a request line (see ``authenticator``), and more."""
+"""The most bytes of a request that the agent hands over: more than its limit for a request line (see ``authenticator``)."""
 
 _SERVER_TIMEOUT = 1.0
-"""Seconds for the thread that hands connections to others to see the end."""
+"""Seconds for the thread that takes connections from the agent to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ears:
-    """Who listens to an agent in the training process; called on the host's thread."""
+    """The receivers of an agent's values in the training process; called on the host's thread."""
 
     plane: DataPlane
     publish: Callable[[Snapshot], None]
     failed: Callable[[StoppedError], None]
-    """The agent itself has ended without being asked to."""
+    """Called if the agent ended without being asked to."""
 
 
 class Host(ABC):
-    """One agent's place. NEW -> RUNNING (``start``) -> ENDED (``stop``, or the agent's failure)."""
+    """One agent's host. NEW -> RUNNING (``start``) -> ENDED (``stop``, or the agent's failure)."""
 
     _place: ClassVar[str]
-    """Where the agent is, for people."""
+    """Where the agent runs, for people."""
 
     def __init__(self, cell: ProgressCell) -> None:
-        """Starts nothing. ``cell``: what the agent reads, too."""
+        """Starts nothing. ``cell``: shared with the agent."""
         self.cell = cell
-        """Where the data plane is: written by this process at every call, read by the agent before every input."""
+        """The data plane's progress: written by this process at every call, read by the agent before every input."""
         self._sources = Sources()
         self._name = ""
         self._pipe: Pipe | None = None
@@ -76,15 +76,15 @@ class Host(ABC):
         self._ending = threading.Lock()
         self._ended = False
 
-    # What differs
+    # What the subclasses do
 
     @abstractmethod
     def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
-        """Start the agent's side with its ends of the pairs, which are closed here if that raises ConsensusError."""
+        """Start the agent's side with its ends of the pairs; if this raises ConsensusError, the caller closes them."""
 
     @abstractmethod
     def _quit(self, *, now: bool) -> None:
-        """See that nothing of the agent's side is left. ``now``: it has nothing to say to anybody any more."""
+        """Make sure that nothing of the agent's side is left. ``now``: do not wait for its messages."""
 
     @abstractmethod
     def _exit(self) -> str:
@@ -94,15 +94,15 @@ class Host(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the agent takes orders."""
+        """Whether the agent takes requests."""
         return self._reader is not None and self._reader.is_alive() and not self._stopping and not self._ended
 
     def here(self) -> bool:
-        """Whether the caller is on the thread that calls the ``Ears``: nothing may be waited for there."""
+        """Whether the caller is on the thread that calls the ``Ears``, which must not wait."""
         return self._reader is threading.current_thread()
 
     def begin(self, member_id: str) -> None:
-        """Begin to start, beside what the caller does until ``start``. ConsensusError where that is not possible."""
+        """Begin to start, while the caller works until ``start``. Raises ConsensusError if that is not possible."""
         name = self._name = f"ftlib-agent-{member_id[:6]}"
         pipe, their_pipe = socket.socketpair()
         doors, their_doors = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -120,7 +120,7 @@ class Host(ABC):
     def start(
         self, config: Config, member: Member, introducers: Introducers, sockets: SocketPair, ears: Ears, timeout: float
     ) -> None:
-        """Start the agent and wait until it listens; ConsensusError where it does not within ``timeout`` seconds."""
+        """Start the agent and wait until it listens; raises ConsensusError if it does not within ``timeout`` seconds."""
         self._ears = ears
         try:
             try:
@@ -128,7 +128,7 @@ class Host(ABC):
                     self.begin(member.id)
                 self._hand_over(sockets)
             finally:
-                sockets.close()  # ours: "connection refused" must prove that the agent is gone
+                sockets.close()  # our copies: "connection refused" must prove that the agent is gone
             level = min(_LOG.getEffectiveLevel(), logging.INFO)
             self._send(Setup(config, member, introducers, sockets.advertised, self._sources.paths, level))
             self._reader = threading.Thread(target=self._listen, name=f"{self._name}-ears", daemon=True)
@@ -142,9 +142,9 @@ class Host(ABC):
             raise
 
     def _hand_over(self, sockets: SocketPair) -> None:
-        """They wait at the other end until the agent has come so far."""
+        """Send the control sockets; they wait in the handoff socket until the agent takes them."""
         assert self._doors is not None  # begun
-        with contextlib.suppress(OSError):  # it has ended: that is found at the other pair
+        with contextlib.suppress(OSError):  # the agent has ended: the pipe shows that
             socket.send_fds(self._doors, [b"\0"], [sockets.udp.fileno(), sockets.tcp.fileno()])
 
     def stop(self, timeout: float) -> None:
@@ -158,15 +158,15 @@ class Host(ABC):
             self._reader.join(timeout)
             self._end()
 
-    # This side speaks
+    # To the agent
 
     def tell(self, report: Report) -> None:
-        """Have the agent handle it. Does not wait; dropped after the end."""
+        """Send ``report`` to the agent. Does not wait; after the end it is dropped."""
         if not self._stopping and self._pipe is not None:
             self._pipe.send(report)
 
     def ask(self, question: Question, timeout: float) -> Any:
-        """The agent's answer; TimeoutError without one, ConsensusError where it has ended."""
+        """The agent's answer; raises TimeoutError if none comes, ConsensusError if the agent has ended."""
         if self.here():
             raise ConsensusError("this call waits for the agent and cannot be made from one of its callbacks")
         number, answer = next(self._numbers), Future[Any]()
@@ -179,7 +179,7 @@ class Host(ABC):
             self._asked.pop(number, None)
 
     def commit_to_leave(self) -> None:
-        """See ``Consensus``: the agent knows it in whatever it does after this call has returned."""
+        """See ``Consensus``: after this call has returned, it binds everything that the agent does."""
         self.cell.commit_to_leave()
 
     def serve(self, path: str, source: Source) -> None:
@@ -190,7 +190,7 @@ class Host(ABC):
     def _send(self, value: object) -> bool:
         return self._pipe is not None and self._pipe.send(value)
 
-    # The agent speaks
+    # From the agent
 
     def _listen(self) -> None:
         pipe, ears = self._pipe, self._ears
@@ -205,7 +205,7 @@ class Host(ABC):
                 self._lost(f"this worker's agent {self._place} ended unexpectedly ({self._exit()})")
         except Exception as error:  # noqa: BLE001 - it ends this lifetime
             _LOG.exception("what the agent said could not be carried out")
-            if not self._started.done():  # it did start; what fails is the layer above
+            if not self._started.done():  # the agent did start; the layer above fails
                 self._started.set_result(None)
             self._lost(f"the agent's word could not be carried out: {type(error).__name__}: {error}")
         finally:
@@ -261,7 +261,7 @@ class Host(ABC):
             self._ears.failed(error)
 
     def _end(self, *, now: bool = False) -> None:
-        """See that nothing of the agent is left."""
+        """Make sure that nothing of the agent is left."""
         with self._ending:
             if not self._ended:
                 self._ended = True
@@ -277,7 +277,7 @@ class Host(ABC):
             with contextlib.suppress(OSError):
                 self._doors.shutdown(socket.SHUT_RDWR)
         self._quit(now=now)
-        self.cell = ProgressCell()  # nobody reads the other any more: its memory is given back
+        self.cell = ProgressCell()  # nobody reads the old one any more: free its memory
         if self._pipe is not None:
             self._pipe.close()
         if self._server is not None:
@@ -295,5 +295,5 @@ def _settle(future: Future[Any], answer: Reply) -> None:
 
 
 def _descriptors_of(pipe: Pipe, doors: socket.socket) -> Callable[[], Iterable[int]]:
-    """What a forked child must let go of: the agent would otherwise miss this process's death."""
+    """Descriptors that a forked child must close: the agent would otherwise miss this process's death."""
     return lambda: [pipe.fileno(), doors.fileno()]

@@ -1,14 +1,14 @@
-"""The end of a training process, known when it happens and not when its memory is freed.
+"""Detects the end of a training process when it happens, not when its memory is freed.
 
-The kernel ends a process in this order: its threads, its memory, its files. With gigabytes of memory, or a CUDA context, the
-second takes from a tenth of a second to several; only then its sockets close. A robust mutex is given up with the thread that
-holds it, at the very beginning. So a thread of the training process holds one for as long as that lives, and a thread of
-its agent's process waits for it.
+The kernel ends a process in this order: its threads, its memory, its files. With gigabytes of memory, or a CUDA context,
+freeing the memory takes from a tenth of a second to several; only then its sockets close. The kernel releases a robust mutex
+with the thread that holds it, at the very beginning. So a thread of the training process holds one while that process lives,
+and a thread of its agent's process waits for the mutex.
 
-Why a thread that does nothing else: it ends with the process and never before, whichever threads train, and whatever they
-are stuck in. (A thread that waits for a disk or a driver cannot be ended before that answers.)
+The holder is a thread that does nothing else, because it ends with the process and never before, whichever threads train, and
+wherever they hang. (A thread that waits for a disk or a driver cannot be ended before that answers.)
 
-The mutex only says that a thread has ended. Whether its process has, the kernel is asked (see ``ParentWatcher.ending``).
+The mutex only shows that a thread has ended; whether its process has, the kernel says (see ``ParentWatcher.ending``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .robust_mutex import RobustMutex, Waited
 
 _LOG = logging.getLogger("ftlib.consensus")
 _START_TIMEOUT = 1.0
-"""Seconds for a thread to start and lock a mutex that nobody else has seen."""
+"""Seconds for a thread to start and lock a mutex that no other thread knows."""
 _SLICE = 1.0
-"""Seconds between two looks whether the process writes a core dump: its threads end, and the mutex with them, after that."""
+"""Seconds between two checks for a core dump: the threads end, and release the mutex, only after the dump."""
 _CONFIRM = 0.25
-"""Seconds for the threads of a process that was killed to be seen ending: long for a signal that each of them has got."""
+"""Seconds for the threads of a killed process to be seen ending: long, since each of them already has the signal."""
 _LOOK = 0.0005
 
 
@@ -47,9 +47,10 @@ class LifeLock:
         self._thread: threading.Thread | None = None
 
     def hold(self, name: str) -> int:
-        """Have a thread called ``name`` hold it; a descriptor for ``watch_life`` in another process, to be closed here.
+        """Start a thread ``name`` that holds the lock. Returns a descriptor for ``watch_life`` in another process; the caller
+        closes it here.
 
-        -1 where the system has no robust mutexes: then the others learn of this process's end by its sockets.
+        Returns -1 if the system has no robust mutexes: then only its sockets show the end of this process.
         """
         try:
             fd = os.memfd_create("ftlib-life", os.MFD_CLOEXEC)
@@ -58,7 +59,7 @@ class LifeLock:
         try:
             os.ftruncate(fd, RobustMutex.SIZE)
             memory = mmap.mmap(fd, RobustMutex.SIZE)
-            memory.madvise(mmap.MADV_DONTFORK)  # a forked child has nothing of it: neither the lock nor the memory
+            memory.madvise(mmap.MADV_DONTFORK)  # a forked child gets neither the lock nor the memory
             mutex = RobustMutex.create(memory)
         except (AttributeError, OSError) as error:
             _LOG.debug("no robust mutex (%s): the end of this process will be known by its sockets", error)
@@ -66,16 +67,16 @@ class LifeLock:
             return -1
         self._thread = threading.Thread(target=self._keep, args=(mutex,), name=name, daemon=True)
         self._thread.start()
-        self._held.wait(_START_TIMEOUT)  # not yet: the agent then finds it unlocked, and goes by the sockets
+        self._held.wait(_START_TIMEOUT)  # on timeout the agent finds it unlocked, and relies on the sockets
         return fd
 
     def release(self) -> None:
-        """The agent shall not wait for it any more. Idempotent; without effect in a forked child."""
+        """End the agent's wait for this lock. Idempotent; without effect in a forked child."""
         with contextlib.suppress(RuntimeError):  # released before
             self._over.release()
 
     def _keep(self, mutex: RobustMutex) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # none is to be handled on this thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # this thread handles none
         short_slices()
         mutex.lock()
         self._held.set()
@@ -84,9 +85,9 @@ class LifeLock:
 
 
 def watch_life(fd: int, parent: ParentWatcher, ended: Callable[[], object]) -> None:
-    """Wait, on a thread of its own, for the process that holds the lock of ``fd`` to end, and call ``ended`` there, once.
+    """Start a thread that waits for the end of the process that holds the lock of ``fd``, and then calls ``ended``, once.
 
-    Takes ``fd``. The thread ends with this process, or when the lock was released, or says nothing.
+    Takes ``fd``. The thread ends with this process, or when the lock is released, or if it cannot wait for it.
     """
     try:
         mutex = RobustMutex(mmap.mmap(fd, RobustMutex.SIZE))
@@ -112,7 +113,7 @@ def _watch(mutex: RobustMutex, parent: ParentWatcher, ended: Callable[[], object
 
 
 def _confirmed(parent: ParentWatcher) -> bool:
-    """Whether not just the thread that held the lock is ending. A signal that a thread has taken shows a moment later."""
+    """Whether the whole process is ending, not only the holder's thread. The kernel shows a taken signal a moment later."""
     deadline = time.monotonic() + _CONFIRM
     while not parent.ending():
         if time.monotonic() > deadline:

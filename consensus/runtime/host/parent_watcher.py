@@ -1,4 +1,4 @@
-"""What an agent process knows of its training process, from the kernel: whether it lives, and whether it is stopped."""
+"""What an agent process learns from the kernel about its training process: whether it lives, and whether it is stopped."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _FRESH = 0.002
-"""Seconds for which one look at the state serves: far below any timeout, and a look costs some 10 us."""
+"""Seconds for which one read of the state is valid: far below any timeout, and a read costs some 10 us."""
 _FLAGS, _NICE, _PENDING = 6, 16, 28
 """Fields of ``/proc/PID/task/TID/stat`` behind the name (proc(5) counts the name and the number before it: 9, 19 and 31)."""
 _ENOUGH = 8192
 """Bytes of such a file."""
 _STEP_BACK = 15
-"""Added to the niceness of ending threads: where others want the processor they get nearly all of it."""
+"""Added to the niceness of ending threads: other threads that want the processor get nearly all of it."""
 _PF_EXITING = 0x4
 _SIGKILL = 1 << 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Thread:
-    """What the kernel says of one thread; by default, of one that is gone."""
+    """What the kernel says about one thread; the defaults are those of a thread that is gone."""
 
     exiting: bool = True
     killed: bool = False
@@ -32,19 +32,19 @@ class _Thread:
 
 
 class ParentWatcher:
-    """Watches one process, usually the parent. Where the kernel tells nothing it is never held, and its end is told by
-    the pipe alone.
+    """Watches one process, usually the parent. If the kernel says nothing, the process never counts as held, and only the pipe
+    shows its end.
     """
 
     def __init__(self, pid: int) -> None:
-        """``pid`` must still be the process that is meant."""
+        """``pid`` must still belong to the intended process."""
         self._pid = pid
         self._pidfd = self._stat = self._proc = -1
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             raise
-        except (AttributeError, OSError):  # an old kernel, or a sandbox: the pipe tells, too
+        except (AttributeError, OSError):  # an old kernel, or a sandbox: the pipe shows the end, too
             pass
         with contextlib.suppress(OSError):
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -53,13 +53,13 @@ class ParentWatcher:
         self._looked = 0.0
 
     def held(self) -> bool:
-        """Whether it is stopped (SIGSTOP, Ctrl-Z, a debugger): then it must look as silent as it is."""
+        """Whether the process is stopped (SIGSTOP, Ctrl-Z, a debugger): then its agent must be silent, too."""
         now = time.monotonic()
         if now - self._looked > _FRESH and self._stat >= 0:
             self._looked = now
             try:
                 stat = os.pread(self._stat, 512, 0)
-            except OSError:  # gone: ``ended`` will tell
+            except OSError:  # gone: ``watch`` will report that
                 return self._held
             self._held = stat[stat.rindex(b")") + 2 :][:1] in b"Tt"
         return self._held
@@ -79,11 +79,11 @@ class ParentWatcher:
     def ending(self) -> bool:
         """Whether the process as a whole is ending, so that none of its threads ever runs its program again.
 
-        A thread has SIGKILL pending only when all were sent it, by whoever kills the process or makes it exit (or execute
-        another program): the kernel never does that to one. Else every thread has to be on its way out, or gone. Threads come
-        only from others that run; so once a list names nobody that was not seen ending before it was read, nobody is left.
+        A thread has SIGKILL pending only if all threads were sent it, because the process is killed, exits or executes another
+        program: the kernel never sends it to one alone. Otherwise every thread has to be exiting, or gone. Only running threads
+        start others; so once a list names no thread that was not seen exiting before the list was read, none is left.
 
-        ``/proc/PID`` was opened while the process lived: another one with its number is never looked at.
+        ``/proc/PID`` was opened while the process lived: a later process with its number is never looked at.
         """
         if self._proc < 0:
             return False
@@ -97,24 +97,24 @@ class ParentWatcher:
                     if not found.exiting:
                         return False
                 seen |= new
-        except (FileNotFoundError, ProcessLookupError):  # it was waited for
+        except (FileNotFoundError, ProcessLookupError):  # its parent has waited for it
             return True
         except OSError:
             return False
         return True
 
     def step_back(self) -> None:
-        """Have the threads of an ending process let others go first: it has only memory to give back, they have to go on.
+        """Lower the priority of an ending process's threads: it only has memory to free, while others have work to do.
 
-        Freeing gigabytes takes more processor time than the others' whole recovery, at the same moment. Where the kernel shares
-        the processors among sessions (sched(7), autogroup), that of a process that leads one steps back as a whole.
+        Freeing gigabytes takes more processor time than the others' whole recovery, at the same moment. If the kernel shares
+        the processors among sessions (sched(7), autogroup), and the process leads one, its whole session steps back.
         """
         if self._proc < 0:
             return
         with contextlib.suppress(OSError):
             threads = [(thread, self._look_at(thread)) for thread in self._tasks()]
             ending = [(thread, found) for thread, found in threads if found.exiting or found.killed]
-            for thread, found in ending:  # and not who executes another program
+            for thread, found in ending:  # and not a thread that executes another program
                 os.setpriority(os.PRIO_PROCESS, int(thread), min(19, found.nice + _STEP_BACK))
             if ending and os.getsid(self._pid) == self._pid:
                 self._write("autogroup", str(_STEP_BACK))
@@ -127,7 +127,7 @@ class ParentWatcher:
             return False
 
     def _tasks(self) -> list[str]:
-        """Ids of its threads. FileNotFoundError or ProcessLookupError once it was waited for."""
+        """Ids of its threads. Raises FileNotFoundError or ProcessLookupError once its parent has waited for it."""
         tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
         try:
             return os.listdir(tasks)  # noqa: PTH208 - of a descriptor

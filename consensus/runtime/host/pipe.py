@@ -1,6 +1,6 @@
 """Values between a training process and its own agent process, over a socket pair that only the two of them hold.
 
-Pickle is what both ends can afford here, and only here: nothing that came from the network reaches it undecoded.
+Pickle is safe here, and only here: nothing from the network reaches it undecoded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SEND_TIMEOUT = 10.0
 
 
 class Pipe:
-    """The end of a process with threads: any may send, one receives."""
+    """The end in a process with threads: any thread may send, one receives."""
 
     def __init__(self, sock: socket.socket, send_timeout: float = SEND_TIMEOUT) -> None:
-        """``sock`` is blocking, and owned from here on."""
+        """``sock`` is blocking; this object owns it from here on."""
         seconds, rest = divmod(send_timeout, 1.0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         self._sock = sock
@@ -34,22 +34,22 @@ class Pipe:
         return self._sock.fileno()
 
     def send(self, value: object) -> bool:
-        """Whether the value was handed to the kernel; False once the other end has gone.
+        """Returns whether the value was handed to the kernel; False once the other end has gone.
 
-        One that takes nothing for ``send_timeout`` is given up: both ends then see the end.
+        If the other end takes nothing for ``send_timeout``, the pipe is shut: both ends then see the end.
         """
         body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         data = _HEAD.pack(len(body)) + body
         with self._sending:
             try:
                 self._sock.sendall(data)
-            except OSError:  # a timeout is one of them, and may have cut a value in two
+            except OSError:  # including a timeout, which may have cut a value in two
                 self.shut()
                 return False
         return True
 
     def receive(self) -> Any:
-        """The next value; EOFError when the other end has gone."""
+        """The next value; raises EOFError when the other end has gone."""
         body = b""
         try:
             head = self._stream.read(_HEAD.size)
@@ -62,23 +62,23 @@ class Pipe:
         return pickle.loads(body)  # noqa: S301 - from our own child
 
     def shut(self) -> None:
-        """Wake whoever receives; both ends then see the end."""
+        """Wake the receiver; both ends then see the end."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             return
 
     def close(self) -> None:
-        """Give the socket back. Idempotent. Not while somebody receives: ``shut`` ends that."""
+        """Close the socket. Idempotent. Not while a thread receives: ``shut`` ends that."""
         self._stream.close()
         self._sock.close()
 
 
 class LoopPipe(asyncio.Protocol):
-    """The end of a process with an event loop. Sending never waits: what the other end does not read is kept."""
+    """The end in a process with an event loop. Sending never waits: values that the other end has not read are kept."""
 
     def __init__(self, received: Callable[[Any], None], lost: Callable[[], None]) -> None:
-        """``received`` gets each value, ``lost`` is called once when the other end has gone; not where this one did."""
+        """``received`` gets each value. ``lost`` is called once when the other end has gone, but not after ``close`` here."""
         self._received = received
         self._lost = lost
         self._buffer = bytearray()
@@ -91,13 +91,13 @@ class LoopPipe(asyncio.Protocol):
         await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
 
     def send(self, value: object) -> None:
-        """Send, or drop what nobody is there to read."""
+        """Send ``value``, or drop it if the other end is gone."""
         if self._transport is not None and not self._transport.is_closing():
             body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
             self._transport.write(_HEAD.pack(len(body)) + body)
 
     async def close(self) -> None:
-        """Close this end once the other has got everything. Idempotent."""
+        """Close this end once the other has received everything. Idempotent."""
         self._closing = True
         if self._transport is not None:
             self._transport.close()

@@ -1,7 +1,7 @@
 """An agent in a process of its own: it goes on answering while the training process computes, swaps or keeps the
-interpreter's lock, and dies with it.
+interpreter's lock, and dies with that process.
 
-The end of their socket pair is how each learns of the other's death; the agent learns of it sooner by a lock that the training
+Each learns of the other's death by the end of their socket pair; the agent learns of it sooner by a lock that the training
 process holds while it lives (``life_lock``).
 """
 
@@ -21,9 +21,10 @@ from .progress_cell import ProgressCell
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 _COMMAND = "import gc; gc.disable(); from consensus.runtime.host.child import main; main()"
-"""What is imported stays: looking through it for garbage, again and again, would take a tenth of that time."""
+"""Imported objects stay: garbage collections during the imports would take a tenth of their time."""
 _WITHOUT_TLS = "import sys; sys.modules['ssl'] = None; "
-"""``asyncio`` and ``aiohttp`` do without it then. It takes long to import, and ``aiohttp`` reads all certificates with it."""
+"""``asyncio`` and ``aiohttp`` then do without ``ssl``. It takes long to import, and with it ``aiohttp`` reads all certificates.
+"""
 
 
 class ProcessHost(Host):
@@ -32,7 +33,7 @@ class ProcessHost(Host):
     _place = "process"
 
     def __init__(self, *, tls: bool = True) -> None:
-        """Starts nothing. ``tls``: whether the agent may need it; agents speak none to each other, but stores do."""
+        """Starts nothing. ``tls``: whether the agent may need TLS; agents use none among themselves, but stores may."""
         cell, self._cell_fd = ProgressCell.shared()
         super().__init__(cell)
         self._command = _COMMAND if tls else _WITHOUT_TLS + _COMMAND
@@ -40,19 +41,19 @@ class ProcessHost(Host):
         self._process: subprocess.Popen[bytes] | None = None
 
     def __del__(self) -> None:
-        """Give back what only a start would have used up."""
+        """Close the descriptor that only a start would have closed."""
         self._close_cell_fd()
 
     @property
     def pid(self) -> int:
-        """Of the agent's process; 0 before the start."""
+        """The pid of the agent's process; 0 before the start."""
         return 0 if self._process is None else self._process.pid
 
     def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
-        """The process has imports to do."""
+        """Start the process, which begins with its imports."""
         life = self._life.hold(f"{name}-life")
         descriptors = (pipe.fileno(), doors.fileno(), self._cell_fd, life)
-        # The child imports what this process would, wherever that came from; ``site`` has had its say on that here.
+        # The child imports from the same path as this process, to which ``site`` has already contributed here.
         path = os.pathsep.join([_ROOT, *(entry or os.getcwd() for entry in sys.path)])  # noqa: PTH109
         with pipe, doors:
             try:

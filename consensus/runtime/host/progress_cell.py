@@ -1,6 +1,6 @@
 """A few numbers that the training thread writes at every call and the agent reads when it sends a ping.
 
-Shared memory, since the agent may run in another process and a message for every step would wake it for nothing.
+It is shared memory, since the agent may run in another process, and a message for every step would wake it for nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ...progress import NOWHERE, Progress
 
 _CELL = struct.Struct("<QQQd?")
 _LEAVING = _CELL.size
-"""Where the last byte is. It has no part in the sequence, as a reader must not miss it while another value is written."""
+"""The position of the last byte, ``leaving``. It is outside the sequence: a reader must not miss it during another write."""
 _SIZE = _LEAVING + 1
 
 
 class ProgressCell:
-    """One writer, one reader. A sequence number that is odd during a write tells the reader of a torn value."""
+    """One writer, one reader. A sequence number that is odd during a write shows the reader a torn value."""
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
-        """``memory``: what is shared with another process; None: nothing is."""
+        """``memory``: shared with another process; None: private memory."""
         self._memory = mmap.mmap(-1, _SIZE) if memory is None else memory
         self._sequence = 0
         self._latest = NOWHERE
@@ -45,7 +45,7 @@ class ProgressCell:
             os.close(fd)
 
     def write(self, progress: Progress) -> None:
-        """Replace the value, but for ``leaving``."""
+        """Replace the value, except ``leaving``."""
         memory, sequence = self._memory, self._sequence
         _CELL.pack_into(memory, 0, sequence + 1, 0, 0, 0.0, False)
         _CELL.pack_into(memory, 0, sequence + 1, progress.finished, progress.current, progress.since, progress.busy)
@@ -53,15 +53,15 @@ class ProgressCell:
         memory[:8] = (sequence + 2).to_bytes(8, "little")
 
     def commit_to_leave(self) -> None:
-        """``leaving`` is True from now on, for whoever reads after this call has returned."""
+        """``leaving`` is True from now on for every read after this call has returned."""
         self._memory[_LEAVING] = 1
 
     def read(self) -> Progress:
-        """The value, or the one before where it is just being written; ``leaving`` is never that of before."""
+        """The value, or the previous one during a write; ``leaving`` is always current."""
         sequence, finished, current, since, busy = _CELL.unpack_from(self._memory)
         leaving = self._memory[_LEAVING] == 1
         if sequence == self._read and leaving == self._latest.leaving:
-            return self._latest  # the usual case: a call takes longer than most of what the agent does
+            return self._latest  # the usual case: the agent reads several times in a call
         if sequence % 2 == 0 and self._memory[:8] == sequence.to_bytes(8, "little"):
             self._latest, self._read = Progress(finished, current, since, busy, leaving), sequence
         elif leaving and not self._latest.leaving:

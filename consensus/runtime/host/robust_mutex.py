@@ -1,7 +1,7 @@
-"""A mutex in memory that two processes share, whose waiter is told when its owner's thread has ended without unlocking it.
+"""A mutex in memory that two processes share; its waiter learns if the owner's thread ended without unlocking it.
 
-Linux keeps for each thread a list of the robust mutexes that it holds, and goes through it when the thread ends, whichever way
-it ends: before any of the process's memory is freed or any file closed (``pthread_mutexattr_setrobust(3)``,
+Linux keeps for each thread a list of the robust mutexes that it holds, and goes through it when the thread ends, in any way:
+before it frees any of the process's memory or closes any file (``pthread_mutexattr_setrobust(3)``,
 Documentation/locking/robust-futexes.rst). The C library is called with ``ctypes``, which lets other threads run meanwhile.
 """
 
@@ -28,7 +28,7 @@ class _Time(ctypes.Structure):
 
 
 class Waited(Enum):
-    """What came of waiting for the owner."""
+    """The result of waiting for the owner."""
 
     TIMEOUT = "still owned"
     UNLOCKED = "unlocked, or never locked"
@@ -36,13 +36,13 @@ class Waited(Enum):
 
 
 class RobustMutex:
-    """One mutex at the start of ``memory``. Whoever locks it unlocks it, on the same thread."""
+    """One mutex at the start of ``memory``. The thread that locks it must unlock it."""
 
     SIZE = mmap.PAGESIZE
-    """Bytes of memory: a ``pthread_mutex_t`` takes 40 to 48, and the rest of the page nobody else could use."""
+    """Bytes of memory: a ``pthread_mutex_t`` takes 40 to 48, but memory is mapped in whole pages."""
 
     def __init__(self, memory: mmap.mmap) -> None:
-        """``memory`` is shared, and holds a mutex already: see ``create``. OSError where the C library has none of this."""
+        """``memory`` is shared, and holds a mutex already: see ``create``. Raises OSError if the C library has no mutexes."""
         try:
             library = ctypes.CDLL(None)
             self._lock, self._unlock = library.pthread_mutex_lock, library.pthread_mutex_unlock
@@ -55,7 +55,7 @@ class RobustMutex:
 
     @classmethod
     def create(cls, memory: mmap.mmap) -> RobustMutex:
-        """Make one where nobody uses ``memory`` yet. OSError where the kernel or the C library has no robust mutexes."""
+        """Make a mutex in unused ``memory``. Raises OSError if the kernel or the C library has no robust mutexes."""
         made = cls(memory)
         attributes = ctypes.create_string_buffer(_ATTRIBUTES)
         try:
@@ -69,24 +69,24 @@ class RobustMutex:
         return made
 
     def lock(self) -> None:
-        """Own it. OSError where another thread did, and has ended."""
+        """Lock it. Raises OSError if a thread that owned it has ended."""
         _checked(self._lock(self._mutex))
 
     def unlock(self) -> None:
-        """Let go of it."""
+        """Unlock it."""
         _checked(self._unlock(self._mutex))
 
     def wait(self, seconds: float) -> Waited:
-        """Wait so long for the owner to unlock it, or to end; another thread may own it next. OSError where that cannot be.
+        """Wait so long for the owner to unlock it, or to end; another thread may own it next. Raises OSError if it cannot wait.
 
-        The C library measures by the wall clock: where that jumps a TIMEOUT comes sooner or later, but never the other answers.
+        The C library uses the wall clock: if that jumps, a TIMEOUT comes early or late; the other results are not affected.
         """
         until = time.time() + seconds
         code = self._timed_lock(self._mutex, ctypes.byref(_Time(int(until), int(until % 1.0 * 1e9))))
         if code == errno.ETIMEDOUT:
             return Waited.TIMEOUT
         if code == errno.EOWNERDEAD:
-            self.unlock()  # nobody declares it consistent: whoever waits later is told that it cannot be recovered
+            self.unlock()  # not declared consistent: later waiters get "not recoverable"
             return Waited.OWNER_ENDED
         _checked(code)
         self.unlock()

@@ -1,4 +1,4 @@
-"""An agent on a thread of the training process: light, and silent whenever something there keeps the interpreter's lock."""
+"""An agent on a thread of the training process: light, but silent while other code there keeps the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ThreadHost(Host):
         """Starts nothing."""
         super().__init__(ProgressCell())
         self.child: Child | None = None
-        """The agent's side, to look at."""
+        """The agent's side, for reading."""
         self._thread: threading.Thread | None = None
 
     def _launch(self, name: str, pipe: socket.socket, doors: socket.socket) -> None:
@@ -62,7 +62,7 @@ def _run(child: Child, pipe: socket.socket, selector: selectors.BaseSelector) ->
 def _descriptors_of(
     child: weakref.ref[Child], selector: selectors.BaseSelector, pipe: socket.socket
 ) -> Callable[[], Iterable[int]]:
-    """What a forked child must let go of: the agent's sockets, and all that the loop watches. Takes no lock."""
+    """Descriptors that a forked child must close: the agent's sockets, and all that the loop watches. Takes no lock."""
 
     def descriptors() -> Iterable[int]:
         alive, watched = child(), selector.get_map()

@@ -1,1 +1,1 @@
-"""Sockets: datagrams, HTTP, liveness connections, and who may come in."""
+"""Sockets: datagrams, HTTP, liveness connections, and authentication."""

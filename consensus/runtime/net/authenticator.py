@@ -1,7 +1,8 @@
-"""The door of the HTTP server: with a secret nothing but ``POST /message`` (whose body is sealed) passes unauthenticated.
+"""Authenticates HTTP requests: with a secret only ``POST /message`` (whose body is sealed) passes without authentication.
 
-Whoever does not authenticate gets a short refusal, never longer than the request was, and its connection ends: at once where it
-sent the wrong thing, else after ``door.PATIENCE``. Connections of those who did authenticate are counted apart from strangers'.
+A client that does not authenticate gets a short refusal, never longer than its request, and its connection ends: at once if it
+sent wrong credentials, else after ``door.PATIENCE``. Authenticated connections have a limit of their own, apart from
+strangers'.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ _LEAST = 300
 """Bytes of a request that is answered by a challenge, which with aiohttp's headers takes about 220."""
 _IDLE = 75.0
 _CONNECTIONS = 4096
-"""Of those who have proved who they are, or half of the descriptors that this process may have."""
+"""The most authenticated connections; fewer if that is more than half of the descriptors that this process may have."""
 _LINE = 1 << 17
-"""Bytes of a request line: a question may name thousands of ranges or members."""
+"""The most bytes of a request line: a query may name thousands of ranges or members."""
 _HEADERS = 32
-"""Fields of a request, of aiohttp's 8190 bytes at most.
+"""The most header fields of a request, each of at most 8190 bytes (aiohttp's limit).
 
-A stranger's whole head thus takes less than 400 KB, and less than aiohttp's own limits allow for.
+So a stranger's whole head takes less than 400 KB, which is less than aiohttp's own limits allow.
 """
 BEARERS = {"/metrics": "metrics"}
 """Paths that also take a bearer token, for clients that cannot sign; the answer is then plain."""
 
 
 class RefusedError(ConnectionError):
-    """Close the connection and say nothing more."""
+    """Close the connection without a further answer."""
 
 
 class Authenticator:
-    """Decides for each GET who asks. Without a ring everybody may."""
+    """Authenticates the client of each GET. Without a ring all clients pass."""
 
     def __init__(self, ring: KeyRing | None, member: Member, job: str) -> None:
-        """``member``, ``job``: what answers are signed for."""
+        """``member``, ``job``: the identity in the answers."""
         self._ring = ring
         values = (member.id, quote(job), str(PROTOCOL_VERSION), quote(format_address(member.address), safe=":[]"))
         self._identity = dict(zip(IDENTITY, values, strict=True))
 
     def admit(self, request: web.BaseRequest) -> Exchange | web.Response | None:
-        """The exchange that ``request`` belongs to; None where none is needed; the answer to one that has yet to sign.
+        """The exchange of ``request``; None if none is needed; a response with a challenge if the client has yet to sign.
 
-        RefusedError where it may not ask.
+        Raises RefusedError if the client is not authorized.
         """
         ring = self._ring
         if ring is None:
@@ -84,7 +85,7 @@ class Authenticator:
         return web.Response(status=401, headers={"WWW-Authenticate": f"{SCHEME} {encode(challenge)}"})
 
     def headers(self, exchange: Exchange | None) -> Mapping[str, str]:
-        """Who answers, with its proof."""
+        """The identity of this member, with its proof."""
         if exchange is None:
             return self._identity
         return {**self._identity, PROOF_HEADER: exchange.proof(self._identity)}
@@ -101,29 +102,29 @@ def _size(request: web.BaseRequest) -> int:
 
 
 class _Connection(RequestHandler):
-    """aiohttp's, without its long answers and tracebacks for whatever a stranger sends."""
+    """aiohttp's handler, without its long answers and tracebacks for bad requests of strangers."""
 
     __slots__ = ("_door", "_stranger", "challenge")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.challenge: bytes | None = None
-        """What the next request on this connection must sign."""
+        """The challenge that the next request on this connection must sign."""
         self._door: Door | None = None
         self._stranger: UnprovenPeer | None = None
-        """None once it has proved who it is."""
+        """None once the client has authenticated."""
 
     def came(self, door: Door, stranger: UnprovenPeer) -> None:
-        """It came through ``door``, and has said something there."""
+        """The connection came through ``door``, which has already read the beginning of its request."""
         self._door, self._stranger = door, stranger
 
     def connection_made(self, transport: Any) -> None:
-        """First comes what was said at the door."""
+        """Handle first what the door has read."""
         super().connection_made(transport)
         stranger = self._stranger
         if stranger is None or self._door is None:
             return
-        if stranger not in self._door:  # hung up on meanwhile
+        if stranger not in self._door:  # the door has closed it meanwhile
             transport.abort()
         else:
             stranger.end = transport.abort
@@ -131,19 +132,19 @@ class _Connection(RequestHandler):
             stranger.said.clear()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Its place is free."""
+        """Free its place."""
         if self._door is not None and self._stranger is not None:
             self._door.gone(self._stranger)
         super().connection_lost(exc)
 
     def proved(self) -> None:
-        """Whoever is there knows the secret: the connection may stay."""
+        """The client knows the secret: the connection may stay."""
         if self._door is not None and self._stranger is not None:
             self._door.proved(self._stranger)
             self._stranger = None
 
     def reads(self, *, message: bool) -> None:
-        """Whether a message is coming in that is worth reading: then its length counts, not how long the stranger is here."""
+        """``message``: a message worth reading is arriving; then limits of reading apply instead of the stranger's time."""
         if self._stranger is not None:
             self._stranger.stage = StrangerStage.READING if message else StrangerStage.ASKING
 
@@ -154,20 +155,20 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Close, and log what was our own fault."""
+        """Close the connection; log an error that is our own fault."""
         if status == 500 and not isinstance(exc, ConnectionError):
             _LOG.error("answering %s %s failed", request.method, request.path, exc_info=exc)
         raise RefusedError(message)
 
 
 def prove(request: web.BaseRequest) -> None:
-    """Whoever sent ``request`` is no stranger any more."""
+    """The sender of ``request`` is no stranger any more."""
     if isinstance(request.protocol, _Connection):
         request.protocol.proved()
 
 
 def reading(request: web.BaseRequest, *, message: bool) -> None:
-    """Whether the body of ``request`` is a message that is worth reading."""
+    """``message``: whether the body of ``request`` is a message worth reading."""
     if isinstance(request.protocol, _Connection):
         request.protocol.reads(message=message)
 
@@ -193,7 +194,7 @@ class QuietServer(web.Server):
         return _Connection(self, loop=self._loop, auto_decompress=False, **options, **limits)
 
     def connection_made(self, handler: RequestHandler, transport: Any) -> None:
-        """Hang up at once where there are too many."""
+        """Close the connection at once if there are too many."""
         super().connection_made(handler, transport)
         if len(self.connections) > self._most:
             transport.abort()

@@ -1,13 +1,13 @@
-"""Who comes to an agent's TCP port, until it has proved who it is: a few at a time, and nobody for long.
+"""Accepts connections at an agent's TCP port, and holds them until they have authenticated: a few at a time, and none for long.
 
-Whoever has the secret shows it within milliseconds. Everybody else is a *stranger*, wherever it comes from: members may share
-an address with an attacker. A stranger has ``PATIENCE`` seconds from the moment it was accepted, however much or little it
-says; there are few places for them, and where all are taken the newcomer gets that of the one who has kept silent longest. So
-ten thousand connections that say nothing, or a byte a second, take no place from a member: those have places of their own
-(see ``authenticator``), and whoever comes next is looked at next.
+A client with the secret authenticates within milliseconds. Until then each is a *stranger*, wherever it comes from: members may
+share an address with an attacker. A stranger has ``PATIENCE`` seconds from the moment it was accepted, however much or little
+it sends. There are few places for strangers; if all are taken, a new one gets the place of the one that has been silent
+longest. So ten thousand connections that send nothing, or a byte a second, take no place from a member: members have places of
+their own (see ``authenticator``), and a new connection is always read next.
 
-What a stranger says is collected here, in plain sockets, until it is a whole head of a request. Only then does HTTP see it:
-a connection there costs twenty times as much.
+The data of a stranger is collected here, in plain sockets, until it is a whole head of a request. Only then does HTTP get the
+connection, where it costs twenty times as much.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from socket import socket
 from .fork import release_in_children
 
 PATIENCE = 1.0
-"""Seconds from being accepted to having proved who one is."""
+"""Seconds from accepting a connection to its authentication."""
 
 _STRANGERS = 256
-"""Places for them, or an eighth of the descriptors that this process may have."""
+"""The places for strangers, at most an eighth of the descriptors that this process may have."""
 _AT_ONCE = 64
-"""So many are accepted in one turn of the loop; then others get theirs."""
+"""The most connections accepted in one turn of the loop."""
 _HEAD = 4096
-"""Bytes after which HTTP sees a request that is not whole yet; it has limits of its own."""
+"""Bytes after which HTTP gets a request that is not whole yet; HTTP has limits of its own."""
 _SLEPT = 0.25
-"""Whoever is this late has slept, and so have the strangers' last words not been read: they get the time again."""
+"""Seconds of delay after which this process counts as having slept, without reading the strangers: they get that time again."""
 _AGAIN = 0.1
-"""Seconds until the next try to accept where no descriptor is left."""
+"""Seconds until the next try to accept when no descriptor is left."""
 
 
 def places(most: int, share: int) -> int:
-    """``most``, or that share (one in so many) of the descriptors that this process may have."""
+    """``most``, or 1/``share`` of the descriptors that this process may have if that is less; at least 8."""
     return max(8, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // share))
 
 
 class StrangerStage(Enum):
-    """What a stranger has said so far."""
+    """How much a stranger has sent so far."""
 
     SILENT = "no whole request"
     ASKING = "a request, and HTTP has it"
@@ -51,39 +51,39 @@ class StrangerStage(Enum):
 
 
 class UnprovenPeer:
-    """One connection that has not proved who it is."""
+    """One connection that has not authenticated."""
 
     __slots__ = ("end", "said", "sock", "stage", "until")
 
     def __init__(self, sock: socket, until: float) -> None:
         """``until``: when its time is up."""
         self.sock: socket | None = sock
-        """Until HTTP has it."""
+        """None once HTTP has it."""
         self.said = bytearray()
         self.stage = StrangerStage.SILENT
         self.until = until
         self.end: Callable[[], None] = sock.close
-        """Hangs up."""
+        """Closes the connection."""
 
 
 Enter = Callable[[socket, UnprovenPeer], None]
-"""Gives a stranger's connection and what it has said to HTTP, which sets its ``end``."""
+"""Gives a stranger's connection and its data to HTTP, which sets its ``end``."""
 
 
 class Door:
     """Accepts the connections of one listening socket, which it owns. Everything here runs on the loop's thread."""
 
     def __init__(self, sock: socket, enter: Enter) -> None:
-        """``enter``: is given each stranger that has said something whole."""
+        """``enter``: gets each stranger that has sent a whole head."""
         self._sock = sock
         self._enter = enter
         self._most = places(_STRANGERS, 8)
         self._strangers = strangers = OrderedDict[UnprovenPeer, None]()
-        """By their time, the oldest first."""
+        """The strangers, the oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._open = False
         self.closed = 0
-        """Strangers that were hung up on."""
+        """The number of strangers whose connections were closed here."""
         release_in_children(self, lambda: [each.sock.fileno() for each in strangers if each.sock is not None])
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Door:
         return stranger in self._strangers
 
     def open(self, accepted: Iterable[socket] = ()) -> None:
-        """Accept from now on; ``accepted`` were before."""
+        """Accept from now on; ``accepted``: connections accepted before."""
         self._open = True
         self._sock.setblocking(False)
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._accept)
@@ -101,7 +101,7 @@ class Door:
             self._admit(sock)
 
     def close(self) -> None:
-        """Accept no more, and hang up on all strangers. Idempotent."""
+        """Accept no more, and close the connections of all strangers. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -113,11 +113,11 @@ class Door:
             self._hang_up(stranger)
 
     def proved(self, stranger: UnprovenPeer) -> None:
-        """It is none any more: whoever serves it decides how long it stays."""
+        """``stranger`` has authenticated: from now on its server decides how long it stays."""
         self._strangers.pop(stranger, None)
 
     gone = proved
-    """It has closed its end."""
+    """``stranger`` has closed its end."""
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -147,10 +147,10 @@ class Door:
         if self._timer is None:
             self._timer = loop.call_at(stranger.until, self._expire, stranger.until)
         loop.add_reader(sock.fileno(), self._hear, stranger)
-        self._hear(stranger)  # most have said what they want by now
+        self._hear(stranger)  # most have sent their request by now
 
     def _make_room(self) -> bool:
-        """Hang up on the oldest silent one, else on the oldest; whether there was one."""
+        """Close the oldest silent connection, else the oldest that is not READING. Returns whether there was one."""
         found = next((each for each in self._strangers if each.stage is StrangerStage.SILENT), None)
         found = found or next((each for each in self._strangers if each.stage is StrangerStage.ASKING), None)
         if found is not None:
@@ -175,7 +175,7 @@ class Door:
             self._enter(sock, stranger)
 
     def _expire(self, planned: float) -> None:
-        """Hang up on those whose time is up."""
+        """Close the connections whose time is up."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         slept = now - planned if now - planned > _SLEPT else 0.0
@@ -200,4 +200,4 @@ class Door:
 
 
 def _later() -> None:
-    """On its way to HTTP, which looks whether the stranger is still here once it has the connection."""
+    """Nothing to close: HTTP, which is about to get the connection, checks then whether the stranger is still here."""

@@ -1,4 +1,4 @@
-"""Who comes before the HTTP side is up. A tether or a check may wait for a moment; anything else needs it at once."""
+"""Connections before the HTTP side is up. A liveness connection or a check may wait a moment; others need HTTP at once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from socket import MSG_PEEK, socket
 from .fork import release_in_children
 
 _PATIENT = (b"GET /tether ", b"GET /identity ")
-"""How a request begins that asks only who is here; who sends it waits for ``liveness_connection.CHECK_TIMEOUT``."""
+"""Beginnings of requests that only ask who is here; their senders wait for ``liveness_connection.CHECK_TIMEOUT``."""
 _MOST = 64
-"""Connections that are kept; the kernel keeps some more."""
+"""The most connections that are kept; the kernel keeps some more."""
 
 
 class EarlyAcceptor:
-    """Accepts connections, looks at what they want, and keeps them. Everything here runs on the loop's thread."""
+    """Accepts connections, looks at their requests, and keeps them. Everything here runs on the loop's thread."""
 
     def __init__(self, sock: socket, came: Callable[[bool], None]) -> None:
-        """``sock`` listens, does not block, and stays its owner's. ``came(patient)``: told of everybody who wants something."""
+        """``sock`` listens, does not block, and stays its owner's. ``came(patient)`` is called for each request."""
         self._sock = sock
         self._came = came
         self._kept = kept = list[socket]()
@@ -31,9 +31,9 @@ class EarlyAcceptor:
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._accept)
 
     def close(self) -> list[socket]:
-        """Accept no more. The connections, which are the caller's now; nothing has been read from them. Idempotent."""
+        """Accept no more. Returns the connections, which the caller now owns; nothing was read from them. Idempotent."""
         loop = asyncio.get_running_loop()
-        if self._open:  # else that is the server's by now
+        if self._open:  # else the server reads the socket by now
             self._open = False
             loop.remove_reader(self._sock.fileno())
         kept = self._kept.copy()
@@ -47,7 +47,7 @@ class EarlyAcceptor:
         while len(self._kept) < _MOST:
             try:
                 connection, _ = self._sock.accept()
-            except OSError:  # nobody is left, or who came has gone again
+            except OSError:  # no connection is left, or the next one is closed already
                 return
             connection.setblocking(False)
             self._kept.append(connection)
@@ -63,6 +63,6 @@ class EarlyAcceptor:
             begins = b""
         if begins:
             self._came(begins.startswith(_PATIENT))
-        else:  # gone again
+        else:  # closed already
             self._kept.remove(connection)
             connection.close()

@@ -1,9 +1,9 @@
-"""Forked children let go of the agent's sockets.
+"""Makes forked children release the agent's sockets.
 
-A child of ``fork`` (a DataLoader worker, say) inherits every descriptor. It would keep a dead parent's listener
-answering and its tethers open, and so hide the parent's death for as long as the child lives. The descriptors are
-replaced by /dev/null rather than closed: the child's copies of the socket objects may still close "their" numbers
-later, and those must not belong to somebody else by then.
+A child of ``fork`` (a DataLoader worker, say) inherits every descriptor. It would keep a dead parent's listener answering and
+its liveness connections open, and so hide the parent's death while the child lives. The descriptors are replaced by /dev/null
+rather than closed: the child's copies of the socket objects may close "their" numbers later, which must not belong to other
+files by then.
 """
 
 from __future__ import annotations

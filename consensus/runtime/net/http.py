@@ -1,10 +1,10 @@
-"""The HTTP side of an agent, on the same port number as UDP: big messages, tethers, status, and what the layer above
-serves.
+"""The HTTP side of an agent, on the same port number as UDP: big messages, liveness connections, status, and the paths of the
+layer above.
 
 ``POST /message`` takes a packet (204); everything else passes the ``authenticator`` first. ``GET /tether`` answers with this
-lifetime's id and is then held open: it closes when the process dies, which is what the other side waits for.
-``GET /identity`` says who listens here, to members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the
-same for Prometheus. Further GET paths come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``).
+lifetime's id and is then held open: the other side waits for its end, which comes when the process dies. ``GET /identity`` says
+who listens here, to members of any job and version. ``GET /status`` is JSON, ``GET /metrics`` the same for Prometheus. Further
+GET paths come from ``serve``. With a secret, bodies are sealed in frames (see ``proofs``).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from .sources import HandOver, Request
 
 _HELD_POLL = 0.02
 _READ_TIMEOUT = 5.0
-"""Seconds for the whole of a message to come in."""
+"""Seconds for a whole message to arrive."""
 _READING = 64
-"""At most so many messages are read at a time; each has at most 64 KiB."""
+"""The most messages read at a time; each has at most 64 KiB."""
 
 _POST_TIMEOUT = 5.0
 _FENCE_TIMEOUT = 10.0
 _CONNECTIONS = 256
-"""At a time: the first view of a thousand members goes to all of them this way, and a process has 1024 descriptors."""
+"""The most at a time: the first view of a thousand members goes to all of them by HTTP, and a process has 1024 descriptors."""
 
 _POSTS_IN_FLIGHT = 16
-"""To one address; more are dropped, as a full socket buffer would do it."""
+"""The most to one address; more are dropped, as a full socket buffer would do it."""
 
 
 class HttpServer:
@@ -62,9 +62,10 @@ class HttpServer:
         held: Callable[[], bool] = lambda: False,
         limit: int = LARGEST,
     ) -> None:
-        """``received(packet, source)``: whether a member sent it. ``served``: the paths that ``hand_over`` answers.
+        """``received(packet, source)``: handles a packet and returns whether a member sent it. ``served``: the paths that
+        ``hand_over`` answers.
 
-        While ``held`` nothing is answered, as by a process that is stopped.
+        While ``held`` nothing is answered, as if the process were stopped.
         """
         self._authenticator = authenticator
         self._received = received
@@ -81,10 +82,10 @@ class HttpServer:
         self._web: QuietServer | None = None
         self._closing = asyncio.Event()
         self._opening = asyncio.Lock()
-        """Held while this opens: what is half in could not be closed."""
+        """Held while the server opens: it could not be closed half open."""
 
     async def open(self, sock: socket.socket, accepted: Iterable[socket.socket] = ()) -> None:
-        """Take over the listening ``sock``, and connections that were ``accepted`` before."""
+        """Take over the listening ``sock``, and the connections ``accepted`` before."""
         waiting = list(accepted)
         async with self._opening:
             if not self._closing.is_set():
@@ -148,7 +149,7 @@ class HttpServer:
         return web.Response(status=405)
 
     async def _message(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Read no more of a message than its beginning is worth."""
+        """Read a message; with a secret only if its beginning may be authentic."""
         overhead = self._sealer.overhead
         if self._reading >= _READING:
             raise RefusedError
@@ -170,7 +171,7 @@ class HttpServer:
         return await request.read()
 
     async def _read_sealed(self, request: web.BaseRequest, overhead: int) -> bytes:
-        """The body, unless its first ``overhead`` bytes tell that it is not worth it."""
+        """The body; raises RefusedError if its first ``overhead`` bytes cannot be authentic."""
         data = bytearray()
         promising = False
         async for piece in request.content.iter_any():
@@ -209,11 +210,11 @@ class HttpServer:
     async def _tether(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
         response = web.StreamResponse(headers=self._authenticator.headers(exchange))
         await response.prepare(request)
-        await self._closing.wait()  # cancelled when the client goes
+        await self._closing.wait()  # cancelled when the client disconnects
         return response
 
     def _pass_on(self, request: web.BaseRequest, exchange: Exchange | None) -> web.StreamResponse:
-        """Have the connection answered by whoever makes the body, and forget it here."""
+        """Hand the connection to the training process, which makes the body, and forget it here."""
         transport = request.transport
         if transport is not None:
             inner = transport.get_extra_info("socket")
@@ -221,7 +222,7 @@ class HttpServer:
             transport.abort()  # closes our descriptor only: the connection lives on in the duplicate
             key = b"" if exchange is None else exchange.body_key()
             self._hand_over(connection, Request(request.path, dict(request.query), self._authenticator.headers(exchange), key))
-        return web.Response(status=204)  # goes nowhere
+        return web.Response(status=204)  # is not sent
 
 
 class HttpClient:
@@ -238,7 +239,7 @@ class HttpClient:
         return self._session
 
     async def post(self, address: Address, data: bytes) -> bool:
-        """POST a packet; whether it was taken. Errors and a full queue are a lost message, as on UDP."""
+        """POST a packet. Returns whether it was taken; an error or a full queue loses the message, as on UDP."""
         flying = self._posts.get(address, 0)
         if flying >= _POSTS_IN_FLIGHT:
             return False
@@ -257,9 +258,9 @@ class HttpClient:
                 self._posts[address] -= 1
 
     async def fence(self, supervisor: str, request: Mapping[str, Any], key: Key | None = None) -> Mapping[str, Any]:
-        """POST a fence request to a supervisor and return its answer; OSError where there is none in time.
+        """POST a fence request to a supervisor and return its answer; raises OSError if none comes in time.
 
-        ``key``: shows the supervisor that a member asks, and its answer is believed only if it shows the same.
+        ``key``: proves to the supervisor that a member asks; its answer is believed only with a proof under the same key.
         """
         limit = aiohttp.ClientTimeout(total=_FENCE_TIMEOUT)
         url = f"http://{supervisor}/fence"

@@ -1,4 +1,4 @@
-"""Which interface of this host has an address, and its MTU. Linux; elsewhere nothing is found, which fails nothing."""
+"""Finds the interface of this host that has an address, and its MTU. Linux only; other systems get an empty result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SIOCGIFADDR, _SIOCGIFMTU = 0x8915, 0x8921
 
 
 def interface_of(host: str) -> tuple[str, int]:
-    """Name and MTU of the interface that has the address ``host``; empty and 0 where that cannot be told (Linux only)."""
+    """Name and MTU of the interface that has the address ``host``; "" and 0 if that is unknown (Linux only)."""
     names = [name for _, name in socket.if_nameindex()]
     found = _v6_interface(host) if ":" in host else next((name for name in names if _v4_address(name) == host), "")
     if not found and host.startswith("127."):
-        found = "lo"  # all of 127.0.0.0/8 is
+        found = "lo"  # for all of 127.0.0.0/8
     return found, _mtu(found) if found else 0
 
 

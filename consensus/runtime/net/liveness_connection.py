@@ -1,8 +1,8 @@
 """The crash detector: held connections, and the question "are you still that lifetime?".
 
-A process that dies closes its connections at once, and its living host refuses the next one: within about a
-millisecond that is proof of death, where timers would need seconds. So a member keeps a connection (a *tether*) to a
-few others; when one closes, or on demand, it asks again:
+A process that dies closes its connections at once, and its living host refuses the next one: within about a millisecond that is
+proof of death, while timers would need seconds. So a member keeps a liveness connection (a *tether*) to a few others; when one
+closes, or on demand, it asks again:
 
 * connection refused: the host lives and nobody listens there, so the process is gone (``trust_refused``);
 * the same id answers: alive, and the answer's connection is the new tether;
@@ -40,7 +40,7 @@ _RETRY_FIRST = 0.1
 _RETRY_LAST = 2.0
 
 ReportCheck = Callable[[str, bool | None, str, bool], None]
-"""(member id, alive or undecided, detail, whether somebody listens): what ``Checked`` holds."""
+"""(member id, alive or undecided, detail, whether a process listens): the fields of ``Checked``."""
 
 
 class Doubt(Enum):
@@ -54,22 +54,22 @@ class Doubt(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who answered at an address: a member id, its job and its protocol version (empty and 0 where it did not say)."""
+    """Who answered at an address: a member id, its job and its protocol version ("" and 0 if the answer does not say)."""
 
     member_id: str = ""
     job: str = ""
     version: int = 0
     address: str = ""
-    """What it advertises; proven where a secret is used."""
+    """The address that it advertises; proven if a secret is used."""
     doubt: Doubt | None = None
-    """With a secret: why the answer is not believed; without: whether one is asked for."""
+    """Why the answer is not believed; without a secret of our own: whether the other side asks for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found: alive, gone (False), or undecided (None), with a line for the log.
+    """The result of a check: alive (True), gone (False), or undecided (None), with a line for the log.
 
-    ``listens``: whether a connection was accepted there. A stopped process does that, too; a host that vanished does not.
+    ``listens``: whether a connection was accepted there. That happens for a stopped process, too, not for a vanished host.
     """
 
     alive: bool | None
@@ -78,15 +78,15 @@ class CheckResult:
 
 
 class _TornError(OSError):
-    """The connection closed before an answer came."""
+    """The connection closed before an answer arrived."""
 
 
 async def ask(
     address: Address, path: str = "/identity", ring: KeyRing | None = None, connected: Callable[[], None] = lambda: None
 ) -> tuple[Identity | None, socket.socket]:
-    """Connect to ``address`` and ask who is there; the answer (None: no agent of ours) and the open connection.
+    """Connect to ``address`` and ask who is there. Returns the answer (None: no agent of ours) and the open connection.
 
-    With a ``ring`` only a proven answer is free of doubt. ``connected`` is called when the connection stands.
+    With a ``ring`` only a proven answer is free of doubt. ``connected`` is called when the connection is established.
     Raises OSError; has no timeout of its own.
     """
     endpoint = await resolve(address)
@@ -130,7 +130,7 @@ async def _prove(sock: socket.socket, address: Address, path: str, ring: KeyRing
 
 
 async def _request(sock: socket.socket, address: Address, path: str, credentials: str = "") -> dict[str, str]:
-    """One GET; the head of the answer: lower-case names, the status under "", nothing where it is no HTTP."""
+    """One GET. Returns the head of the answer: lower-case names, the status under ""; empty if it is no HTTP."""
     loop = asyncio.get_running_loop()
     more = f"Authorization: {credentials}\r\n" if credentials else ""
     text = f"GET {path} HTTP/1.1\r\nHost: {format_address(address)}\r\n{more}\r\n"
@@ -160,11 +160,11 @@ def _answer(head: dict[str, str]) -> Identity | None:
 
 
 class LivenessConnections:
-    """Holds tethers and runs checks. Lives on the loop's thread; every verdict goes to ``report``."""
+    """Holds tethers and runs checks. Runs on the loop's thread; ``report`` gets every result."""
 
     def __init__(self, report: ReportCheck, ring: KeyRing | None = None, *, trust_refused: bool = True) -> None:
-        """``ring``: believe only who knows the secret. ``trust_refused``: whether "connection refused" proves death, or only
-        leaves it undecided.
+        """``ring``: believe only members that know the secret. ``trust_refused``: whether "connection refused" proves death, or
+        leaves the check undecided.
         """
         self._report = report
         self._ring = ring
@@ -184,13 +184,13 @@ class LivenessConnections:
                 self._tethers[member_id] = asyncio.create_task(self._hold(member), name=f"tether {member}")
 
     def check(self, member: Member) -> None:
-        """Ask ``member`` once, now; a question already under way serves as well."""
+        """Ask ``member`` once, now, unless such a request is under way."""
         if self._closed or member.id in self._checks or member.id in self._asking:
             return
         self._checks[member.id] = asyncio.create_task(self._check(member), name=f"check {member}")
 
     async def close(self) -> None:
-        """Let go of everything without a verdict. Idempotent."""
+        """End all tethers and checks without a result. Idempotent."""
         self._closed = True
         tasks = [*self._tethers.values(), *self._checks.values()]
         for task in tasks:
@@ -228,7 +228,7 @@ class LivenessConnections:
             finally:
                 if sock is not None:
                     sock.close()
-            # a tether that does not last (or never came about) is renewed ever more slowly: never a busy loop
+            # a tether that does not last (or was never established) is renewed more and more slowly: never a busy loop
             lasted = sock is not None and loop.time() - since > 1.0
             pause = 0.0 if lasted else min(max(2 * pause, _RETRY_FIRST), _RETRY_LAST)
             if sock is None:
@@ -238,7 +238,7 @@ class LivenessConnections:
                 await asyncio.sleep(pause)
 
     async def _decide(self, member: Member, path: str) -> tuple[CheckResult, socket.socket | None]:
-        """Ask until an answer means something, at most ``CHECK_TIMEOUT``; with the connection where it is alive."""
+        """Ask until an answer is conclusive, at most ``CHECK_TIMEOUT``. Returns the connection, too, if the member is alive."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CHECK_TIMEOUT
         pause = 0.0
@@ -259,9 +259,9 @@ class LivenessConnections:
                     return self._judge_error(member, error, listens=connections > 0), None
                 await asyncio.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LAST_PAUSE)
-            except OSError as error:  # TimeoutError is one of them
+            except OSError as error:  # including TimeoutError
                 if isinstance(error, TimeoutError) and closed is not None:
-                    error = closed  # says more than that the bound fell into another attempt
+                    error = closed  # says more than a timeout in the next attempt
                 return self._judge_error(member, error, listens=connections > 0), None
             else:
                 verdict = _judge_answer(member, answer, proven=self._ring is not None)
@@ -290,7 +290,7 @@ def _judge_answer(member: Member, answer: Identity | None, *, proven: bool) -> C
     if answer.doubt is not None:
         return CheckResult(None, f"what answers at {where} {answer.doubt.value}")
     if answer.member_id != member.id and proven and answer.address != where:
-        # somebody between us may have passed the question on to another member, whose answer is then true and proves nothing
+        # a process in between may have relayed the question to another member, whose answer is then true and proves nothing
         return CheckResult(None, f"a member that advertises {answer.address} answers at {where}")
     if answer.member_id != member.id:
         return CheckResult(False, f"another lifetime ({answer.member_id[:6]}) answers at {where}")
@@ -298,7 +298,7 @@ def _judge_answer(member: Member, answer: Identity | None, *, proven: bool) -> C
 
 
 async def _until_closed(sock: socket.socket) -> None:
-    """Return when the other side has closed; what it sends meanwhile is ignored."""
+    """Return when the other side has closed; ignore what it sends meanwhile."""
     _keep_alive(sock)
     loop = asyncio.get_running_loop()
     try:
@@ -309,7 +309,7 @@ async def _until_closed(sock: socket.socket) -> None:
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Find out within about 10 s that a whole host was replaced; a dead process needs none of this."""
+    """Detect within about 10 s that a whole host was replaced; a dead process is detected without this."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

@@ -1,8 +1,8 @@
 """A member's status as Prometheus text. Built at each scrape from plain values, so that nothing is counted twice.
 
-``METRICS`` is the one table of them: ``/metrics`` and the table in ``docs/observability.md`` are made from it.
-``render`` takes what ``Agent.status`` returns. A layer above adds its own numbers under ``"ftlib"`` (see
-``ftlib.core.plane.facts``), and what is not there is left out. ``prometheus_client`` is imported at the first scrape.
+``METRICS`` is the only table of metrics: ``/metrics`` and the table in ``docs/observability.md`` are made from it. ``render``
+takes the result of ``Agent.status``. A layer above adds its own numbers under ``"ftlib"`` (see ``ftlib.core.plane.facts``);
+missing values are left out. ``prometheus_client`` is imported at the first scrape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 class MetricKind(Enum):
-    """What Prometheus calls it."""
+    """The type of a metric, as Prometheus names it."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -41,9 +41,9 @@ class Metric:
     """Without the ``_total`` that the text adds to counters."""
     help: str
     key: str = ""
-    """Path of the value in the status, and without ``ftlib.`` in what ``FTLib.metrics`` returns; may be empty with ``get``."""
+    """Path of the value in the status, and without ``ftlib.`` in the result of ``FTLib.metrics``; may be empty with ``get``."""
     get: Callable[[_Status], Any] | None = None
-    """Takes the value from the status where the path alone does not; None for what is not there.
+    """Takes the value from the status if the path alone does not; returns None if there is no value.
 
     With labels the value is rows: (values of the labels, number).
     """
@@ -51,16 +51,16 @@ class Metric:
 
     @property
     def shown(self) -> str:
-        """As the text calls it."""
+        """The name in the text."""
         return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
     def value(self, status: _Status) -> Any:
-        """None for what is not there."""
+        """The value in ``status``, None if there is none."""
         return _at(status, self.key) if self.get is None else self.get(status)
 
 
 def _at(status: Any, path: str) -> Any:
-    """The value at ``a.b.c``; None where it is not there."""
+    """The value at the path ``a.b.c``; None if there is none."""
     for key in path.split("."):
         if status is None:
             return None
@@ -69,7 +69,7 @@ def _at(status: Any, path: str) -> Any:
 
 
 def _path(path: str) -> Callable[[_Status], Any]:
-    """What is only in the status."""
+    """Gets the value at ``path``, for values that only the status has."""
     return lambda status: _at(status, path)
 
 
@@ -84,7 +84,7 @@ def _sorted(path: str) -> Callable[[_Status], _Rows | None]:
 
 
 def _traffic(unit: str) -> Callable[[_Status], _Rows | None]:
-    """Rows of what was sent and received, in messages or bytes."""
+    """Rows of the traffic sent and received, in messages or bytes."""
 
     def rows(status: _Status) -> _Rows | None:
         both = [(way, _at(status, f"messages.{way}") or {}) for way in ("sent", "received")]
@@ -98,7 +98,7 @@ def _dropped(status: _Status) -> _Rows:
 
 
 def _step_times(key: str) -> Callable[[_Status], _Rows | None]:
-    """Rows by the name of a member, else by the first digits of its id."""
+    """Rows by the name of a member, or without one by the first digits of its id."""
 
     def rows(status: _Status) -> _Rows | None:
         names = {member["id"]: (member.get("meta") or {}).get("name") for member in status.get("members") or ()}
@@ -109,7 +109,7 @@ def _step_times(key: str) -> Callable[[_Status], _Rows | None]:
 
 
 def _if_there(path: str, then: Callable[[Any], Any]) -> Callable[[_Status], Any]:
-    """``then`` of the value at ``path``, which may be None; nothing where the mapping that should hold it has no such key."""
+    """``then`` of the value at ``path``, which may be None; None if the mapping that should hold it has no such key."""
     *above, last = path.split(".")
 
     def get(status: _Status) -> Any:
@@ -120,7 +120,7 @@ def _if_there(path: str, then: Callable[[Any], Any]) -> Callable[[_Status], Any]
 
 
 def _members(counted: Callable[[Any], bool]) -> Callable[[_Status], int | None]:
-    """How many members of the newest view are to be counted."""
+    """The number of members of the newest view for which ``counted`` returns True."""
 
     def get(status: _Status) -> int | None:
         members = status.get("members")
@@ -135,7 +135,7 @@ def _store_answers(status: _Status) -> bool | None:
 
 
 _INFO = {"member_id": "member", "address": "address", "policy": "policy", "protocol_version": "protocol_version"}
-"""Labels of ``ftlib_info`` and where the status has them."""
+"""Labels of ``ftlib_info`` and their keys in the status."""
 
 
 def _info(status: _Status) -> _Rows:
@@ -252,7 +252,7 @@ METRICS: tuple[Metric, ...] = (
 
 def render(status: _Status) -> bytes:
     """The text for one scrape, in the format of ``CONTENT_TYPE``."""
-    if sys.modules.get("ssl", sys) is None:  # spared so far in an agent's process: the library wants these with it
+    if sys.modules.get("ssl", sys) is None:  # not imported so far in an agent's process: the library needs these with it
         for name in ("ssl", "http.client", "urllib.request"):
             sys.modules.pop(name, None)
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - nothing else needs it
@@ -269,7 +269,7 @@ class _Page:
         self._status = status
 
     def collect(self) -> Iterator[Family]:
-        """All families whose values are there."""
+        """All families that have a value."""
         from prometheus_client import metrics_core  # noqa: PLC0415 - as above
 
         meta = self._status.get("meta") or {}

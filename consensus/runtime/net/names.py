@@ -1,7 +1,7 @@
-"""From texts to addresses: names, their lookup, and what a list of introducers comes to.
+"""From texts to addresses: names, their lookup, and the meaning of a list of introducers.
 
-A name may stand for several members (a Kubernetes headless service) and for others tomorrow, so while a member looks for
-its cluster it looks names up again (``Agent``). Lookups that may block are kept out of the event loop.
+A name may stand for several members (a Kubernetes headless service), and for others later; so while a member looks for its
+cluster it looks names up again (``Discovery``). Lookups that may block are kept out of the event loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...member import Address, format_address, parse_address
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A resolved address: what the socket calls take."""
+    """A resolved address, as the socket calls take it."""
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
@@ -35,21 +35,21 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Introducers:
-    """A list of introducers as one lookup shows it, and whom this process knows besides."""
+    """A list of introducers as one lookup shows it, and the members that this process knows besides."""
 
     texts: tuple[str, ...] = ()
     addresses: tuple[Address, ...] = ()
     met: tuple[Address, ...] | None = None
-    """Members that an earlier lifetime of this process has met, None in the first one. A later one founds nothing: the job
-    went on without this process, and what that does not know any more is lost, not to be begun anew."""
+    """Members that an earlier lifetime of this process has met, None in the first lifetime. A later lifetime founds nothing:
+    the job went on without this process, and must not begin again if this process cannot find it."""
 
     @property
     def named(self) -> bool:
-        """Whether there is a name among them, so that others may see another list."""
+        """Whether any introducer is a name, so that other members may see another list."""
         return any(numeric(parse_address(text)) is None for text in self.texts)
 
     def barred(self, initial_size: int) -> str:
-        """Why nobody may found by this list: one line with the remedy; empty where somebody may."""
+        """Why no member may found by this list: one line with the remedy; empty if one may."""
         count = len(self.addresses)
         if count <= len(self.texts) or 2 * initial_size > count:
             return ""
@@ -68,7 +68,7 @@ class Introducers:
 
 
 def sockaddr_address(sockaddr: tuple[Any, ...]) -> Address:
-    """Host and port of what ``getsockname`` returned."""
+    """Host and port of a result of ``getsockname``."""
     return (sockaddr[0], sockaddr[1])
 
 
@@ -82,10 +82,10 @@ def link_local(host: str) -> bool:
 
 
 def endpoints(address: Address, flags: int = 0) -> list[Endpoint]:
-    """All that ``address`` stands for, without repetition; OSError where it is nothing. Blocks while a name is looked up."""
+    """All endpoints of ``address``, each once; raises OSError if there are none. Blocks while a name is looked up."""
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=flags)
-    except UnicodeError:  # what Python makes of empty and overlong labels
+    except UnicodeError:  # raised for empty and overlong labels
         raise OSError(errno.EINVAL, "no host name") from None
     return list(dict.fromkeys(Endpoint(item[0], item[4]) for item in found))
 
@@ -100,7 +100,7 @@ def numeric(address: Address) -> Endpoint | None:
 
 
 async def resolve(address: Address) -> Endpoint:
-    """The first endpoint of ``address``; OSError where there is none."""
+    """The first endpoint of ``address``; raises OSError if there is none."""
     endpoint = numeric(address)
     if endpoint is None:
         endpoint = (await asyncio.get_running_loop().run_in_executor(None, endpoints, address))[0]
@@ -108,7 +108,7 @@ async def resolve(address: Address) -> Endpoint:
 
 
 def parsed(setting: str, text: str) -> Address:
-    """The address in ``text``, with a port that can be connected to; ConfigError names ``setting``."""
+    """The address in ``text``, with a port that can be connected to; raises ConfigError that names ``setting``."""
     try:
         address = parse_address(text)
     except ValueError as error:
@@ -120,7 +120,7 @@ def parsed(setting: str, text: str) -> Address:
 
 
 def refuse_link_local(setting: str, address: Address) -> None:
-    """ConfigError for an address that other hosts could not use."""
+    """Raise ConfigError for an address that other hosts could not use."""
     if link_local(address[0]):
         raise ConfigError(
             f"{setting}={format_address(address)} is link-local, which other hosts cannot use: "
@@ -142,7 +142,7 @@ def resolve_all(texts: Sequence[str], *, setting: str = "introducers") -> tuple[
         except OSError:
             result[address] = None
             continue
-        # of a name with both families take one, or a member would be asked twice and found twice
+        # take one family of a name that has both, or the same member would be asked and found twice
         families = {each.family for each in found}
         family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
         hosts = {str(each.sockaddr[0]) for each in found if each.family == family}
@@ -152,7 +152,7 @@ def resolve_all(texts: Sequence[str], *, setting: str = "introducers") -> tuple[
 
 
 def lookup(texts: Sequence[str]) -> Introducers:
-    """What the list of introducers comes to now; see ``resolve_all``."""
+    """The list of introducers as the names resolve now; see ``resolve_all``."""
     return Introducers(tuple(texts), resolve_all(texts))
 
 

@@ -1,4 +1,4 @@
-"""Pings for a lifetime that there never was, from outside of any job: a member answers ``Stranger``. For ``diagnosis``."""
+"""Pings from outside the job for a lifetime that never existed: a member answers ``Stranger``. For ``diagnosis``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .names import Endpoint, sockaddr_address
 TRIES = 4
 WAIT = 0.25
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
-"""Of Linux; the socket module does not name them."""
+"""Constants of Linux, which the socket module does not name."""
 
 
 class Pings:
-    """Datagrams to a member, and its answers; from wherever, since it may have several addresses."""
+    """Datagrams to a member, and its answers from any address, since it may have several."""
 
     def __init__(self, sock: socket.socket, to: Endpoint, job: str, ring: KeyRing | None, own: str) -> None:
         self.wait = WAIT
@@ -33,7 +33,7 @@ class Pings:
         self._sock, self._job, self._codec = sock, job, Codec(job)
         self._to, self._there = to.sockaddr, sockaddr_address(to.sockaddr)
         family = to.family is socket.AF_INET
-        # "port unreachable" is an error then, though the socket is not connected
+        # makes "port unreachable" an error, though the socket is not connected
         sock.setsockopt(socket.IPPROTO_IP if family else socket.IPPROTO_IPV6, _IP_RECVERR if family else _IPV6_RECVERR, 1)
         self._sender = secrets.token_hex(8)
         self._home: Address = (own, int(sock.getsockname()[1]))
@@ -41,14 +41,14 @@ class Pings:
         self._sealer: Sealer = Open() if ring is None else Sealed(ring, job, self._home, known_as=lambda _address: True)
 
     def sealed(self, message: Message) -> bytes:
-        """The packet for ``message``. OSError where the member has not answered our knocks."""
+        """The packet for ``message``. Raises OSError if the member has not answered our knocks."""
         packet = self._sealer.seal(self._codec.encode(Envelope(self._job, self._sender, self._home, message)), self._there)
         if packet is None:
             raise OSError("no introduction")
         return packet
 
     def introduced(self) -> bool:
-        """Whether the member knows us, or needs not: with a secret it is knocked at first."""
+        """Whether we can send to the member; with a secret this first sends knocks until the member has answered one."""
         for _ in range(TRIES):
             if self._sealer.seal(b"", self._there) is not None:
                 return True
@@ -72,11 +72,11 @@ class Pings:
             padding += max(1, missing - 2)  # a longer text may take two bytes more for its length
 
     def send(self, data: bytes) -> None:
-        """One datagram."""
+        """Send one datagram."""
         self._sock.sendto(data, self._to)
 
     def exchange(self, size: int = 0) -> float | None:
-        """Ping until it is answered; seconds from question to answer, None where it never is."""
+        """Ping until an answer arrives. Returns the seconds from question to answer, None without an answer."""
         if not self.introduced():
             return None
         asked: set[int] = set()
@@ -94,7 +94,7 @@ class Pings:
         return any(isinstance(message, Stranger) and message.seq in asked for message in self._received(deadline))
 
     def _received(self, deadline: float, *, once: bool = False) -> Iterator[Message]:
-        """What arrives; ``once``: until we are introduced."""
+        """The arriving messages; ``once``: only until we are introduced."""
         while (rest := deadline - time.monotonic()) > 0:
             if select.select([self._sock], [], [], rest)[0]:
                 with contextlib.suppress(CodecError):

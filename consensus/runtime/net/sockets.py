@@ -1,9 +1,9 @@
-"""The pair of sockets behind one port number: a listening TCP socket and a UDP socket. And which address others are told.
+"""The pair of sockets behind one port number, a listening TCP socket and a UDP socket, and the advertised address.
 
-Binding happens before the agent exists, so that what the caller did wrong is raised in the caller's own thread.
+Binding happens before the agent exists, so that a mistake of the caller is raised in the caller's own thread.
 
-Three addresses of one member: where it listens (``bind``), what others are told (``advertise``), and the interface on which
-the data plane makes sockets of its own: the advertised address where it is one of this host's, else what was bound.
+A member has three addresses: where it listens (``bind``), where others reach it (``advertise``), and the interface on which the
+data plane makes sockets of its own: the advertised address if it is one of this host's, else the bound one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .names import endpoints, numeric, refuse_link_local, sockaddr_address
 
 _ATTEMPTS = 64
 _BACKLOG = 4096
-"""A crowd of strangers must not fill it while the agent is busy for a moment; the kernel may allow less (somaxconn)."""
+"""Many strangers must not fill it while the agent is busy for a moment; the kernel may allow less (somaxconn)."""
 _RECEIVE_BUFFER = 1 << 20
-"""Enough for a burst while a long hold of the GIL keeps the agent from reading."""
+"""Bytes: enough for a burst while a long hold of the GIL keeps the agent from reading."""
 
 _LOOPBACK: Address = ("127.0.0.1", 0)
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - recognised, not bound
 _FAR: tuple[Address, ...] = (("192.0.2.1", 9), ("2001:db8::1", 9))
-"""Addresses of documentation (RFC 5737, RFC 3849): the route to them is the default route. Nothing is sent there."""
+"""Documentation addresses (RFC 5737, RFC 3849): the route to them is the default route. Nothing is sent there."""
 
 _Sockets = tuple[socket.socket, socket.socket]
 """UDP and TCP."""
@@ -37,7 +37,7 @@ _Sockets = tuple[socket.socket, socket.socket]
 
 @dataclass(frozen=True, slots=True)
 class SocketPair:
-    """UDP and listening TCP on one port, with the address that others are told."""
+    """UDP and listening TCP on one port, with the advertised address."""
 
     udp: socket.socket
     tcp: socket.socket
@@ -52,12 +52,12 @@ class SocketPair:
 
 
 def open_pair(config: Config, introducers: Sequence[Address] = (), *, elsewhere: bool = False) -> SocketPair:
-    """Adopt the inherited sockets of ``config``, or bind ``config.bind``; ConfigError says what stands in the way.
+    """Adopt the inherited sockets of ``config``, or bind ``config.bind``; raises ConfigError that names the obstacle.
 
-    ``elsewhere``: another port will do where that of ``config.bind`` is taken.
+    ``elsewhere``: another port will do if that of ``config.bind`` is taken.
 
-    ``introducers`` (resolved) tell where ``bind`` is empty or a wildcard: own addresses among them, else the interface
-    that leads to the others.
+    ``introducers`` (resolved) determine the address if ``bind`` is empty or a wildcard: an own address among them, else the
+    interface that leads to the others.
     """
     advertise = None if config.advertise is None else _advertisable(config.advertise)
     if config.socket_fds:
@@ -79,7 +79,7 @@ def open_pair(config: Config, introducers: Sequence[Address] = (), *, elsewhere:
 
 
 def require_secret(config: Config, pair: SocketPair) -> None:
-    """ConfigError, after closing ``pair``, where strangers could reach it and members do not authenticate each other."""
+    """Close ``pair`` and raise ConfigError if strangers could reach it and members do not authenticate each other."""
     name = sockaddr_address(pair.tcp.getsockname())
     endpoint = numeric(name)
     if config.secured or config.insecure or (endpoint is not None and endpoint.loopback):
@@ -105,7 +105,7 @@ def _adopt(fds: Sequence[int]) -> _Sockets:
         udp, tcp = opened
         wrong = _mismatch(udp, tcp)
         if wrong is None:
-            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its connections inherit it: a next lifetime binds here
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections inherit it: a next lifetime can bind here
             tcp.listen(_BACKLOG)
             udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             return udp, tcp
@@ -126,7 +126,7 @@ def _mismatch(udp: socket.socket, tcp: socket.socket) -> str | None:
 
 
 def _bind(text: str, *, elsewhere: bool = False) -> _Sockets:
-    """Both sockets at ``text``; of a name's addresses the first that is this host's."""
+    """Both sockets at ``text``; for a name at the first of its addresses that is this host's."""
     host, port = parse_address(text)
     refuse_link_local("bind", (host, port))
     try:
@@ -165,7 +165,7 @@ def _complaint(error: OSError, hosts: Sequence[str]) -> str:
 def _bind_first(config: Config, advertise: Address | None, introducers: Sequence[Address]) -> _Sockets:
     """The first free address of this host among the introducers, else any port on the interface that leads to them.
 
-    So processes that were given one and the same list find a place each; a race for one is decided by the kernel.
+    So processes with the same list each find a place; the kernel decides a race for one.
     """
     if not introducers and advertise is None:
         return _open(_LOOPBACK)
@@ -175,7 +175,7 @@ def _bind_first(config: Config, advertise: Address | None, introducers: Sequence
         if opened is not None:
             return opened
     host = _towards(introducers)
-    # A name shows this host later, perhaps: the others will look for it at the name's port, or at the advertised one.
+    # A name may resolve to this host later: the others will then look for it at the name's port, or at the advertised one.
     named = [parse_address(text) for text in config.introducers]
     ports = [address[1] for address in named if numeric(address) is None] + ([] if advertise is None else [advertise[1]])
     for port in dict.fromkeys(ports):
@@ -202,14 +202,14 @@ def _towards(introducers: Sequence[Address]) -> str:
 
 
 def _try(address: Address) -> _Sockets | None:
-    """Both sockets at ``address``, None where that is taken or not this host's."""
+    """Both sockets at ``address``, None if that is taken or not this host's."""
     with contextlib.suppress(OSError):
         return _open(address)
     return None
 
 
 def _open(address: Address) -> _Sockets:
-    """Both sockets on one port number; where that is 0, ports are drawn until one is free for both. OSError."""
+    """Both sockets on one port number; for port 0 ports are drawn until one is free for both. Raises OSError."""
     endpoint = endpoints(address, socket.AI_PASSIVE)[0]
     family, sockaddr, port = endpoint.family, endpoint.sockaddr, address[1]
     for attempt in range(_ATTEMPTS):
@@ -233,11 +233,11 @@ def _open(address: Address) -> _Sockets:
     raise AssertionError("unreachable: the last attempt raises")
 
 
-# What others are told
+# Advertised address and interface
 
 
 def _advertisable(text: str) -> Address:
-    """``advertise`` as a numeric address, a name that only others can resolve as it is. Its port may be 0."""
+    """``advertise`` as a numeric address; a name that does not resolve here stays a name. The port may be 0."""
     host, port = parse_address(text)
     refuse_link_local("advertise", (host, port))
     try:
@@ -250,14 +250,14 @@ def _advertisable(text: str) -> Address:
 
 
 def _advertised(advertise: Address | None, bound: Address, introducers: Sequence[Address]) -> Address:
-    """``advertise``, with the bound port where it says 0; else what was bound, or for a wildcard what others can use."""
+    """``advertise``, with the bound port in place of 0; else the bound address, or for a wildcard one that others can use."""
     host, port = bound
     if advertise is not None:
         return (advertise[0], advertise[1] or port)
     if host not in _WILDCARDS:
         return bound
     own = next((address for address in introducers if address[1] == port and _is_local(address[0])), None)
-    if own is not None:  # under this address the others look for it
+    if own is not None:  # the others look for this member at this address
         return own
     found = _route([*introducers, *(_FAR if host == "::" else _FAR[:1])])
     if found is None:

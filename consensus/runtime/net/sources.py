@@ -1,6 +1,6 @@
-"""What the layer above serves over HTTP: bodies made in the training process, on connections that the agent accepted.
+"""The HTTP paths of the layer above: their bodies are made in the training process, on connections that the agent accepted.
 
-The agent reads the request, then hands the connection itself over: a large body never passes through the agent, which so
+The agent reads the request, then hands the connection itself over: a large body never passes through the agent, so the agent
 stays free to answer pings, wherever it runs.
 """
 
@@ -27,7 +27,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A GET that somebody sent. ``headers``: what the answer has to say besides. ``key``: seals the body (see ``proofs``)."""
+    """A received GET. ``headers``: further headers of the answer. ``key``: seals the body (see ``proofs``)."""
 
     path: str
     query: Mapping[str, str]
@@ -36,20 +36,20 @@ class Request:
 
 
 HandOver = Callable[[socket.socket, Request], None]
-"""Has a connection answered elsewhere; it is owned from then on."""
+"""Takes over a connection and has it answered elsewhere."""
 
 
 class Sources:
-    """Paths and what answers them. Thread-safe; each answer is written by a thread of its own."""
+    """Paths and their sources. Thread-safe; each answer is written by a thread of its own."""
 
     def __init__(self) -> None:
-        """Empty."""
+        """No paths yet."""
         self._sources: dict[str, Source] = {}
         self._room = threading.BoundedSemaphore(_AT_A_TIME)
 
     @property
     def paths(self) -> frozenset[str]:
-        """What is served."""
+        """The served paths."""
         return frozenset(self._sources)
 
     def serve(self, path: str, source: Source) -> None:
@@ -57,7 +57,7 @@ class Sources:
         self._sources[path] = source
 
     def answer(self, connection: socket.socket, request: Request) -> None:
-        """Answer on ``connection``, which is owned from here on. Returns at once."""
+        """Answer on ``connection``, which this object then owns. Returns at once."""
         source = self._sources.get(request.path)
         response = _Response(connection, request)
         if source is None:
@@ -92,13 +92,13 @@ class _Response:
         self._begun = False
 
     def refuse(self, status: http.HTTPStatus, text: str) -> None:
-        """A short text instead of a body."""
+        """Send a short text with an error status."""
         body = Frames(self._key, status).whole(text.encode()) if self._key else text.encode()
         with contextlib.suppress(OSError), self._connection:
             self._connection.sendall(self._head(status, {"Content-Length": str(len(body))}) + body)
 
     def write(self, source: Source, request: Request) -> None:
-        """All that ``source`` yields, as it yields it."""
+        """Send all chunks of ``source`` as it yields them."""
         try:
             chunks = source(request.query)
             try:
@@ -113,7 +113,7 @@ class _Response:
                 self._put(memoryview(self._frames.seal(b"", last=True)))
             self._connection.sendall(b"0\r\n\r\n")
             self._connection.close()
-        except OSError as error:  # the client has gone, or takes nothing any more
+        except OSError as error:  # the client has gone, or does not read any more
             _LOG.debug("serving %s ended: %s", request.path, error)
             self._cut()
         except LookupError as error:

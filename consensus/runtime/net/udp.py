@@ -1,6 +1,6 @@
-"""Datagrams: small messages in one packet each, or not at all.
+"""Datagrams: small messages, each in one packet.
 
-What fits an Ethernet frame goes this way; on loopback, whose frames are large, up to 32 KiB. The rest goes by HTTP.
+A message that fits an Ethernet frame is sent by UDP; on loopback, whose frames are large, up to 32 KiB. All others go by HTTP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOPBACK_LIMIT = 32 * 1024
 
 _LARGEST = 65_536
 _AT_ONCE = 64
-"""Datagrams read before anything else gets its turn. Acks come in bursts, and a turn of the loop costs more than a packet."""
+"""The most datagrams read in one turn of the loop. Acks come in bursts, and a turn costs more than a packet."""
 
 
 def fits(size: int, endpoint: Endpoint) -> bool:
@@ -31,7 +31,7 @@ class Udp:
     """The UDP side of an agent. ``received(data, source)`` is called for each datagram, on the loop's thread."""
 
     def __init__(self, received: Callable[[bytes, tuple[Any, ...]], None], lost: Callable[[OSError | None], None]) -> None:
-        """``lost`` is told of errors, and (None) of datagrams that no socket of this family can send."""
+        """``lost`` is called with errors, and with None for a datagram that no socket of this family can send."""
         self._received = received
         self._lost = lost
         self._socket: socket.socket | None = None
@@ -59,7 +59,7 @@ class Udp:
         if self._socket is not None:
             try:
                 self._socket.sendto(data, source)
-            except OSError as error:  # a full buffer is one of them
+            except OSError as error:  # including a full buffer
                 self._lost(error)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Udp:
     def _read(self) -> None:
         for _ in range(_AT_ONCE):
             sock = self._socket
-            if sock is None:  # closed by what was received
+            if sock is None:  # closed by a received message
                 return
             try:
                 data, source = sock.recvfrom(_LARGEST)

@@ -1,7 +1,8 @@
-"""The HTTP side of an agent, which comes up when it is needed, beside everything else.
+"""Starts the HTTP side of an agent when it is needed, while everything else already works.
 
-``aiohttp`` takes longer to import than all the rest, and datagrams are enough to meet a job and to be let in. So the agent is
-at work before: until the server is there a ``EarlyAcceptor`` keeps connections waiting, and what is to be posted waits here.
+``aiohttp`` takes longer to import than all the rest, and datagrams are enough to find a job and to be admitted. So the agent
+works without it at first: until the server exists, an ``EarlyAcceptor`` keeps connections waiting, and messages to post wait
+here.
 """
 
 from __future__ import annotations
@@ -23,28 +24,29 @@ if TYPE_CHECKING:
 
 _MODULE = "consensus.runtime.net.http"
 _SPARED = 1.0
-"""Seconds after which it comes up where it is spared, and nobody needs it."""
+"""Seconds after which the HTTP side starts after ``spare``, even if nobody needs it."""
 _PATIENCE = 0.25
-"""Seconds for which a tether or a check waits then; the import should be done before ``liveness_connection.CHECK_TIMEOUT``."""
+"""Seconds that a liveness connection or a check waits after ``spare``; the import should end within
+``liveness_connection.CHECK_TIMEOUT``."""
 _IMPORTING = threading.RLock()  # an import may fork, too
 os.register_at_fork(before=_IMPORTING.acquire, after_in_parent=_IMPORTING.release, after_in_child=_IMPORTING.release)
-"""A child that is forked meanwhile would hold the locks of half imported modules for ever."""
+"""A child forked during an import would hold the locks of half imported modules forever."""
 
 
 def load() -> None:
-    """Import what the HTTP side needs; other threads run meanwhile, and whoever forks waits."""
+    """Import what the HTTP side needs; other threads run meanwhile, but a fork waits."""
     with _IMPORTING:
         importlib.import_module(_MODULE)
 
 
 class Web:
-    """The server and the client of one agent. Everything here runs on the loop's thread, but for ``prepare``.
+    """The server and the client of one agent. Everything here runs on the loop's thread, except ``prepare``.
 
-    Nothing happens before ``hurry`` or ``spare`` was called, or somebody came.
+    Nothing happens before ``hurry`` or ``spare`` is called, or a connection arrives.
     """
 
     def __init__(self, prepare: Callable[[], None], server: Callable[[], HttpServer]) -> None:
-        """``prepare``: ``load``. ``server``: makes it, once that has ended."""
+        """``prepare``: imports (``load``). ``server``: makes the server, after ``prepare``."""
         self._prepare = prepare
         self._make_server = server
         self._patience = 0.0
@@ -56,9 +58,9 @@ class Web:
         self._client: HttpClient | None = None
 
     async def open(self, sock: socket) -> None:
-        """Wait until it is needed, import, take over the listening ``sock``, and let go on what waits for it.
+        """Wait until HTTP is needed, import, take over the listening ``sock``, and go on with waiting requests.
 
-        Raises what an import does.
+        Raises the errors of an import.
         """
         acceptor = EarlyAcceptor(sock, lambda patient: self.hurry(self._patience if patient else 0.0))
         acceptor.open()
@@ -77,12 +79,12 @@ class Web:
                 connection.close()
 
     def spare(self) -> None:
-        """For now something else goes first: who only asks whether this member lives has to wait for a moment."""
+        """Other work goes first for now: liveness connections and checks have to wait a moment."""
         self._patience = _PATIENCE
         self.hurry(_SPARED)
 
     def hurry(self, within: float = 0.0) -> None:
-        """It is needed in so many seconds, or sooner."""
+        """The HTTP side is needed within so many seconds."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             if self._timer.when() <= loop.time() + within:
@@ -99,7 +101,7 @@ class Web:
         return await (await self._opened()).fence(supervisor, request, key)
 
     async def close(self) -> None:
-        """Refuse new connections, then end the open ones; what waits for the client waits until it is cancelled. Idempotent."""
+        """Refuse new connections, then end the open ones; calls that wait for the client wait until cancelled. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -107,7 +109,7 @@ class Web:
             await self.server.close()
 
     async def close_client(self) -> None:
-        """End what it has connected. Idempotent."""
+        """End the client's connections. Idempotent."""
         if self._client is not None:
             await self._client.close()
 

@@ -1,11 +1,11 @@
 """A store in an etcd cluster: ``etcd://[user:password@]host[:port][,host[:port]...]``, ``etcds://`` with TLS.
 
-Through the JSON gateway that every etcd from 3.3 on has, so there is no client library. Creating is one transaction: the
-key must never have been made since it was last deleted, and the floor must be absent or not above the number. Floors are
-decimal numbers of one length, so that etcd's comparison of bytes compares them.
+It uses the JSON gateway that every etcd from 3.3 on has, so it needs no client library. Creating is one transaction: the key
+must not exist, and the floor must be absent or not above the number. Floors are decimal numbers of one length, so that etcd's
+comparison of bytes compares them.
 
-Values that may expire hang on one lease a handle. It is renewed by the writes themselves, at most three times in its life,
-and lasts twice as long as was asked: so a value outlives its last write by ``expires`` at least. Nothing renews it otherwise.
+Values that may expire share one lease per ``EtcdStore``. Only the writes themselves renew the lease, at most three times in its
+life; it lasts twice as long as was asked, so a value outlives its last write by at least ``expires``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EtcdStore(ServerStore):
     def __init__(self, url: str, job: str, *, timeout: float = TIMEOUT, **given: str) -> None:
         """``timeout``: seconds for one operation, connecting included. ``given``: see ``parse_server_url``.
 
-        ConfigError where ``url`` cannot be understood or a file of it is missing.
+        Raises ConfigError if ``url`` cannot be parsed or a file that it names is missing.
         """
         parsed = parse_server_url(url, ("etcd", "etcds"), _PORT, **given)
         if parsed.database:
@@ -131,7 +131,7 @@ class EtcdStore(ServerStore):
         return self._floor(name, _value(found) or b"0")
 
     def watch(self, prefix: str) -> AsyncIterator[None]:
-        """See ``Store``. A value that expires, written again, is no news: a heartbeat; and of floors nothing is told."""
+        """See ``Store``. Reports neither heartbeats (values that expire, written again) nor floors."""
         body = {"create_request": _span(self._values + check_prefix(prefix))}
 
         async def listen(tell: Callable[[], None]) -> None:
@@ -147,10 +147,10 @@ class EtcdStore(ServerStore):
 
 
 class _Lease:
-    """What a handle's passing values hang on. Its time only ever serves to clean up."""
+    """The lease of one store's values that may expire. It only serves to clean up."""
 
     def __init__(self, store: EtcdStore) -> None:
-        """None yet."""
+        """No lease is granted yet."""
         self._store = store
         self._lock = asyncio.Lock()
         self._id = ""
@@ -158,7 +158,7 @@ class _Lease:
         self._renewed = 0.0
 
     def forget(self) -> None:
-        """It has expired."""
+        """The lease has expired."""
         self._id = ""
 
     async def lasting(self, expires: float) -> str:
@@ -202,12 +202,12 @@ def _absent(name: str) -> dict[str, Any]:
 
 
 def _value_below(name: str, number: int) -> dict[str, Any]:
-    """Never true of an absent one."""
+    """Never true of an absent key."""
     return {"key": name, "target": "VALUE", "value": _coded(f"{number:0{_DIGITS}}"), "result": "LESS"}
 
 
 def _has_put(answer: dict[str, Any]) -> bool:
-    """Whether the branch that was taken, however deep, put something."""
+    """Whether the branch that was taken, at any depth, put a value."""
     return any(
         "response_put" in response or _has_put(response.get("response_txn", {})) for response in answer.get("responses", [])
     )

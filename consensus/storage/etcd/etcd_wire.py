@@ -1,8 +1,8 @@
 """The connections to an etcd cluster: its JSON gateway over HTTP, and what its errors mean for a store.
 
-One request goes to one endpoint, the one that answered last; where that cannot be reached, to the next. A read goes on to
-the next endpoint after any failure, a write only while it is certain that nothing was done: what was sent and not answered,
-or answered with "timed out", is ambiguous. Either way that endpoint is asked last from then on.
+A request goes to one endpoint, the one that answered last; if that cannot be reached, to the next. A read goes on to the next
+endpoint after any failure, a write only while it is certain that nothing was done: a write that was sent and not answered, or
+answered with "timed out", is ambiguous. In both cases the failed endpoint is asked last from then on.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from ..server_url import ServerUrl, tls_trouble
 
 _CONNECTIONS = 16
 _QUIET = 30.0
-"""A watch that heard nothing for so many seconds is made anew: the server may be gone without a word."""
+"""A watch that received nothing for so many seconds is made again: the server may have vanished silently."""
 
 _MAX_LINE = 1 << 24
-"""Bytes of one message of a watch at most."""
+"""The most bytes of one message of a watch."""
 
 _LEADER = {"Grpc-Metadata-hasleader": "true"}
-"""A server without a leader says so at once, and ends its watches, instead of letting everybody wait."""
+"""With this header a server without a leader says so at once, and ends its watches, instead of letting clients wait."""
 
 _CONNECT_SHARE = 0.8
-"""Of the time for one server: what connecting may take."""
+"""The share of the time for one server that connecting may take."""
 
 _INVALID, _NOT_FOUND, _PERMISSION, _EXHAUSTED, _PRECONDITION, _OUT_OF_RANGE, _UNIMPLEMENTED = 3, 5, 7, 8, 9, 11, 12
 _UNAUTHENTICATED = 16
 _UNASKED = -1
-"""Not of gRPC: found out here, before anything was sent."""
+"""Not a gRPC code: an error found here, before anything was sent."""
 _DECISIONS = frozenset(
     {_INVALID, _NOT_FOUND, _PERMISSION, _EXHAUSTED, _PRECONDITION, _OUT_OF_RANGE, _UNIMPLEMENTED, _UNAUTHENTICATED}
 )
-"""After all other codes (unknown, deadline, internal, unavailable) a write may have been done."""
+"""Codes after which a write was certainly not done; after all others (unknown, deadline, internal, unavailable) it may be."""
 
 _TOKEN = ("invalid auth token", "auth store is old")
-"""A token has expired, the server has restarted, or rights have changed since it was made."""
+"""The token has expired, the server has restarted, or rights have changed since the token was made."""
 
 _LASTING = {
     "user name is empty": "it asks for a user, write etcd://user:password@host:port",
@@ -74,12 +74,12 @@ class _AnsweredError(Exception):
         self.code = code
         self.text = text
         self.token = code == _UNAUTHENTICATED or any(part in text for part in _TOKEN)
-        """Whether only the token is at fault."""
+        """Whether only the token is invalid."""
 
 
 @dataclass
 class _Endpoint:
-    """One server, and where its gateway is (known once it was asked for its version)."""
+    """One server. ``prefix``: the path of its gateway, known once the server was asked for its version."""
 
     url: str
     prefix: str = ""
@@ -89,7 +89,7 @@ class EtcdWire:
     """Requests to one cluster. Every call is bounded by ``timeout`` seconds and raises only errors of ``StoreError``."""
 
     def __init__(self, url: ServerUrl, timeout: float) -> None:
-        """Connects when it is first asked; then a loop must run."""
+        """Connects with the first request, which needs a running event loop."""
         self._url = url
         self._timeout = timeout
         self._context: ssl.SSLContext | bool = url.context() if url.tls else True
@@ -100,7 +100,7 @@ class EtcdWire:
         self._closed = False
 
     async def close(self) -> None:
-        """End all connections; whoever asks from now on is told so. Idempotent."""
+        """End all connections; later requests fail with an error that says so. Idempotent."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
@@ -119,7 +119,7 @@ class EtcdWire:
                     await self._prepare(endpoint, share)
                     sent = write
                     if write:
-                        limit.reschedule(deadline)  # once it is sent, nobody else may be asked
+                        limit.reschedule(deadline)  # once the write is sent, no other endpoint may be asked
                     return await self._ask_one(endpoint, path, body, share)
             except (_AnsweredError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 trouble = self._translate(error, ambiguous=sent)
@@ -142,12 +142,12 @@ class EtcdWire:
                         limit.reschedule(asyncio.get_running_loop().time() + _QUIET)
             raise OSError("the watch was ended")
         except (_AnsweredError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            self._token = ""  # a watch with one that is too old is cancelled, and nothing says why
+            self._token = ""  # etcd cancels a watch with an outdated token, without a reason
             self._demote(endpoint)
             raise self._translate(error, ambiguous=False) from None
 
     async def _prepare(self, endpoint: _Endpoint, share: float) -> None:
-        """Know where its gateway is, and who we are to it."""
+        """Find out the path of its gateway, and authenticate if a user is given."""
         if not endpoint.prefix:
             endpoint.prefix = await self._find_gateway(endpoint, share)
         if self._url.username and not self._token:
@@ -164,7 +164,7 @@ class EtcdWire:
         return "v3beta" if version == (3, 3) else "v3"
 
     async def _ask_one(self, endpoint: _Endpoint, path: str, body: Mapping[str, Any], share: float) -> dict[str, Any]:
-        """Send it; once more if only the token was too old, and so nothing done."""
+        """Send the request; once more if only the token was invalid, since then nothing was done."""
         for last in (False, True):
             async with self._post(endpoint, path, body, share) as response:
                 answer = await response.read()
@@ -199,7 +199,7 @@ class EtcdWire:
         return self._session
 
     def _demote(self, endpoint: _Endpoint) -> None:
-        """Ask it last."""
+        """Ask ``endpoint`` last from now on."""
         self._endpoints.remove(endpoint)
         self._endpoints.append(endpoint)
 
@@ -230,12 +230,12 @@ class EtcdWire:
 
 
 def _limits(share: float) -> aiohttp.ClientTimeout:
-    """The whole is bounded by the caller; a connection that does not come must be told from an answer that does not."""
+    """The caller bounds the whole request; the limit for connecting tells a missing connection from a missing answer."""
     return aiohttp.ClientTimeout(total=None, connect=_CONNECT_SHARE * share)
 
 
 def _result(data: bytes) -> dict[str, Any]:
-    """What a message of the gateway says; ``_AnsweredError`` where it is an error."""
+    """The result in a message of the gateway; raises ``_AnsweredError`` if it is an error."""
     try:
         answer: dict[str, Any] = json.loads(data)
         error = answer.get("error")

@@ -1,8 +1,8 @@
 """A directory as a store: ``file:///directory``, on a local disk or mounted by all hosts (NFS).
 
-What is done with files is in ``folder``; here is what may take too long. Every operation runs on a thread and ends by its
-deadline: as ``StoreAwayError`` if it reads, or never began, else as ``AmbiguousWriteError``. Operations that change one key
-follow each other: if one still hangs after its deadline the next is refused, or an old heartbeat could replace a newer one.
+``folder`` works with the files; this module bounds the time. Every operation runs on a thread and ends by its deadline: with
+``StoreAwayError`` if it reads or never began, else with ``AmbiguousWriteError``. Changes of one key run one after the other: if
+one still hangs after its deadline, the next is refused; otherwise an old heartbeat could replace a newer one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class FileStore(Store):
-    """See ``Store``. Never notices changes: a network file system does not tell."""
+    """See ``Store``. Never notices changes: a network file system does not report them."""
 
     def __init__(self, url: str, job: str, *, timeout: float = TIMEOUT) -> None:
         """``url``: ``file:///directory``, percent-encoded; the directory must exist. ``timeout``: seconds an operation."""
@@ -42,7 +42,7 @@ class FileStore(Store):
         await self._ask(lambda _: self._folder.open(), "open")
 
     async def close(self) -> None:
-        """See ``Store.close``. What still hangs is left alone."""
+        """See ``Store.close``. Operations that still hang are abandoned."""
         self._closed.set()
         self._pool.close()
 
@@ -61,7 +61,7 @@ class FileStore(Store):
         return await self._ask(lambda _: self._folder.read(key), f"read {key}")
 
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
-        """See ``Store.write``. What may expire is not forced to disk."""
+        """See ``Store.write``. A value that may expire is not forced to disk."""
         check_value(check_key(key), value)
         durable = expires is None
         await self._change(
@@ -102,7 +102,7 @@ class FileStore(Store):
         return await self._change([], lambda _: self._folder.raise_floor(name, number), f"raise the floor of {name}")
 
     async def watch(self, prefix: str) -> AsyncIterator[None]:
-        """See ``Store.watch``: never yields, ends when the store is closed. Members that share files tell each other."""
+        """See ``Store.watch``: never yields, ends when the store is closed. Members that share files notify each other."""
         check_prefix(prefix)
         await self._closed.wait()
         events: tuple[None, ...] = ()
@@ -110,7 +110,7 @@ class FileStore(Store):
             yield event
 
     async def _ask(self, function: Callable[[Call[T]], T], what: str) -> T:
-        """Run what changes nothing."""
+        """Run an operation that changes nothing."""
         self.operations += 1
         try:
             return await self._pool.run(function, self._timeout)
@@ -120,7 +120,7 @@ class FileStore(Store):
             raise self._away(what, f"it did not answer within {self._timeout:g} s") from None
 
     async def _change(self, keys: Sequence[str], function: Callable[[Call[T]], T], what: str) -> T:
-        """Run what changes ``keys``, after what was begun with them before."""
+        """Run an operation that changes ``keys``, after the earlier changes of these keys have ended."""
         self.operations += 1
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout

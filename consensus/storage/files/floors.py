@@ -1,15 +1,15 @@
 """Numbers that only rise, as names of files, without locks.
 
-A floor is a directory; each number it was raised to is an empty file in it, named by the number; the highest counts. Whoever
-raises makes a file, so two who do it at once take nothing from each other. Two things are less simple than they look:
+A floor is a directory; each number it was raised to is an empty file in it, named by the number; the highest counts. To raise a
+floor is to make a file, so two members can do it at once without a conflict. Two things are less simple than they look:
 
-* A listing is not taken at one instant. While a file is removed and a higher one made, it may show neither, and the floor
-  would seem to fall. So a file is removed only when a higher one has stood for ``GRACE`` seconds, by the file server's own
-  stamps, and a listing that took longer than half of that is not believed: what stood when a listing began, and was gone at
-  its end, leaves a higher one that stood all the time, and such a one is in every listing.
-* An NFS client answers a listing from its cache for up to a minute, and remembers as long that a directory was not there. But a
-  change of its own makes it forget. So before a listing a file is made and removed in the directory, and the directory is
-  made where it seems to be missing. What is safe does not depend on mount options, then.
+* A listing is not taken at one instant. While a file is removed and a higher one made, a listing may show neither, and the
+  floor would seem to fall. So a file is removed only when a higher one has existed for ``GRACE`` seconds, by the file server's
+  own timestamps, and a listing that took longer than half of that is repeated. If a file vanishes during a listing, a higher
+  file has then existed all the time, and every listing shows that one.
+* An NFS client answers a listing from its cache for up to a minute, and remembers as long that a directory did not exist. But a
+  change of its own makes it forget. So before each listing a file is made and removed in the directory, and a directory that
+  seems to be missing is made. Safety then does not depend on mount options.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ GRACE = 600.0
 """Seconds that a lower number is kept after a higher one."""
 
 MOST = 10**16 - 1
-"""The highest number that there is a name for."""
+"""The highest number that a file name can hold."""
 
 _DIGITS = 16
 
 
 def floor(directory: Path) -> int:
-    """The number, 0 if it was never raised. ``directory`` must exist."""
+    """The floor's number, 0 if it was never raised. ``directory`` must exist."""
     return max(_numbers(directory), default=0)
 
 
 def lift(directory: Path, number: int) -> int:
-    """Lift it to ``number``, unless it is higher by now; what it is then."""
+    """Raise the floor to ``number`` unless it is higher by now. Returns the floor afterwards."""
     file = os.open(_path(directory, number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.close(file)
     sync_directory(directory)
@@ -46,7 +46,7 @@ def lift(directory: Path, number: int) -> int:
 
 
 def _clean(directory: Path) -> int:
-    """Remove what is lower than a number that has stood long enough; the floor."""
+    """Remove the numbers below one that has existed long enough. Returns the floor."""
     stamp = _touch(directory)
     numbers = sorted(_numbers(directory))
     for lower, higher in pairwise(numbers):
@@ -68,7 +68,7 @@ def _numbers(directory: Path) -> list[int]:
 
 
 def _touch(directory: Path) -> float:
-    """Change the directory; the file server's time, in seconds."""
+    """Change the directory. Returns the file server's time, in seconds."""
     path = directory / f".{secrets.token_hex(8)}"
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -83,7 +83,7 @@ def _touch(directory: Path) -> float:
 def _stamp(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # somebody else cleans up, too
+    except FileNotFoundError:  # another member cleans up, too
         return float("inf")
 
 

@@ -1,17 +1,17 @@
 """One job's part of a directory that several hosts share. Everything here may block: ``FileStore`` calls it from threads.
 
-    DIRECTORY/JOB/id                     which founding of the store this is
+    DIRECTORY/JOB/id                     the ID below, new with each founding of the store
     DIRECTORY/JOB/ID/keys/views/7        a value (see record)
     DIRECTORY/JOB/ID/floors/views/0...5  a number that only rises (see floors)
     DIRECTORY/JOB/ID/temp/...            files in the making
 
-``ID`` is drawn by whoever opens the job first. So when the directory is wiped under way, and perhaps founded anew, nothing of
-an old member's can get in there: all its paths lead nowhere. A directory that is missing because it is not mounted is told
-from one that was removed by the device that it is looked for on.
+The member that opens the job first draws ``ID``. So if the directory is wiped while the job runs, and perhaps founded again, an
+old member cannot write into the new one: all its paths lead nowhere. A directory that is not mounted is told from a removed one
+by the device on which its place is.
 
-A value is whole when it gets its name: it is written to a file in ``temp``, made durable there, and then linked (which fails
-where there is one, also on NFS) or renamed to its name. In ``temp`` and not beside it: listings are free of such files, and
-what dead processes left is found in one place.
+A value is whole when it gets its name: it is written to a file in ``temp``, made durable there, and then linked to its name
+(which fails if the name exists, also on NFS) or renamed to it. Temporary files are in ``temp``, not beside the values: so
+listings do not show them, and those that dead processes left are all in one place.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from .probe import advice, probe, sync_directory
 _LOG = logging.getLogger("ftlib.consensus")
 
 LEFT_OVER = 3600.0
-"""Seconds, by the file server's stamps, after which a file in the making belongs to nobody any more."""
+"""Seconds, by the file server's timestamps, after which a temporary file is left over from a dead process."""
 
 _PLAIN = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 _NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,199}")
 _ID = re.compile(r"[0-9a-f]{32}")
 _MOUNTS = Path("/proc/self/mountinfo")
 _TRIES = 20
-"""Times that what others change in between is looked at again."""
+"""The most tries of an operation that changes of other members disturb."""
 
 Wanted = Callable[[], bool]
 
 
 def folder_name(job: str) -> str:
-    """A job's name as that of a directory: two jobs never have the same, not even where upper and lower case are one."""
+    """The directory name of a job: unique, even on a file system that ignores upper and lower case."""
     if _PLAIN.fullmatch(job):
         return job
     digest = hashlib.sha256(job.encode("utf-8", "surrogatepass")).hexdigest()
@@ -58,7 +58,7 @@ class Folder:
     """Its methods raise ``StoreError``. Several threads may call them at once, but not to change the same key."""
 
     def __init__(self, url: str, directory: Path, job: str) -> None:
-        """``url``: for errors."""
+        """``url``: for the text of errors."""
         self._url = url
         self._directory = directory
         self._job = directory / folder_name(job)
@@ -70,7 +70,7 @@ class Folder:
     # Opening
 
     def open(self) -> None:
-        """Make sure that the directory will do, make what is missing in it, and remove what dead processes left."""
+        """Check that the directory is usable, make what is missing in it, and remove what dead processes left."""
         with self._map_os_errors("cannot be opened", opening=True):
             self._device = self._directory.stat().st_dev
             self._job.mkdir(mode=0o700, exist_ok=True)
@@ -88,7 +88,7 @@ class Folder:
         trial = self._job / f"trial-{secrets.token_hex(8)}"
         trial.mkdir(mode=0o700)
         try:
-            # Compared like this, and not with the own uid: a file server may map all of root to nobody.
+            # Compare files, not the own uid: a file server may map root to nobody.
             ours, theirs = trial.stat().st_uid, self._job.stat().st_uid
             if ours != theirs:
                 raise PermissionError(0, f"it belongs to uid {theirs}, what is written here to uid {ours}", str(self._job))
@@ -121,14 +121,14 @@ class Folder:
         finally:
             fresh.unlink(missing_ok=True)
         for path in [*fresh.parent.iterdir(), *self._job.glob("trial-*")]:
-            with contextlib.suppress(OSError):  # somebody else cleans up, too
+            with contextlib.suppress(OSError):  # another member cleans up, too
                 if now - path.stat().st_mtime > LEFT_OVER:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # Values
 
     def create(self, key: str, value: bytes, number: int | None, floor: str, wanted: Wanted) -> Created:
-        """See ``Store.create``. Stops before it gives the value its name once it is no longer ``wanted``."""
+        """See ``Store.create``. Stops before it gives the value its name if ``wanted`` returns False by then."""
         with self._map_os_errors(f"{key} cannot be created") as change:
             if number is not None and number < floors.floor(self._floor(floor)):
                 return Created.BELOW
@@ -136,7 +136,7 @@ class Folder:
             try:
                 self._fill(temp, value, durable=True)
                 if not wanted():
-                    return Created.EXISTS  # nobody listens
+                    return Created.EXISTS  # nobody waits for the result
                 if not self._link(temp, path, change):
                     return Created.EXISTS
                 change.begin()
@@ -150,13 +150,14 @@ class Folder:
             return Created.DONE
 
     def _link(self, temp: Path, path: Path, change: OSErrorMapper) -> bool:
-        """Whether ``path`` is now our file. False: there is another."""
+        """Returns whether ``path`` is now our file. False: another file has that name."""
         for _ in range(_TRIES):
             try:
                 path.hardlink_to(temp)
             except OSError as error:
-                # On NFS the request may have been done and its answer lost; asked again, the server says that the name is
-                # taken: by us. How many names our file has tells. (Opened for that: the client then asks the server.)
+                # On NFS the request may have been done and its answer lost; to the repeated request the server then says that
+                # the name is taken: by us. The link count of our file tells. (_links opens the file, so that the client asks
+                # the server.)
                 change.begin()
                 if _links(temp) > 1:
                     return True
@@ -171,8 +172,8 @@ class Folder:
         raise FileNotFoundError(0, "its directory comes and goes", str(path))
 
     def _take_back(self, temp: Path, path: Path) -> None:
-        # Between looking and removing somebody may remove ours and create another. That one is below the floor as well: its
-        # creator takes it back, too, and nobody believes it meanwhile. So at worst we do that for it.
+        # Between the comparison and the removal another member may remove our file and create its own. That file is below the
+        # floor as well: no reader believes it, and its creator takes it back. So at worst we remove it for that member.
         with contextlib.suppress(FileNotFoundError):
             if path.samefile(temp):
                 path.unlink()
@@ -194,8 +195,9 @@ class Folder:
     def write(self, key: str, value: bytes, durable: bool, wanted: Wanted) -> None:
         """See ``Store.write``.
 
-        What need not be ``durable`` is not forced to disk: a heartbeat that a power failure takes is followed by the next, and
-        forcing each would cost a disk's turn a member and beat. It may then be torn, which is noticed (see ``record``).
+        A value that is not ``durable`` is not forced to disk: if a power failure destroys a heartbeat, the next one follows,
+        and forcing each would cost one disk access per member and beat. Such a value may be torn, which is noticed (see
+        ``record``).
         """
         with self._map_os_errors(f"{key} cannot be written") as change:
             path, temp = self._path(key), self._temp()
@@ -208,7 +210,8 @@ class Folder:
                         with change.doubt():
                             temp.replace(path)
                     except FileNotFoundError:
-                        # No directory for it yet. Or (NFS) it was done, its answer was lost, and what was asked again is gone.
+                        # No directory for it yet. Or (NFS) the rename was done, its answer lost, and at the repeated request
+                        # ``temp`` is gone.
                         if not temp.exists() and record.read(path) == value:
                             break
                         self._make_parents(path)
@@ -223,7 +226,7 @@ class Folder:
                 temp.unlink(missing_ok=True)
 
     def delete(self, key: str, wanted: Wanted) -> None:
-        """See ``Store.delete``. Not forced to disk: what comes back by a power failure can be deleted again."""
+        """See ``Store.delete``. Not forced to disk: a key that a power failure brings back can be deleted again."""
         with self._map_os_errors(f"{key} cannot be deleted") as change:
             if wanted():
                 try:
@@ -233,12 +236,12 @@ class Folder:
                     self._check_mounted()
 
     def list(self, prefix: str) -> dict[str, Value]:
-        """See ``Store.list``. Files whose names are no keys are named in the log, once."""
+        """See ``Store.list``. Logs each file whose name is no key, once."""
         with self._map_os_errors(f"{prefix} cannot be listed"):
             found: dict[str, Value] = {}
             names = set(self._names(self._root / "keys" / prefix[:-1], prefix))
-            # A listing is not taken at one instant. On some file systems a name that is given to another file meanwhile, as a
-            # heartbeat does it, may be in neither of its halves. Whose name was there before is therefore asked for by name.
+            # A listing is not taken at one instant. On some file systems it may miss a name that another file replaces
+            # meanwhile, as each heartbeat does. So the keys of the previous listing are also read by name.
             for key in sorted(names | self._listed.get(prefix, frozenset())):
                 value = self._value(key)
                 if value is not None:
@@ -253,7 +256,7 @@ class Folder:
             with os.scandir(directory) as entries:
                 for entry in entries:
                     if not _NAME.fullmatch(entry.name):
-                        if not entry.name.startswith("."):  # as an NFS client names what is removed while in use
+                        if not entry.name.startswith("."):  # an NFS client's name for a file removed while in use
                             self._complain(Path(entry.path))
                     elif entry.is_dir(follow_symlinks=False):
                         yield from self._names_within(Path(entry.path), f"{prefix}{entry.name}/")
@@ -263,7 +266,7 @@ class Folder:
             return
 
     def _names_within(self, directory: Path, prefix: str) -> Iterator[str]:
-        """Of a directory in another one: one that somebody has closed to us hides nothing but itself."""
+        """The names in a subdirectory; one that denies access hides only its own names."""
         try:
             yield from self._names(directory, prefix)
         except PermissionError:
@@ -272,7 +275,7 @@ class Folder:
     # Floors
 
     def floor(self, name: str) -> int:
-        """See ``Store.floor``. Of a store that was wiped 0, as all that is read there is nothing; changes are refused."""
+        """See ``Store.floor``. 0 if the store was wiped, where a read finds nothing either; changes are refused."""
         with self._map_os_errors(f"the floor of {name} cannot be read"):
             try:
                 return floors.floor(self._floor(name))
@@ -315,7 +318,7 @@ class Folder:
             os.close(file)
 
     def _make_parents(self, path: Path) -> None:
-        """Down from ``keys`` or ``floors``, which exist, or this store was wiped: those are never made again."""
+        """Make the missing directories of ``path``, except ``keys`` and ``floors``: without those the store was wiped."""
         for parent in reversed(path.relative_to(self._root).parents[:-2]):
             try:
                 (self._root / parent).mkdir(mode=0o700)
@@ -334,7 +337,7 @@ class Folder:
         return OSErrorMapper(f"the store {self._url}", what, self._standing, opening=opening)
 
     def _check_mounted(self) -> None:
-        """Nothing was found. Raises where that says nothing, because the directory is not there to be looked into."""
+        """After nothing was found: raises FileNotFoundError if that means nothing because the directory is not there."""
         if self._standing() is DirectoryState.AWAY:
             raise FileNotFoundError(0, "it is not there", str(self._root))
 

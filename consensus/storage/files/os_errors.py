@@ -1,4 +1,4 @@
-"""What a failed system call means for a store: which error, and what to do about it. The one place where that is said."""
+"""Maps a failed system call to an error of the store, with the remedy. The only place that does so."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FOREVER = {
     errno.EMLINK: "choose another file system",
     errno.EXDEV: "something is mounted within the store: unmount it",
 }
-"""What will not become better by waiting; none of it was done."""
+"""Errors that waiting does not cure; nothing was done."""
 
 _FOR_NOW = {
     errno.ENOSPC: "free some space",
@@ -45,7 +45,7 @@ _FOR_NOW = {
     errno.ENFILE: "raise the sysctl fs.file-max",
     errno.ENOMEM: "free some memory",
 }
-"""What may become better; none of it was done."""
+"""Errors that may pass; nothing was done."""
 
 _BROKEN = "look at the disk, or the file server and the way to it (dmesg tells more)"
 _GONE = "is not there: mount the file system again, or stop the job if the directory was removed"
@@ -57,12 +57,12 @@ class OSErrorMapper:
     """A context in which ``OSError`` becomes ``StoreError``."""
 
     def __init__(self, store: str, what: str, standing: Callable[[], DirectoryState], *, opening: bool) -> None:
-        """``store``, ``what``: how the text begins. ``opening``: nothing is waited for then."""
+        """``store``, ``what``: the beginning of the error text. ``opening``: a missing directory is refused, not waited for."""
         self._about = f"{store}: {what}"
         self._standing = standing
         self._opening = opening
         self.begun = False
-        """Whether the change may have been done, and would be seen by others."""
+        """Whether the change may have been done and be visible to others."""
 
     def __enter__(self) -> Self:
         return self
@@ -72,12 +72,12 @@ class OSErrorMapper:
         self.begun = True
 
     def undo(self) -> None:
-        """It certainly is not done, or not any more."""
+        """The change is certainly not done, or not any more."""
         self.begun = False
 
     @contextlib.contextmanager
     def doubt(self) -> Iterator[None]:
-        """Around the one call that makes the change: its error may leave open whether it was done."""
+        """Wraps the one call that makes the change: an error of it may leave open whether the change was done."""
         try:
             yield
         except OSError as error:
@@ -107,7 +107,7 @@ class OSErrorMapper:
         return (StoreRefusedError if number in _FOREVER else StoreAwayError)(f"{said}: {remedy}")
 
     def _judge_place(self) -> StoreError | None:
-        """None where the directory is as it was."""
+        """The error if the directory is wiped or away; None if it is as it was."""
         if self._opening:
             return StoreRefusedError(
                 f"{self._about}: there is no such directory: make it on the shared file system, or mount that"

@@ -1,4 +1,4 @@
-"""Does a file system keep what a store stands on? Tried out in a directory of its own, with two names for one file.
+"""Tests whether a file system has what a store relies on, in a directory of its own, with two names for one file.
 
 FAT and exFAT, SMB shares, most object stores behind FUSE and some container volumes have no hard links, or do not count them.
 """
@@ -13,15 +13,15 @@ from typing import NoReturn
 
 _ADVICE = "choose a directory on a local disk or NFS, or a server: redis://, etcd://"
 _UNABLE = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EMLINK, errno.EXDEV})
-"""What a call says that the file system does not have; anything else may be better tomorrow."""
+"""Errors of a call that the file system does not support; any other error may pass."""
 
 
 class UnfitError(Exception):
-    """A file system that will not do. ``args``: one text, with the remedy."""
+    """The file system is unfit for a store. ``args``: one text, with the remedy."""
 
 
 def probe(directory: Path) -> None:
-    """Try it out in ``directory``, which exists, is empty, and is left empty. Raises ``UnfitError`` and ``OSError``."""
+    """Test it in ``directory``, which exists, is empty, and is left empty. Raises ``UnfitError`` and ``OSError``."""
     first, second, third = directory / "first", directory / "second", directory / "third"
     try:
         _make(first)
@@ -36,7 +36,7 @@ def probe(directory: Path) -> None:
         else:
             _refuse("lets a hard link replace a file, so two members could decide the same thing")
         _try("renaming over a file", lambda: third.replace(second))
-        # (How many names the first has now is not asked: the answer may be an old one, from a cache.)
+        # (The link count of ``first`` is not checked: it may be an old one, from a cache.)
         if sorted(directory.iterdir()) != [first, second] or second.read_bytes() != b"third":
             _refuse("does not replace a file when another one is renamed to it")
         _try("fsync of a directory", lambda: sync_directory(directory))
@@ -75,9 +75,9 @@ def _refuse(what: str) -> NoReturn:
 
 
 def advice(device: int, mounts: str) -> str | None:
-    """What an NFS client's caches do to a store: nothing unsafe (see ``floors``), but news may be seen late.
+    """Advice on the mount options of ``device`` (``st_dev``); None if there is none to give.
 
-    Returns what to say about the mount options of ``device`` (``st_dev``); None where there is nothing to be said.
+    An NFS client's caches make a store not unsafe (see ``floors``), but a member may notice changes late.
 
     ``mounts``: the text of ``/proc/self/mountinfo``; see nfs(5) for the options.
     """

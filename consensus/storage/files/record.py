@@ -1,6 +1,6 @@
-"""A value as a file: one line that says how long it is and what it sums up to, then the value.
+"""A value as a file: one line with its checksum and length, then the value.
 
-So a file that was torn by a power failure, or put there by somebody else, is told from a value.
+So a reader can tell a value from a file that a power failure tore, or that is not ours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST = MAX_VALUE + 32
 
 
 _NO_FILE = (errno.ELOOP, errno.ENXIO)
-"""What opening a symbolic link, or a socket, says."""
+"""The errors of opening a symbolic link or a socket."""
 
 _CLOSED = {
     errno.EACCES: "run all workers of a job as one user, or remove it",
@@ -27,7 +27,7 @@ _CLOSED = {
     errno.EIO: "look at the disk, or remove it",
     errno.EBADMSG: "look at the disk, or remove it",
 }
-"""What is wrong with one file, whatever becomes of the others, and the remedy."""
+"""Errors that concern one file only, each with the remedy."""
 
 
 class TornError(Exception):
@@ -40,7 +40,7 @@ def pack(value: bytes) -> bytes:
 
 
 def read(path: Path) -> bytes | None:
-    """The value in the file ``path``; None where there is nothing, or a directory, for keys that go on from there.
+    """The value in the file ``path``; None if nothing is there, or a directory (of longer keys).
 
     Raises ``TornError`` and ``OSError``.
     """
@@ -57,10 +57,10 @@ def read(path: Path) -> bytes | None:
 
 
 def _content(path: Path) -> bytes | None:
-    """The whole file; None where there is none. Raises ``TornError`` where it is too long, or no plain file."""
+    """The whole file; None if there is none. Raises ``TornError`` if it is too long, or no plain file."""
     for last in (False, False, True):
         try:
-            # A pipe that somebody left there must not be waited for, and a symbolic link leads who knows where.
+            # O_NONBLOCK: do not wait for a pipe that somebody left there. O_NOFOLLOW: a symbolic link may lead anywhere.
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 return _all(path, file)
@@ -75,7 +75,7 @@ def _content(path: Path) -> bytes | None:
                 raise TornError(f"{path} cannot be opened ({error.strerror}): {_CLOSED[error.errno]}") from None
             if error.errno != errno.ESTALE or last:
                 raise
-            # NFS: it was replaced between opening and reading, and the old one is gone. So look again.
+            # NFS: the file was replaced between opening and reading, and the old one is gone. So look again.
     raise _torn(path)
 
 

@@ -1,4 +1,4 @@
-"""Whether a Redis server keeps what a store promises: it must be the one that decides, and forget nothing that was decided."""
+"""Checks that a Redis server keeps what a store promises: it must be the primary, and forget no decision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OLDEST = 5
 
 
 async def check(wire: RedisWire, url: str) -> None:
-    """Refuse (``StoreRefusedError``) a server that cannot do; warn of one that can lose decisions when it fails."""
+    """Refuse (``StoreRefusedError``) an unfit server; warn of a server that can lose decisions when it fails."""
     try:
         info = _parse(await wire.ask("INFO", write=False))
     except StoreRefusedError as error:

@@ -1,6 +1,6 @@
-"""What a store does in Redis, in Lua: each script is one transaction, and says what it publishes.
+"""The operations of a store in Redis, in Lua: each script is one transaction, and publishes its own changes.
 
-The first argument is the channel, where there is one; names are as the caller knows them, keys as Redis does.
+The first argument is the channel, if the script publishes; names are those of the caller, keys those of Redis.
 """
 
 from ..store import MAX_VALUE
@@ -108,4 +108,4 @@ SCRIPTS = {
     "raise": _RAISE,
     "probe": _PROBE,
 }
-"""By the name of the operation."""
+"""The scripts by the name of the operation."""

@@ -1,12 +1,12 @@
 """A store in a Redis server: ``redis://[[user]:password@]host[:port][/database]``, ``rediss://`` with TLS, ``unix://``.
 
-Values are strings, one a key. Beside them one sorted set names them all: a listing reads exactly its part of that set and
-the values behind it, in one script and at one moment, whatever else fills the server (SCAN would walk through all of it).
-Names whose value has expired leave the set when they are next listed. Floors are fields of one hash. Every change is one
-script, which Redis runs as one transaction.
+Values are strings, one a key; one sorted set holds all their names. A listing reads exactly its part of that set and the values
+of these names, in one script and at one moment, whatever else fills the server (SCAN would walk through all of it). The next
+listing removes names whose value has expired. Floors are fields of one hash. Every change is one script, which Redis runs as
+one transaction.
 
-Watching is a subscription. What is published: every value created, written to stay, or deleted, every floor raised, and a
-value that may expire when it appears, but not when it is renewed: a heartbeat is no news.
+Watching is a subscription. Published are: every value created, written to stay, or deleted; every floor raised; and a value
+that may expire when it appears, but not when it is renewed, since that is only a heartbeat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RedisStore(ServerStore):
     def __init__(self, url: str, job: str, *, timeout: float = TIMEOUT, **given: str) -> None:
         """``timeout``: seconds for one operation, connecting included. ``given``: see ``parse_server_url``.
 
-        ConfigError where ``url`` cannot be understood, a file of it is missing, or redis-py is.
+        Raises ConfigError if ``url`` cannot be parsed, or a file that it names or redis-py is missing.
         """
         parsed = parse_server_url(url, ("redis", "rediss", "unix"), _PORT, **given)
         if len(parsed.servers) > 1:
@@ -51,7 +51,7 @@ class RedisStore(ServerStore):
         self._channel, self._values = f"{base}news", f"{base}value:"
 
     async def open(self) -> None:
-        """See ``Store``. Refuses a server that may forget, or is not the one that decides; warns of one that may lose."""
+        """See ``Store``. Refuses a server that may evict decisions or is no primary; warns of one that may lose decisions."""
         self.operations += 2
         await self._check(self._wire, self.url)
         await self._wire.run(self._scripts["probe"], [f"{self._values}probe"], [self._channel], write=False)
@@ -82,7 +82,7 @@ class RedisStore(ServerStore):
         return Unreadable(f"{self._values}{key} is no string: DEL it, no member made it")
 
     async def write(self, key: str, value: bytes, *, expires: float | None = None) -> None:
-        """See ``Store``. With ``expires`` watchers are told only when the value appears."""
+        """See ``Store``. With ``expires``, watchers are notified only when the value appears."""
         check_value(check_key(key), value)
         self.operations += 1
         life = "" if expires is None else str(max(1, math.ceil(expires * 1000)))

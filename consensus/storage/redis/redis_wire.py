@@ -1,8 +1,8 @@
 """The connections to a Redis server, and what its errors mean for a store.
 
-A command goes out once. redis-py would repeat it after an error, and a write repeated in silence is one that nobody can
-judge: its retries are off, and the two halves of a command are told apart here. What fails before the command was sent did
-nothing; what fails between sending and the answer is ambiguous, if it was a write; an answer is an answer, an error too.
+A command is sent once. redis-py would repeat it after an error, and nobody could tell whether a silently repeated write was
+done; so its retries are off. A failure before the command was sent did nothing; a failure between sending and the answer is
+ambiguous if the command was a write; an answer settles the command, even if the answer is an error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ...errors import AmbiguousWriteError, StoreAwayError, StoreError, StoreRefu
 from ..server_url import ServerUrl, tls_trouble
 
 _CONNECTIONS = 8
-"""At a time; more commands wait for one."""
+"""The most connections at a time; further commands wait for one."""
 
 _QUIET = 5.0
-"""A watch that heard nothing for so many seconds asks whether the server is still there."""
+"""A watch that received nothing for so many seconds pings the server."""
 
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (errors.BusyLoadingError, "LOADING"),
@@ -39,7 +39,7 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (errors.TryAgainError, "MOVED"),
     (errors.AskError, "MOVED"),
 )
-"""redis-py cuts the code off an error that has a class of its own."""
+"""The codes of the errors for which redis-py has a class: it cuts the code off their text."""
 
 _PASSING = {
     "LOADING": "it still reads its data from disk",
@@ -50,7 +50,7 @@ _PASSING = {
     "MASTERDOWN": "it is a replica without its primary",
     "READONLY": "it is a replica, make it the primary again or start the job with the URL of the primary",
 }
-"""Codes of errors that say: not now. Nothing was done."""
+"""Codes of errors that may pass. Nothing was done."""
 
 _LASTING = {
     "NOAUTH": "it asks for a password, write redis://user:password@host:port",
@@ -62,11 +62,11 @@ _LASTING = {
 }
 
 _CODE = re.compile(rf"(?:^|[:\s]-)({'|'.join((*_PASSING, *_LASTING))})\b")
-"""Before Redis 7 the code of what failed in a script stands somewhere in its text."""
+"""Before Redis 7 the code of an error in a script stands somewhere in its text."""
 
 
 class Script:
-    """Lua that runs as one transaction, sent by its digest where the server knows it."""
+    """Lua that runs as one transaction, sent by its digest if the server knows the script."""
 
     def __init__(self, text: str) -> None:
         """``text``: the Lua source."""
@@ -78,7 +78,7 @@ class RedisWire:
     """Commands to one server. Every call is bounded by ``timeout`` seconds and raises only errors of ``StoreError``."""
 
     def __init__(self, url: ServerUrl, timeout: float) -> None:
-        """Connects when it is first asked."""
+        """Connects with the first command."""
         self._url = url
         self._timeout = timeout
         self._closed = False
@@ -86,7 +86,7 @@ class RedisWire:
             "username": url.username or None,
             "password": url.password or None,
             "db": int(url.database or 0),
-            "socket_timeout": None,  # bounded here: redis-py uses wait_for, which before Python 3.12 can lose a cancellation
+            "socket_timeout": None,  # bounded here: redis-py's wait_for can lose a cancellation before Python 3.12
             "socket_connect_timeout": timeout,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,  # every version speaks it, and its subscriptions need no pushes
@@ -98,13 +98,13 @@ class RedisWire:
             kind = SSLConnection if url.tls else Connection
             common["host"], common["port"] = url.servers[0]
         if url.tls:
-            url.context()  # the files are good, or this says which is not
+            url.context()  # raises if a file is bad
             common |= {"ssl_ca_certs": url.ca or None, "ssl_certfile": url.cert or None, "ssl_keyfile": url.key or None}
             common |= {"ssl_check_hostname": True, "ssl_cert_reqs": "required"}
         self._pool = BlockingConnectionPool(connection_class=kind, max_connections=_CONNECTIONS, timeout=None, **common)
 
     async def close(self) -> None:
-        """End all connections; whoever asks from now on is told so. Idempotent."""
+        """End all connections; later commands fail with an error that says so. Idempotent."""
         self._closed = True
         with contextlib.suppress(errors.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(self._timeout):
@@ -142,7 +142,7 @@ class RedisWire:
                         if answer[0] == b"message":
                             heard(answer[2])
                 finally:
-                    await connection.disconnect(nowait=True)  # it is subscribed, and of no use to anybody else
+                    await connection.disconnect(nowait=True)  # subscribed, so no other command can use it
         except (errors.RedisError, OSError, TimeoutError) as error:
             raise self._translate(error, ambiguous=False) from None
 
