@@ -77,7 +77,8 @@ def all_is_kept(out: Path, told: str, shown: str) -> None:
     assert [found["fault"] for found in facts["consequences"]] == [fault.value for fault in _order()]
     assert all(found["recovery"] is not None and found["back"] is not None for found in facts["consequences"])
     assert facts["steps"] > 50 and facts["steps_lost"] == 0 and facts["divergent"] == 0
-    assert facts["compared"] > 3 * facts["steps"] and facts["processes"] == 8 and facts["epochs"] >= 8
+    # Eight; on a machine so busy that a worker is silent for two seconds, that one is replaced, too.
+    assert facts["compared"] > 3 * facts["steps"] and facts["processes"] >= 8 and facts["epochs"] >= 8
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert "All promises were kept." in shown and str(out / "demo.png") in shown
     assert remaining(out) == []

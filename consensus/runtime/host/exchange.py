@@ -53,7 +53,7 @@ Question = ReadStatus | Find
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Answer ``question`` with an ``Reply`` of this number."""
+    """Answer ``question`` with a ``Reply`` of this number."""
 
     number: int
     question: Question

@@ -130,8 +130,8 @@ class _Donors:
 
     def choose(self, nbytes: int) -> tuple[str, ...]:
         """The donors of the next shard, the giver first."""
-        places, single_donor_shards, pinned, together = self._places, self._given, self._pinned, self._together
-        giver = min(places, key=lambda each: (single_donor_shards[each], places[each]))
+        places, given, pinned, together = self._places, self._given, self._pinned, self._together
+        giver = min(places, key=lambda each: (given[each], places[each]))
         begin = places[giver] + self._apart
         enough = min(pinned[each] for each in places) + nbytes  # one shard more is as good: else the same pair always meets
         second = min(
@@ -142,7 +142,7 @@ class _Donors:
         chosen = (giver,) if second is None else (giver, second)
         for donor in chosen:
             pinned[donor] += nbytes
-        single_donor_shards[giver] += nbytes
+        given[giver] += nbytes
         together[giver, chosen[-1]] += 1
         return chosen
 
