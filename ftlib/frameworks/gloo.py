@@ -116,10 +116,10 @@ def _scarce(size: int) -> bool:
 
 
 def check_tensor(tensor: torch.Tensor) -> None:
-    """ConfigError unless the tensor is dense, on the CPU and of a dtype that Gloo reduces."""
+    """ConfigError unless the tensor is dense, on the CPU or a CUDA device, and of a dtype that Gloo reduces."""
     device = tensor.device.type
-    if device != "cpu":
-        raise ConfigError(f"gloo reduces CPU tensors, this one is on {device}: move it, or choose another framework")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"gloo reduces tensors on the CPU and on CUDA devices, this one is on {device}: move it to the CPU")
     if tensor.layout is not torch.strided:
         raise ConfigError(f"gloo reduces dense tensors, this one is {tensor.layout}: call .to_dense() on it")
     if tensor.dtype not in _DTYPES:

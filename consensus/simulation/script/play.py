@@ -97,7 +97,7 @@ def safety(world: World, scenario: Scenario, tell: Callable[[World], None] | Non
     """Found the job and let the events happen; AssertionError where an invariant breaks."""
     hosts = world.founders(scenario.size, alone=scenario.alone)
     if not scenario.early:
-        world.run_until_each(hosts, lambda host: bool(host.activated), FOUNDING)
+        world.run_until_each(hosts, lambda host: bool(host.activated) or not host.alive, FOUNDING)
     start = world.now
     for event in scenario.events:
         world.run(max(0.0, start + event.at - world.now))

@@ -61,6 +61,7 @@ class Adoption:
         wait(self._group.recv(row, self._donor, _tag(call.number, 1)), None)
         filled = [slot for slot in self._slots if slot.data.numel()]
         for index, slot in enumerate(filled, start=2):
+            slot.claim()
             wait(self._group.recv(slot.data, self._donor, _tag(call.number, index)), slot)
         shares = row.numpy().tobytes()
         if _digest(shares, self._slots) != digest:

@@ -17,6 +17,7 @@ import torch
 
 from ...errors import GroupError
 from ...frameworks.base import Operation, OperationKind, Work
+from ..tensors.device_copies import under_way
 from ..tensors.layout import Bucket
 from ..tensors.staging import Slot, Staging, finite
 from ..tensors.trailer import Flag, RankRecord, Region, Trailer
@@ -75,6 +76,8 @@ class Attempt:
         self._window: deque[tuple[Work, Slot | None]] = deque()
         self._trailer: Trailer | None = None
         self._finite = True
+        self._fetching: tuple[Slot, ...] = ()
+        """Slots to which devices are copying."""
 
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
@@ -84,12 +87,16 @@ class Attempt:
         agreed, said = session.agreed, None
         if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
             said = self._say(BARE if agreed is None else agreed.head, record)
-        slots = []
+        slots: list[Slot] = []
+        fetched: dict[int, Slot] = {}
         for number, bucket in enumerate(layout.buckets):
             if number and len(window) == in_flight:
                 self._reap()
-            slot = self._staging.slot(number, session.codec.elements)
-            call.fill(slot)  # the head is staged beside a prelude, in a free slot
+            if number == 1 and layout.places:
+                while window:
+                    self._reap()  # the head: now all members are in this call, and every slot is free
+                fetched = self._fetch()
+            slot = fetched.get(number) or self._filled(number)  # the head is staged beside a prelude, in a free slot
             if number == 0:
                 session.codec.write(slot.trailer, record, bucket.op)
                 if said is not None:
@@ -102,6 +109,22 @@ class Attempt:
         if agreed is not layout or call.changes_state:
             session.agree(layout, call.script)
         return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
+
+    def _filled(self, number: int) -> Slot:
+        """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
+        slot = self._staging.slot(number, self._session.codec.elements)
+        self._call.fill(slot)
+        return slot
+
+    def _fetch(self) -> dict[int, Slot]:
+        """Stage all buckets whose tensors are on devices, and wait for these, once. By the buckets' numbers."""
+        layout = self._call.layout
+        fetched = {number: self._filled(number) for number, bucket in enumerate(layout.buckets) if bucket.place}
+        self._fetching = tuple(fetched.values())
+        for work in under_way(layout.places):
+            self.wait(work, None)
+        self._fetching = ()
+        return fetched
 
     def wait(self, work: Work, slot: Slot | None) -> None:
         """Wait for one operation outside of ``run``; ``slot``: the slot on which it works."""
@@ -116,8 +139,9 @@ class Attempt:
             if not work.done():
                 with contextlib.suppress(GroupError):
                     work.wait(max(0.0, deadline - self._waits.now()))
-            if not work.done() and slot is not None:
-                self._staging.abandon(slot)
+            if not work.done():
+                for each in self._fetching if slot is None else (slot,):
+                    self._staging.abandon(each)
 
     def _prelude(self, head: Bucket, record: RankRecord) -> None:
         self._hear(self._say(head, record))

@@ -11,10 +11,12 @@ from enum import Enum
 
 import torch
 
+from ...common.devices import place_of
 from ...data.sampling import Share
 from ...errors import ConfigError
+from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
 from ..tensors.dtypes import load, store
-from ..tensors.layout import Layout
+from ..tensors.layout import Layout, Piece
 from ..tensors.staging import Slot, finite
 from .session import Session
 
@@ -204,7 +206,13 @@ class Call:
         """Indices of this member's tensors that hold inf or nan; none if its weight is zero."""
         if self.weight == 0.0:
             return []
-        return [index for index, source in enumerate(self.sources) if source is not None and not finite(source)]
+        found = [(index, source, place_of(source)) for index, source in enumerate(self.sources) if source is not None]
+        spoilt = [index for index, source, place in found if not place and not finite(source)]
+        for place in dict.fromkeys(place for _, _, place in found if place):
+            there = [(index, source) for index, source, at in found if at == place]
+            fine = each_finite(place, [source for _, source in there])
+            spoilt += [index for (index, _), good in zip(there, fine, strict=True) if not good]
+        return sorted(spoilt)
 
     def reloaded(self) -> None:
         """Registered state was loaded within this call: its gradients were computed with other parameters, and do not count.
@@ -240,7 +248,15 @@ class Call:
         sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
         scale = self.weight if self.divide and weighted else 1.0
         if self.silent or scale == 0.0:
+            slot.claim()
             slot.data.zero_()  # not a product: 0 * inf is nan
+            return
+        if slot.bucket.place:
+            fetch(
+                slot,
+                [None if sources[piece.index] is None else self._part(piece, slot.bucket.place) for piece in pieces],
+                scale,
+            )
             return
         op, dtype = slot.bucket.op, slot.bucket.dtype
         if scale == 1.0 and (op not in ("MIN", "MAX") or dtype.is_floating_point):
@@ -272,6 +288,9 @@ class Call:
     def _write(self, slots: Sequence[Slot], divisor: float) -> None:
         averaged = divisor != 1.0  # if so nothing is encoded: take the short way, as models have a thousand tensors
         for slot in slots:
+            if slot.bucket.place:
+                bring(slot, [self._part(piece, slot.bucket.place) for piece in slot.bucket.pieces], divisor)
+                continue
             for piece, view in zip(slot.bucket.pieces, slot.views, strict=True):
                 target = self.sources[piece.index]
                 if target is None:
@@ -284,17 +303,31 @@ class Call:
                     load(target, view, divisor)
         for index, flat in self._flat.items():
             target = self._target(index)
-            if not target.is_contiguous():
+            if target.is_contiguous():
+                continue
+            if place := place_of(target):
+                fold(place, flat, target)
+            else:
                 target.copy_(flat.view(target.shape))
         self._flat.clear()
 
     def _target(self, index: int) -> torch.Tensor:
         target = self.sources[index]
         if target is None:
-            target = torch.zeros_like(self.owners[index], requires_grad=False)
+            target = torch.empty_like(self.owners[index], requires_grad=False)
             self.owners[index].grad = target
             self.sources[index] = target
         return target
+
+    def _part(self, piece: Piece, place: str) -> torch.Tensor:
+        """The elements of a piece, on the device: a whole tensor, or a range of its row."""
+        tensor = self._target(piece.index)
+        if piece.shape is not None:
+            return tensor
+        flat = self._flat.get(piece.index)
+        if flat is None:
+            flat = self._flat[piece.index] = flatten(place, tensor)
+        return flat[piece.start : piece.stop]
 
     def _flattened(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         """A split tensor as one row: a view if the tensor is contiguous, else a copy that ``deliver`` writes back."""

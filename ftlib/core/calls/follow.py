@@ -57,6 +57,7 @@ class Followed(Call):
 
     def fill(self, slot: Slot, *, weighted: bool = True) -> None:  # noqa: ARG002
         """Stage values that do not change the result."""
+        slot.claim()
         slot.data.fill_(neutral(slot.bucket.op, slot.bucket.dtype))
 
 

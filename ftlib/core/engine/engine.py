@@ -150,7 +150,7 @@ class Engine:
         self._nonfinite = NonfiniteCheck(plane)
         self._failures = Failures(plane, consensus, rebuilder)
         self._waiting = Waiting(plane, limits, consensus.confirm)
-        means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered)
+        means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered, allocate)
         self._units = Executor(means)
         self._arrival = Arrival(plane, limits, self._failures, inquiry, recovery, self._layouts)
         self.said_goodbye = False

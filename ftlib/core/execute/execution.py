@@ -26,6 +26,7 @@ from ..plane.nonfinite_check import NonfiniteCheck
 from ..plane.plane import Plane
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
+from ..tensors.staging import Allocate
 from .guarded_group import GuardedGroup
 from .inner import Buffers, Inner, PendingCall
 from .unit import Unit, UnitStage
@@ -47,6 +48,8 @@ class Means:
     book: LayoutBook
     registered: Callable[[], Registered | None]
     """Returns the registered state, if any."""
+    allocate: Allocate
+    """Returns memory for operations (see ``Framework``)."""
 
 
 class Execution:
@@ -197,14 +200,14 @@ class Executor:
         self._plane = means.plane
         self._failures = means.failures
         self._backup = Backup()
-        self._buffers = Buffers()
+        self._buffers = Buffers(self._means.allocate)
         self._warned = False
         """True once the log has warned that no state is registered."""
 
     def forget(self) -> None:
         """Free all memory."""
         self._backup.forget()
-        self._buffers = Buffers()
+        self._buffers = Buffers(self._means.allocate)
 
     def perform(self, unit: Unit, session: Session) -> bool:
         """Run the function. True if it came to its end, so that the unit can be committed in ``session``.

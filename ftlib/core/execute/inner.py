@@ -19,7 +19,7 @@ from ...status import Status
 from ..calls.attempt import BARE, Attempt
 from ..calls.call import Call, Results
 from ..tensors.layout import Layout
-from ..tensors.staging import Slot, Staging
+from ..tensors.staging import Allocate, Slot, Staging
 from ..tensors.trailer import RankRecord
 
 
@@ -38,9 +38,9 @@ class Inner(Attempt):
         if expected is None or expected.signature != layout.signature:
             self._prelude(BARE if expected is None else expected.head, record)
         self._slots: list[Slot] = []
+        fetched = self._fetch() if layout.places else {}  # no earlier result is in these slots
         for number, bucket in enumerate(layout.buckets):
-            slot = self._staging.slot(number, codec.elements)
-            call.fill(slot)
+            slot = fetched.get(number) or self._filled(number)
             if number == 0:
                 codec.write(slot.trailer, record, bucket.op)
             self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
@@ -64,13 +64,15 @@ class Buffers:
     _KEPT = 256
     """Number of layouts with idle buffers, so that a function that never repeats itself does not fill the memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Allocate) -> None:
+        """``allocate``: see ``Framework``."""
+        self._allocate = allocate
         self._idle: defaultdict[bytes, list[Staging]] = defaultdict(list)
 
     def take(self, layout: Layout) -> Staging:
         """A staging for ``layout`` that no call uses."""
         idle = self._idle[layout.signature]
-        return idle.pop() if idle else Staging(layout, 0)
+        return idle.pop() if idle else Staging(layout, 0, self._allocate)
 
     def give(self, staging: Staging) -> None:
         """``staging`` is not in use any more."""

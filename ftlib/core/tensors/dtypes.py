@@ -13,13 +13,14 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.int
 _AS_THEY_ARE = frozenset({torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64})
 _ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}
 """Integers that hold a float's bits."""
-_EXTREMES = ("MIN", "MAX")
+EXTREMES = frozenset({"MIN", "MAX"})
+"""Operations that nan wins."""
 
 
 def wire_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
     """The dtype in which tensors of ``dtype`` are reduced."""
     wide = _WIDER.get(dtype, dtype)
-    return _ORDERED.get(wide, wide) if op in _EXTREMES else wide
+    return _ORDERED.get(wide, wide) if op in EXTREMES else wide
 
 
 def reason_against(dtype: torch.dtype, op: str, *, mean: bool) -> str:

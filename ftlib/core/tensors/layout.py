@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ...common.devices import HOST
 from .dtypes import wire_dtype
 from .trailer import CARRIERS
 
@@ -43,6 +44,8 @@ class Bucket:
     count: int
     op: str
     pieces: tuple[Piece, ...]
+    place: str = HOST
+    """The device of the tensors (see ``common.devices``)."""
 
     @property
     def nbytes(self) -> int:
@@ -65,10 +68,13 @@ class Layout:
     """Four bytes of the signature, for the trailer."""
     nbytes: int = field(init=False)
     """Bytes of data in all buckets."""
+    places: tuple[str, ...] = field(init=False)
+    """The devices of tensors that are not on the CPU."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "check", self.signature[:4])
         object.__setattr__(self, "nbytes", sum(bucket.nbytes for bucket in self.buckets))
+        object.__setattr__(self, "places", tuple(dict.fromkeys(bucket.place for bucket in self.buckets if bucket.place)))
 
     @property
     def head(self) -> Bucket:
@@ -76,22 +82,32 @@ class Layout:
         return self.buckets[0]
 
 
-def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int) -> Layout:
-    """The layout of a call of ``kind`` (its name, and anything else that must agree) over tensors of ``specs``."""
-    names = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in specs]
+def lay_out(kind: str, specs: Sequence[TensorSpec], op: str, bucket_bytes: int, places: Sequence[str] = ()) -> Layout:
+    """The layout of a call of ``kind`` (its name, and anything else that must agree) over tensors of ``specs``.
+
+    ``places``: the tensors' devices; empty if all are on the CPU. Members must agree on the kind of device, not on its number.
+    """
+    where = places or [HOST] * len(specs)
+    names = [
+        f"{str(dtype).removeprefix('torch.')}{list(shape)}{'@' if place else ''}{place.partition(':')[0]}"
+        for (dtype, shape), place in zip(specs, where, strict=True)
+    ]
     digest = hashlib.blake2b(f"{kind}|{op}|{bucket_bytes}|{'|'.join(names)}".encode(), digest_size=16).digest()
     text = f"{kind} of {len(names)} tensors" if len(names) > 3 else f"{kind}({', '.join(names)})"
     buckets: list[Bucket] = []
-    wired = [wire_dtype(dtype, op) for dtype, _ in specs]
-    for dtype in dict.fromkeys(wired):
-        members = [(index, specs[index][1]) for index, found in enumerate(wired) if found is dtype]
-        buckets += _fill(dtype, members, op, bucket_bytes)
-    if not buckets or buckets[0].nbytes > HEAD_BYTES or buckets[0].dtype not in CARRIERS:
+    wired = [(place, wire_dtype(dtype, op)) for (dtype, _), place in zip(specs, where, strict=True)]
+    for place, dtype in sorted(dict.fromkeys(wired), key=lambda key: bool(key[0])):  # the CPU's first
+        members = [(index, specs[index][1]) for index, found in enumerate(wired) if found == (place, dtype)]
+        buckets += _fill(dtype, members, op, bucket_bytes, place)
+    # With a device, the head is always alone: its operation is there at once, and the others begin after it (see ``attempt``).
+    if not buckets or any(where) or buckets[0].nbytes > HEAD_BYTES or buckets[0].dtype not in CARRIERS:
         buckets.insert(0, Bucket(torch.uint8, 0, "SUM", ()))
     return Layout(digest, kind, text, tuple(buckets))
 
 
-def _fill(dtype: torch.dtype, members: Sequence[tuple[int, tuple[int, ...]]], op: str, bucket_bytes: int) -> list[Bucket]:
+def _fill(
+    dtype: torch.dtype, members: Sequence[tuple[int, tuple[int, ...]]], op: str, bucket_bytes: int, place: str
+) -> list[Bucket]:
     room = max(1, bucket_bytes // dtype.itemsize)
     done: list[Bucket] = []
     pieces: list[Piece] = []
@@ -100,7 +116,7 @@ def _fill(dtype: torch.dtype, members: Sequence[tuple[int, tuple[int, ...]]], op
     def close() -> None:
         nonlocal pieces, used
         if pieces:
-            done.append(Bucket(dtype, used, op, tuple(pieces)))
+            done.append(Bucket(dtype, used, op, tuple(pieces), place))
         pieces, used = [], 0
 
     for index, shape in members:

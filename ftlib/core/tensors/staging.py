@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...common.devices import Event, device_at
 from ...common.memory import room
+from .device_work import DeviceWork
 from .layout import Bucket, Layout
 
 _LAYOUTS_KEPT = 16
@@ -32,11 +34,15 @@ _HALF = (torch.float16, torch.bfloat16)
 class Slot:
     """One bucket's buffer: data first, then room for the trailer in the head."""
 
-    __slots__ = ("bucket", "buffer", "data", "elements", "flat", "numbers", "trailer", "views")
+    __slots__ = ("bucket", "buffer", "data", "elements", "flat", "numbers", "reader", "trailer", "views")
 
     def __init__(self, bucket: Bucket, trailer_elements: int, allocate: Allocate = room) -> None:
         self.bucket = bucket
         self.buffer = allocate(bucket.count + trailer_elements, bucket.dtype)
+        if bucket.place:
+            device_at(bucket.place).pin(self.buffer)
+        self.reader: Event | None = None
+        """The end of the copies that a device makes from this slot."""
         self.data = self.buffer[: bucket.count]
         self.numbers: Numbers = self.data.numpy()
         """``data`` as a numpy array."""
@@ -51,6 +57,16 @@ class Slot:
         self.flat = self.buffer[:end]
         self.trailer = self.buffer[self.bucket.count : end].numpy()
         return end <= self.buffer.numel()
+
+    def lend(self, end: Event) -> None:
+        """A device reads this slot until ``end``."""
+        self.reader = end
+
+    def claim(self) -> None:
+        """Before the CPU writes here: wait until no device reads the slot. Excluded if the device hangs."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            DeviceWork(reader).end()
 
     def _view(self, offset: int, count: int, shape: tuple[int, ...] | None) -> torch.Tensor:
         view = self.buffer[offset : offset + count]

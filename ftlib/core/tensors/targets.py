@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from ...common.devices import place_of
 from ...errors import ConfigError
 from ...frameworks.base import Framework
 from .dtypes import reason_against, wire_dtype
@@ -127,7 +128,9 @@ class Layouts:
                 reason = self._reason(tensor, op, mean=mean)
                 if reason:  # the name is looked up only now: among all names of a module
                     raise ConfigError(f"{targets.name(index)} of {list(tensor.shape)}{reason}")
-            layout = lay_out(kind, [(t.dtype, tuple(t.shape)) for t in found], op, self._bucket_bytes)
+            places = [place_of(t) for t in found]
+            specs = [(t.dtype, tuple(t.shape)) for t in found]
+            layout = lay_out(kind, specs, op, self._bucket_bytes, places if any(places) else ())
             self._known[key] = layout
             while len(self._known) > _LAYOUTS_KEPT:
                 self._known.popitem(last=False)

@@ -1,7 +1,7 @@
 """A call's layout as bytes: a joiner that takes part in calls that its own program has not entered learns layouts from others.
 
-msgpack: ``[signature, kind, text, [[dtype, count, op, [[index, start, stop, offset, shape or nil], ...]], ...]]``. The reader
-checks everything, as sizes become allocations.
+msgpack: ``[signature, kind, text, [[dtype, count, op, [[index, start, stop, offset, shape or nil], ...], place], ...]]``. The
+reader checks everything, as sizes become allocations.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _MOST_DIMENSIONS = 64
 _MOST_BYTES = 1 << 40
 """Maximum size of all buckets together."""
 _LONGEST = 1 << 62
+_LONGEST_PLACE = 32
+"""Maximum length of a device's name."""
 
 
 def encode(layout: Layout) -> bytes:
@@ -48,6 +50,7 @@ def encode(layout: Layout) -> bytes:
                 [piece.index, piece.start, piece.stop, piece.offset, None if piece.shape is None else list(piece.shape)]
                 for piece in bucket.pieces
             ],
+            bucket.place,
         ]
         for bucket in layout.buckets
     ]
@@ -71,7 +74,9 @@ def decode(data: bytes) -> Layout:
 
 def _bucket(packed: object) -> Bucket:
     match packed:
-        case [str(name), int(count), str(op), list(found)] if name in _DTYPES and _natural(count) and op in _OPERATIONS:
+        case [str(name), int(count), str(op), list(found), str(place)] if (
+            name in _DTYPES and _natural(count) and op in _OPERATIONS and len(place) <= _LONGEST_PLACE
+        ):
             pieces = tuple(_piece(piece) for piece in found)
             end = 0
             for piece in pieces:
@@ -80,7 +85,7 @@ def _bucket(packed: object) -> Bucket:
                 end += piece.stop - piece.start
             if end != count:
                 raise ValueError(f"this is no layout: a bucket of {count} elements has pieces of {end}")
-            return Bucket(_DTYPES[name], count, op, pieces)
+            return Bucket(_DTYPES[name], count, op, pieces, place)
     raise ValueError("this is no layout: a bucket has the wrong shape")
 
 

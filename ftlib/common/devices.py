@@ -1,0 +1,153 @@
+"""Everything that touches an accelerator's streams, events and copies: the one door between ftlib and a device.
+
+Work on a device is *enqueued* on a stream and carried out later, in order. The program's thread waits for it only through
+``Device.finished``. Tests replace the device by one that does everything as late as possible.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["HOST", "Cuda", "Device", "Event", "device_at", "place_of", "placed_by"]
+
+HOST = ""
+"""The place of CPU tensors."""
+
+
+class Event(ABC):
+    """A mark on a stream."""
+
+    @abstractmethod
+    def query(self) -> bool:
+        """True once the device has done everything that was enqueued before the mark. Raises the device's error, if any."""
+
+
+class Device(ABC):
+    """One accelerator. A stream belongs to a thread: operations go to the stream that is current there, as in torch."""
+
+    def __init__(self) -> None:
+        self.operations = 0
+        """Number of operations (kernels over any number of tensors, or copies) enqueued so far."""
+        self.waits = 0
+        """How often a thread has waited for the device so far."""
+
+    @abstractmethod
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A row of ``count`` uninitialized elements on the device. Freed memory is reused only in the stream's order."""
+
+    @abstractmethod
+    def launch(self, operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:
+        """Enqueue ``operation``, one kernel or copy. ``writes``: what it overwrites without having read it."""
+
+    @abstractmethod
+    def record(self) -> Event:
+        """Mark the current stream."""
+
+    @abstractmethod
+    def follow(self, event: Event) -> None:
+        """Whatever this thread enqueues from now on begins after ``event``. Does not wait."""
+
+    @abstractmethod
+    def pin(self, row: torch.Tensor) -> None:
+        """Lock the pages of ``row``, CPU memory, as long as it exists: copies to and from it need no wait then."""
+
+    def enqueue(self, operation: Callable[[], object], *writes: torch.Tensor) -> None:
+        """``launch``, counted."""
+        self.operations += 1
+        self.launch(operation, writes)
+
+    def waited(self) -> Event:
+        """A mark that the caller waits for; counted."""
+        self.waits += 1
+        return self.record()
+
+
+class _CudaEvent(Event):
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def query(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+
+class Cuda(Device):
+    """A GPU of NVIDIA's, as torch sees it. Not yet run on real hardware."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self._device = torch.device("cuda", index)
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """From torch's caching allocator."""
+        return torch.empty(count, dtype=dtype, device=self._device)
+
+    def launch(self, operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
+        """Torch enqueues on the current stream of the tensors' device."""
+        with torch.cuda.device(self._device):
+            operation()
+
+    def record(self) -> Event:
+        """An event without timing on the current stream."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return _CudaEvent(event)
+
+    def follow(self, event: Event) -> None:
+        """As ``Stream.wait_event``."""
+        assert isinstance(event, _CudaEvent)
+        torch.cuda.current_stream(self._device).wait_event(event.event)
+
+    def pin(self, row: torch.Tensor) -> None:
+        """Register the pages with the driver until the memory of ``row`` is freed."""
+        address, nbytes = row.data_ptr(), row.nbytes
+        if not nbytes:
+            return
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if int(runtime.cudaHostRegister(address, nbytes, 0)):
+            return  # no such memory is left: copies wait then, and are right all the same
+        weakref.finalize(row.untyped_storage(), runtime.cudaHostUnregister, address)
+
+
+_devices: dict[str, Device] = {}
+_placing: list[tuple[Callable[[torch.Tensor], str], Callable[[str], Device]]] = []
+"""What tests put in the place of torch's answer, newest last."""
+_opening = threading.Lock()
+
+
+def place_of(tensor: torch.Tensor) -> str:
+    """Where ``tensor`` is: ``HOST``, or a device whose tensors are staged (``cuda:0``)."""
+    if _placing:
+        return _placing[-1][0](tensor)
+    return HOST if tensor.device.type == "cpu" else str(tensor.device)
+
+
+def device_at(place: str) -> Device:
+    """The device at ``place``; ValueError if there is no such kind of device."""
+    if _placing:
+        return _placing[-1][1](place)
+    with _opening:
+        found = _devices.get(place)
+        if found is None:
+            kind, _, index = place.partition(":")
+            if kind != "cuda":
+                raise ValueError(f"ftlib cannot use {kind} devices: move the tensors to the CPU or to a CUDA device")
+            found = _devices[place] = Cuda(int(index or 0))
+        return found
+
+
+@contextmanager
+def placed_by(place: Callable[[torch.Tensor], str], device: Callable[[str], Device]) -> Iterator[None]:
+    """Until the end of the block, ``place`` says where tensors are, and ``device`` which device is there."""
+    answers = (place, device)
+    _placing.append(answers)
+    try:
+        yield
+    finally:
+        _placing.remove(answers)

@@ -1,0 +1,111 @@
+"""Between the program's tensors on a device and a bucket's slot in CPU memory, with a few operations a bucket.
+
+There: the tensors are gathered in one row on the device, scaled, and copied to the slot. Back: the sums are copied to a row,
+divided there and scattered. Nothing here waits for the device, except where it says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ...common.devices import device_at
+from .device_work import DeviceWork
+from .dtypes import EXTREMES, load, store
+from .layout import Bucket
+from .staging import Slot
+
+__all__ = ["bring", "each_finite", "fetch", "flatten", "fold", "under_way"]
+
+
+def under_way(places: Sequence[str]) -> list[DeviceWork]:
+    """All that this thread has enqueued on these devices."""
+    return [DeviceWork(device_at(place).waited()) for place in places]
+
+
+def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float) -> None:
+    """Enqueue: stage ``scale`` times the ``sources`` (one for each piece, of its shape) in ``slot``. None counts as zeros."""
+    bucket = slot.bucket
+    device = device_at(bucket.place)
+    if slot.reader is not None:
+        device.follow(slot.reader)  # it may be on another stream
+    row = device.empty(bucket.count, bucket.dtype)
+    views = _views(bucket, row)
+    found = [source for source in sources if source is not None]
+    if len(found) < len(sources):
+        device.enqueue(row.zero_, row)
+        views = [view for view, source in zip(views, sources, strict=True) if source is not None]
+    if bucket.op in EXTREMES:
+        for view, source in zip(views, found, strict=True):
+            device.enqueue(functools.partial(store, view, source, bucket.op), view)
+    elif found:
+        device.enqueue(lambda: torch._foreach_copy_(views, found), *views)
+        if scale != 1.0:
+            device.enqueue(lambda: row.mul_(scale))
+    device.enqueue(lambda: slot.data.copy_(row, non_blocking=True), slot.data)
+
+
+def bring(slot: Slot, targets: Sequence[torch.Tensor], divisor: float) -> None:
+    """Enqueue: write the slot's sums, divided by ``divisor``, to the ``targets`` (one for each piece, of its shape)."""
+    bucket = slot.bucket
+    device = device_at(bucket.place)
+    row = device.empty(bucket.count, bucket.dtype)
+    views = _views(bucket, row)
+    device.enqueue(lambda: row.copy_(slot.data, non_blocking=True), row)
+    slot.lend(device.record())
+    if bucket.op in EXTREMES:
+        for view, target in zip(views, targets, strict=True):
+            device.enqueue(functools.partial(load, target, view), target)
+        return
+    if divisor != 1.0:
+        # By a tensor: dividing by a number, a GPU multiplies by the inverse, whose last bit may differ from the CPU's.
+        by = device.empty(1, bucket.dtype)
+        device.enqueue(lambda: by.fill_(divisor), by)
+        device.enqueue(lambda: row.div_(by))
+    device.enqueue(lambda: torch._foreach_copy_(list(targets), views), *targets)
+
+
+def flatten(place: str, tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as one row: a view if it is contiguous, else a copy that is enqueued (see ``fold``)."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    device = device_at(place)
+    flat = device.empty(tensor.numel(), tensor.dtype)
+    device.enqueue(lambda: flat.view(tensor.shape).copy_(tensor), flat)
+    return flat
+
+
+def fold(place: str, flat: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Enqueue: write the row ``flat`` back to ``tensor``."""
+    device_at(place).enqueue(lambda: tensor.copy_(flat.view(tensor.shape)), tensor)
+
+
+def each_finite(place: str, tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Which of the tensors hold neither inf nor nan. Waits for the device once; Excluded if it hangs."""
+    asked = [index for index, tensor in enumerate(tensors) if tensor.is_floating_point() and tensor.numel()]
+    answers = [True] * len(tensors)
+    if not asked:
+        return answers
+    device = device_at(place)
+    found = torch.empty(len(asked), dtype=torch.float64)
+
+    def look() -> None:
+        norms = torch._foreach_norm([tensors[index] for index in asked], math.inf)  # noqa: SLF001 - as optimizers do
+        found.copy_(torch.stack([norm.double() for norm in norms]))
+
+    device.enqueue(look, found)
+    DeviceWork(device.waited()).end()
+    for index, fine in zip(asked, torch.isfinite(found).tolist(), strict=True):
+        answers[index] = fine
+    return answers
+
+
+def _views(bucket: Bucket, row: torch.Tensor) -> list[torch.Tensor]:
+    views = []
+    for piece in bucket.pieces:
+        part = row[piece.offset : piece.offset + piece.stop - piece.start]
+        views.append(part if piece.shape is None else part.view(piece.shape))
+    return views

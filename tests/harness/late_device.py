@@ -1,0 +1,153 @@
+"""A device that does everything as late as it may, on tensors of the CPU that are taken for its own.
+
+Each thread has streams. What is enqueued there happens when somebody asks for an event, or now and then by chance; a target of
+something that has not happened yet may hold poison already. A missing wait, or a missing order between two streams, shows as
+a wrong value.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ftlib.common.devices import Device, Event, placed_by
+
+PLACE = "late:0"
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.entries: list[Callable[[], object] | LateEvent] = []
+        """What is enqueued: an operation, or an event of another stream that comes first."""
+        self.done = 0
+        """How many entries have happened."""
+
+
+class LateEvent(Event):
+    def __init__(self, device: LateDevice, stream: _Stream, looks: int) -> None:
+        self.device, self.stream, self.position, self.looks = device, stream, len(stream.entries), looks
+
+    def query(self) -> bool:
+        return self.device.reached(self)
+
+
+class LateDevice(Device):
+    """``takes``: which tensors are on it."""
+
+    def __init__(self, seed: int, takes: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.takes = takes
+        self._chance = random.Random(seed)
+        self._here = threading.local()
+        self._streams: list[_Stream] = []
+        self._guard = threading.RLock()
+
+    @contextmanager
+    def placed(self) -> Iterator[LateDevice]:
+        """Until the end of the block, tensors that it takes are on this device."""
+        with placed_by(lambda tensor: PLACE if self.takes(tensor) else "", lambda _: self):
+            yield self
+
+    @contextmanager
+    def taking(self, takes: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+        """Until the end of the block, these tensors are on it."""
+        before, self.takes = self.takes, takes
+        try:
+            yield
+        finally:
+            self.takes = before
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Until the end of the block, this thread enqueues on another stream of its own."""
+        before, self._here.stream = self._stream(), self._new()
+        try:
+            yield
+        finally:
+            self._here.stream = before
+
+    def synchronize(self) -> None:
+        """Let everything happen, on all streams."""
+        with self._guard:
+            for stream in self._streams:
+                self._run(stream, len(stream.entries))
+
+    # --- as a Device ---------------------------------------------------------------------------------------------------
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        row = torch.empty(count, dtype=dtype)
+        _poison(row)
+        return row
+
+    def launch(self, operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:
+        with self._guard:
+            stream = self._stream()
+            stream.entries.append(lambda: [_poison(target) for target in writes])
+            if self._chance.random() < 0.3:
+                self._run(stream, len(stream.entries))
+            stream.entries.append(operation)
+            if self._chance.random() < 0.1:
+                other = self._chance.choice(self._streams)
+                self._run(other, self._chance.randint(other.done, len(other.entries)))
+
+    def record(self) -> LateEvent:
+        with self._guard:
+            return LateEvent(self, self._stream(), self._chance.choice((0, 0, 1, 3)))
+
+    def follow(self, event: Event) -> None:
+        assert isinstance(event, LateEvent)
+        with self._guard:
+            stream = self._stream()
+            if stream is not event.stream:
+                stream.entries.append(event)
+
+    def pin(self, row: torch.Tensor) -> None:
+        pass
+
+    def reached(self, event: LateEvent) -> bool:
+        with self._guard:
+            if event.looks:
+                event.looks -= 1
+                return event.stream.done >= event.position
+            self._run(event.stream, event.position)
+            return True
+
+    # --- under the guard -----------------------------------------------------------------------------------------------
+
+    def _new(self) -> _Stream:
+        with self._guard:
+            self._streams.append(_Stream())
+            return self._streams[-1]
+
+    def _stream(self) -> _Stream:
+        stream: _Stream | None = getattr(self._here, "stream", None)
+        if stream is None:
+            stream = self._here.stream = self._new()
+        return stream
+
+    def _run(self, stream: _Stream, until: int) -> None:
+        while stream.done < until:
+            entry = stream.entries[stream.done]
+            if isinstance(entry, LateEvent):
+                self._run(entry.stream, entry.position)
+            else:
+                with torch.no_grad():
+                    entry()
+            stream.entries[stream.done] = _nothing
+            stream.done += 1
+
+
+def _nothing() -> None:
+    """What has happened is let go of."""
+
+
+def _poison(target: torch.Tensor) -> None:
+    with torch.no_grad():
+        if target.dtype is torch.bool:
+            target.fill_(True)
+        else:
+            target.fill_(float("nan") if target.is_floating_point() else 77)
