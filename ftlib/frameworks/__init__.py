@@ -13,6 +13,7 @@ FRAMEWORKS = {
     "gloo": ("gloo", "GlooFramework"),
     "isolated:gloo": ("isolated", "IsolatedFramework"),
     "memory": ("memory", "MemoryFramework"),
+    "rehearsal": ("accelerators.rehearsal", "RehearsalFramework"),
 }
 """Name -> module below this one, and class."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ftlib.common.memory import room
-from ftlib.errors import GroupError
+from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.background import start_task
 
 _SLICE = 1.0
@@ -105,6 +105,19 @@ class Group(ABC):
     rank: int
     size: int
 
+    @property
+    def accelerated(self) -> bool:
+        """True if this member's accelerator works, so that ``submit_bulk`` may be used once all members say so."""
+        return False
+
+    def submit_bulk(self, operations: Sequence[Operation]) -> Work:  # noqa: ARG002
+        """Launch operations on the accelerator, together, and return without waiting for peers.
+
+        Only if all members do so with equal sizes: whether they all can is for the caller to find out. Only tensors for which
+        ``Framework.takes`` is true. A ``Work`` that fails if the accelerator cannot launch them any more.
+        """
+        raise ConfigError("this group has no accelerator: use submit")
+
     @abstractmethod
     def submit(self, operation: Operation) -> Work:
         """Begin ``operation``, and return at once. ConfigError if this backend does not support it.
@@ -183,6 +196,30 @@ class Framework(ABC):
     def allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A row of ``count`` elements, not initialized, in memory that operations of this backend work on best."""
         return room(count, dtype)
+
+    def takes(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002
+        """Whether operations on such a tensor may go by ``Group.submit_bulk``."""
+        return False
+
+    def settled(self, epoch: int) -> None:  # noqa: B027
+        """The view of ``epoch`` is active: free, in the background, what stopped groups of earlier epochs still hold.
+
+        Until then peers may use it: all members of the view have stopped their operations once it is active.
+        """
+
+    def on_fatal(self, report: Callable[[str], None]) -> None:  # noqa: B027
+        """Call ``report`` with the reason, on any thread, if this process becomes unable to go on (in place of the last one).
+
+        As where an operation of a stopped group never ends on the device. At once if that has happened already. It must
+        return at once.
+        """
+
+    def call_ended(self, accelerated: bool) -> None:  # noqa: B027
+        """Count a finished call whose bulk went by the accelerator, or by the group's ``submit``."""
+
+    def metrics(self) -> Mapping[str, object]:
+        """Figures of this backend for ``FTLib.metrics``; empty if it has none."""
+        return {}
 
     @abstractmethod
     def check(self, tensor: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from ftlib.frameworks.gloo_build import GlooBuild
 from ftlib.frameworks.rendezvous import StoreServer, interface_address, join_address, split_address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,10 @@ class GlooFramework(Framework):
 
     name = "gloo"
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Callable[[GroupSpec], Mapping[str, str]] = lambda _spec: {}) -> None:
+        """``facts``: what to tell the other ranks of a group on meeting them (see ``GlooGroup.facts``)."""
         self.group: Group | None = None
+        self._facts = facts
         self._host = ""
         self._server: StoreServer | None = None
         self._builder = GroupBuilder(self._make, lambda spec: not _scarce(spec.size))
@@ -66,7 +68,7 @@ class GlooFramework(Framework):
         return {"store": join_address(self._server.address)}
 
     def _make(self, spec: GroupSpec) -> GlooBuild:
-        return GlooBuild(spec, self._host, self._tidy)
+        return GlooBuild(spec, self._host, self._tidy, self._facts)
 
     def _tidy(self, spec: GroupSpec) -> None:
         """The store of this member need not know of earlier groups than that of ``spec``."""

@@ -23,7 +23,7 @@ from ftlib.frameworks.gloo_group import GlooGroup
 from ftlib.frameworks.rendezvous import Meeting, join_address, split_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ftlib.frameworks.base import GroupSpec
     from ftlib.frameworks.sockets import Address, Inode
@@ -42,9 +42,18 @@ _making_device = threading.Lock()
 class GlooBuild(Build):
     """See ``Build``: on a thread of its own."""
 
-    def __init__(self, spec: GroupSpec, host: str, built: Callable[[GroupSpec], None] = lambda _spec: None) -> None:
-        """``host``: the interface address to listen at. ``built``: called on that thread once there is a group."""
-        self.spec, self._host, self._built = spec, host, built
+    def __init__(
+        self,
+        spec: GroupSpec,
+        host: str,
+        built: Callable[[GroupSpec], None] = lambda _spec: None,
+        facts: Callable[[GroupSpec], Mapping[str, str]] = lambda _spec: {},
+    ) -> None:
+        """``host``: the interface address to listen at. ``built``: called on that thread once there is a group.
+
+        ``facts``: what to tell the other ranks on meeting them (see ``GlooGroup.facts``); called on that thread.
+        """
+        self.spec, self._host, self._built, self._facts = spec, host, built, facts
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._given_up = False
@@ -149,7 +158,8 @@ class GlooBuild(Build):
             sockets.track(owned)
         with self._lock:
             self.told = not self._given_up
-        addresses = meeting.exchange("listener", listener and join_address(listener))
+        met = meeting.exchange("listener", [listener and join_address(listener), dict(self._facts(spec))])
+        addresses, facts = zip(*met, strict=True)
         peers = {split_address(text): rank for rank, text in enumerate(addresses) if text and rank != spec.rank}
         with self._lock:
             self._local = {listener} if listener else set()
@@ -172,7 +182,7 @@ class GlooBuild(Build):
             sockets.untrack(owned)
             meeting.close()
 
-        return GlooGroup(spec, backend, links, peers, give_back)
+        return GlooGroup(spec, backend, links, peers, give_back, facts)
 
     def _proceed(self) -> None:
         if self._given_up:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import re
+import select
 import socket
 import threading
 import time
@@ -70,12 +71,15 @@ class GlooGroup(Group):
         links: Sequence[Link],
         peers: Mapping[Address, int],
         give_back: Callable[[], None],
+        facts: Sequence[Mapping[str, str]] = (),
     ) -> None:
         """``links``: the group's connected sockets. ``peers``: ranks by the address at which each listens.
 
-        ``give_back`` is called after ``backend`` has been destroyed.
+        ``give_back`` is called after ``backend`` has been destroyed. ``facts``: see the attribute.
         """
         self.rank, self.size = spec.rank, spec.size
+        self.facts = tuple(facts)
+        """What each rank has told the others as they met, in rank order."""
         self.exact = len(links) == spec.size - 1
         """True if all sockets of the group are known, so that ``abort`` interrupts operations."""
         self._timeout = spec.timeout
@@ -158,6 +162,22 @@ class GlooGroup(Group):
                 ranks.update(rank for peer, rank in self._peers.items() if peer == address)
         return GroupError(f"rank {self.rank} of {self.size}: {text}", tuple(sorted(ranks)))
 
+    def broken(self) -> GroupError | None:
+        """The error to report if a connection has broken, although no operation may use it; None if all seem to stand.
+
+        A peer that leaves after its last operation closes its connections, too.
+        """
+        poll, links = select.poll(), {}
+        for link in self._links:
+            if (descriptor := link.handle.fileno()) >= 0:  # else the group is destroyed
+                poll.register(descriptor, select.POLLRDHUP)
+                links[descriptor] = link
+        found = [links[descriptor] for descriptor, _ in poll.poll(0)]
+        if not found:
+            return None
+        ranks = tuple(sorted({self._peers[link.remote] for link in found if link.remote in self._peers}))
+        return GroupError(f"rank {self.rank} of {self.size}: the connection to {_ranks(ranks)} broke", ranks)
+
     def locals(self) -> dict[int, Address]:
         """The local address of every connection to a known address, by the rank at the other end."""
         return {self._peers[link.remote]: link.local for link in self._links if link.remote in self._peers}
@@ -179,6 +199,10 @@ class GlooGroup(Group):
         for link in self._links:
             link.close()
         self._give_back()
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {', '.join(map(str, ranks))}" if ranks else "a peer"
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ BACKENDS: Mapping[str, type[Membership]] = {"gossip": Gossip, "shared_storage": 
 """The backends, by the names that the setting ``consensus`` takes."""
 
 _PREFIX = "FTLIB_"
-_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT", "FENCE_NAME"})
+_OTHER_VARIABLES = frozenset({"CONFIG", "SUPERVISOR", "NAME", "WORKER_INDEX", "PORT", "FENCE_NAME", "REHEARSAL"})
 """Variables that are no settings, though some look like settings."""
 _DEFAULT_FILE = Path("ftlib.toml")
 VETO = "veto"

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroupGloo
 
 from ftlib.errors import GroupError
 from ftlib.frameworks import GroupSpec, gloo_build, sockets
+from ftlib.frameworks.accelerators.group import HybridGroup
 from ftlib.frameworks.gloo import GlooFramework
 from ftlib.frameworks.gloo_group import GlooGroup
 from tests.frameworks.crew import Worker, rebuild
@@ -64,6 +65,8 @@ def exchange(worker: Worker, elements: int) -> float:
 def know_peers(worker: Worker) -> None:
     """Until errors can name any rank of the group: those that connected to this one say so beside its first operations."""
     group = worker.group
+    if isinstance(group, HybridGroup):
+        group = group.gloo
     if not isinstance(group, GlooGroup):
         time.sleep(1.0)  # who knows is in another process, and tells in a twentieth of it
         return

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.process, pytest.mark.skipif(not sockets.supported(), r
 
 SOON = TIMEOUT / 2
 """Seconds that are long, and yet short of any deadline in these tests."""
-FRAMEWORKS = ["gloo", "isolated:gloo"]
+FRAMEWORKS = ["gloo", "isolated:gloo", "rehearsal"]
 NAMES = pytest.mark.parametrize("name", FRAMEWORKS)
 
 
@@ -212,7 +212,7 @@ def test_alone_in_this_process(name: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ["group.close()", "framework.close()", "None"])
-@pytest.mark.parametrize("name", ["gloo", pytest.param("isolated:gloo", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", ["gloo", *(pytest.param(name, marks=pytest.mark.soak) for name in FRAMEWORKS[1:])])
 def test_process_ends_well_with_operations_under_way(name: str, ending: str) -> None:
     """Threads inside C++ while the interpreter finalizes would end it with SIGABRT."""
     script = f"""if True:

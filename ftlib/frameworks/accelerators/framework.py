@@ -1,0 +1,182 @@
+"""Gloo with an accelerator: a communicator is built beside each group, stopped with it, and freed one view later.
+
+A communicator that cannot be had costs speed, never the job: its group goes on by Gloo alone, and the reason is logged once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ftlib.frameworks.base import Framework, Group, GroupSpec
+from ftlib.frameworks.gloo import GlooFramework
+from ftlib.frameworks.gloo_group import GlooGroup
+
+from .base import Accelerator, Communicator
+from .figures import Figures
+from .group import HybridGroup
+from .managed import Deadlines, ManagedCommunicator
+from .unavailable import UnavailableCommunicator
+
+_log = logging.getLogger(__name__)
+
+_NAME, _ABSENT = "accelerator", "absent"
+"""Keys among a rank's facts: which accelerator it has; why it has none. The others are the accelerator's own."""
+
+
+class HybridFramework(Framework):
+    """Builds ``HybridGroup`` objects."""
+
+    def __init__(self, accelerator: Accelerator, deadlines: Deadlines | None = None) -> None:
+        self.name = accelerator.name
+        self.group: Group | None = None
+        self._accelerator = accelerator
+        self._deadlines = Deadlines() if deadlines is None else deadlines
+        self._gloo = GlooFramework(self._facts)
+        self._figures = Figures(accelerator.name)
+        self._absent = "it was not started"
+        """Why this process has no accelerator; empty if it has one."""
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        # Guarded by it:
+        self._communicators: list[ManagedCommunicator] = []
+        """Those not freed yet, in the order of their views."""
+        self._warned: set[str] = set()
+        """Reasons for having no accelerator that were logged."""
+        self._report: Callable[[str], None] | None = None
+        self._fatal = ""
+        self._closed = False
+
+    def start(self, host: str) -> Mapping[str, str]:
+        """Start Gloo's part and the accelerator. ConfigError if ``host`` is no address of this machine."""
+        facts = self._gloo.start(host)
+        try:
+            self._accelerator.start(host)
+            self._absent = ""
+        except Exception as error:  # noqa: BLE001 - whatever it is: the job goes on without
+            self._absent = f"it could not be started: {error}"
+        self._process, self._closed = os.getpid(), False
+        atexit.unregister(self.close)
+        atexit.register(self.close)  # after Gloo's, hence called before it
+        return facts
+
+    def rebuild(self, spec: GroupSpec) -> Group:
+        """Build the Gloo group, and begin to build a communicator beside it."""
+        gloo = self._gloo.rebuild(spec)
+        assert isinstance(gloo, GlooGroup)
+        communicator = None if spec.size == 1 else self._communicator(spec, gloo.facts)
+        self.group = HybridGroup(gloo, communicator)
+        return self.group
+
+    def prepare(self, spec: GroupSpec) -> None:
+        """Build the Gloo group ahead. No communicator: to build one may disturb operations on the device."""
+        self._gloo.prepare(spec)
+
+    def cancel(self, before: int = 0) -> None:
+        """See ``Framework``."""
+        self._gloo.cancel(before)
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """As Gloo, which must be able to carry out every call."""
+        self._gloo.check(tensor)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """See ``Framework``."""
+        return self._accelerator.takes(tensor)
+
+    def settled(self, epoch: int) -> None:
+        """See ``Framework``."""
+        with self._lock:
+            self._communicators = [each for each in self._communicators if not each.freed]
+            old = [each for each in self._communicators if each.stopped and each.epoch < epoch]
+        for communicator in old:
+            communicator.free()
+
+    def on_fatal(self, report: Callable[[str], None]) -> None:
+        """See ``Framework``."""
+        with self._lock:
+            self._report, reason = report, self._fatal
+        if reason:
+            report(reason)
+
+    def call_ended(self, accelerated: bool) -> None:
+        """See ``Framework``."""
+        self._figures.call_ended(accelerated)
+
+    def metrics(self) -> Mapping[str, object]:
+        """See ``Figures.as_dict``."""
+        return self._figures.as_dict()
+
+    def close(self) -> None:
+        """Stop all communicators, then as Gloo. Idempotent. Nothing happens in a forked child.
+
+        What no next view has settled is not freed: the peers of a member that leaves may still use it. The process ends soon.
+        """
+        atexit.unregister(self.close)
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            closed, self._closed = self._closed, True
+            communicators = list(self._communicators)
+        if closed:
+            return
+        self.cancel()
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+        for communicator in communicators:
+            communicator.stop()
+        self._accelerator.close()
+        self._absent = "it was closed"
+        self._gloo.close()
+
+    # --- inside --------------------------------------------------------------------------------------------------------
+
+    def _facts(self, spec: GroupSpec) -> Mapping[str, str]:
+        if not self._absent:
+            try:
+                return {_NAME: self.name, **self._accelerator.facts(spec)}
+            except Exception as error:  # noqa: BLE001 - as above
+                return {_ABSENT: str(error) or repr(error)}
+        return {_ABSENT: self._absent}
+
+    def _communicator(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]]) -> ManagedCommunicator:
+        begin = functools.partial(self._begin, spec, facts)
+        unavailable = functools.partial(self._warn, spec)
+        communicator = ManagedCommunicator(spec, begin, self._figures, self._deadlines, self._wedged, unavailable)
+        with self._lock:
+            self._communicators.append(communicator)
+        return communicator
+
+    def _begin(self, spec: GroupSpec, facts: Sequence[Mapping[str, str]], decided: Callable[[], None]) -> Communicator:
+        for rank, told in enumerate(facts):
+            if told.get(_NAME) != self.name:
+                decided()
+                why = told.get(_ABSENT, f"it has {told.get(_NAME, 'none')}")
+                return UnavailableCommunicator(f"rank {rank} has no {self.name} accelerator: {why}")
+        try:
+            return self._accelerator.begin(spec, facts, decided)
+        except Exception as error:  # noqa: BLE001 - as above
+            decided()
+            return UnavailableCommunicator(str(error) or repr(error))
+
+    def _warn(self, spec: GroupSpec, reason: str) -> None:
+        with self._lock:
+            known = reason in self._warned
+            self._warned.add(reason)
+        if not known:
+            text = "rank %d of %d (epoch %d) has no %s accelerator: %s; everything goes by Gloo"
+            _log.warning(text, spec.rank, spec.size, spec.epoch, self.name, reason)
+
+    def _wedged(self, reason: str) -> None:
+        with self._lock:
+            self._fatal, report = reason, self._report
+        _log.error("this process cannot go on: %s", reason)
+        if report is not None:
+            report(reason)

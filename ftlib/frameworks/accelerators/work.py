@@ -1,0 +1,96 @@
+"""Waiting for operations on a device that calls operations ended which were only stopped."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from ftlib.errors import GroupError
+from ftlib.frameworks.base import Work
+
+from .base import Ticket
+
+SHORTEST, LONGEST = 20e-6, 1e-3
+"""Bounds in seconds of a sleep between two looks at the device: one of a ``_SHARE``-th of the time waited so far."""
+_SHARE = 50
+LOOK = 0.005
+"""Seconds between two questions for what does not end an operation: asynchronous errors and broken connections."""
+GRACE = 0.02
+"""Seconds for an operation to end after a connection broke: a peer that has it may just be leaving. The agents know better."""
+ABANDON = 0.1
+"""Seconds for operations to end after an abort until a wait for them fails anyway."""
+
+
+class Owner(Protocol):
+    """What a work needs of its group."""
+
+    @property
+    def aborted(self) -> bool:
+        """True once an abort has begun."""
+
+    def failure(self, ticket: Ticket) -> GroupError | None:
+        """Why operations that the device calls ended have failed; None if they have succeeded."""
+
+    def broken(self) -> GroupError | None:
+        """The error to report if a connection to a peer has broken."""
+
+
+class AcceleratedWork(Work):
+    """Operations that were launched together. An event alone is no success: see ``HybridGroup.failure``."""
+
+    def __init__(self, owner: Owner, ticket: Ticket) -> None:
+        self._owner = owner
+        self._ticket = ticket
+        self._began = time.monotonic()
+        self._next_look = self._began + LOOK
+        self._broken_since = 0.0
+        self._aborted_since = 0.0
+        self._succeeded = False
+        self._error: GroupError | None = None
+
+    def done(self) -> bool:
+        """True once the device no longer uses the buffers, whatever they hold."""
+        return self._ticket.query()
+
+    def wait(self, timeout: float) -> bool:
+        """See ``Work``. Also fails when the library reports an error, or when a connection to a peer has broken."""
+        deadline = time.monotonic() + timeout
+        while not self._ended():
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            time.sleep(min(max((now - self._began) / _SHARE, SHORTEST), LONGEST, deadline - now))
+        return True
+
+    def _ended(self) -> bool:
+        """Look once. Raises the error that the operations have ended with, or will never end but for an abort."""
+        if self._succeeded:
+            return True
+        if self._error is None:
+            if self._ticket.query():
+                self._error = self._owner.failure(self._ticket)
+                self._succeeded = self._error is None
+            else:
+                self._error = self._look(time.monotonic())
+        if self._error is not None:
+            raise self._error.afresh()
+        return self._succeeded
+
+    def _look(self, now: float) -> GroupError | None:
+        """What is known against operations that have not ended."""
+        if self._owner.aborted:
+            self._aborted_since = self._aborted_since or now
+            if now - self._aborted_since > ABANDON:
+                return GroupError("operations abandoned: their group was aborted, and they do not end on the device")
+            return None
+        if now < self._next_look:
+            return None
+        self._next_look = now + LOOK
+        error = self._ticket.error()
+        if error:
+            return GroupError(f"the accelerator failed: {error}")
+        if self._broken_since:
+            return self._owner.broken() if now - self._broken_since > GRACE else None
+        if self._owner.broken() is not None:
+            self._broken_since = now
+        return None
