@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["HOST", "Cuda", "Device", "Event", "device_at", "place_of", "placed_by"]
+from .memory import room
+
+__all__ = ["HOST", "Cuda", "Device", "Event", "Rehearsed", "device_at", "place_of", "placed_by"]
 
 HOST = ""
 """The place of CPU tensors."""
@@ -115,6 +117,33 @@ class Cuda(Device):
         weakref.finalize(row.untyped_storage(), runtime.cudaHostUnregister, address)
 
 
+class Rehearsed(Device):
+    """The CPU, taken for a device: what is enqueued happens at once."""
+
+    def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """CPU memory."""
+        return room(count, dtype)
+
+    def launch(self, operation: Callable[[], object], writes: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
+        """Do it."""
+        operation()
+
+    def record(self) -> Event:
+        """A mark that is reached."""
+        return _Past()
+
+    def follow(self, event: Event) -> None:
+        """Everything has happened already."""
+
+    def pin(self, row: torch.Tensor) -> None:
+        """Copies need nothing."""
+
+
+class _Past(Event):
+    def query(self) -> bool:
+        return True
+
+
 _devices: dict[str, Device] = {}
 _placing: list[tuple[Callable[[torch.Tensor], str], Callable[[str], Device]]] = []
 """What tests put in the place of torch's answer, newest last."""
@@ -136,9 +165,9 @@ def device_at(place: str) -> Device:
         found = _devices.get(place)
         if found is None:
             kind, _, index = place.partition(":")
-            if kind != "cuda":
+            if kind not in ("cuda", "rehearsal"):
                 raise ValueError(f"ftlib cannot use {kind} devices: move the tensors to the CPU or to a CUDA device")
-            found = _devices[place] = Cuda(int(index or 0))
+            found = _devices[place] = Cuda(int(index or 0)) if kind == "cuda" else Rehearsed()
         return found
 
 

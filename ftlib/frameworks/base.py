@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ftlib.common.devices import place_of
 from ftlib.common.memory import room
 from ftlib.errors import ConfigError, GroupError
 from ftlib.frameworks.background import start_task
@@ -110,11 +111,15 @@ class Group(ABC):
         """True if this member's accelerator works, so that ``submit_bulk`` may be used once all members say so."""
         return False
 
+    def takes(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002
+        """Whether operations on such a tensor may go by ``submit_bulk``."""
+        return False
+
     def submit_bulk(self, operations: Sequence[Operation]) -> Work:  # noqa: ARG002
         """Launch operations on the accelerator, together, and return without waiting for peers.
 
         Only if all members do so with equal sizes: whether they all can is for the caller to find out. Only tensors for which
-        ``Framework.takes`` is true. A ``Work`` that fails if the accelerator cannot launch them any more.
+        ``takes`` is true. A ``Work`` that fails if the accelerator cannot launch them any more.
         """
         raise ConfigError("this group has no accelerator: use submit")
 
@@ -197,9 +202,9 @@ class Framework(ABC):
         """A row of ``count`` elements, not initialized, in memory that operations of this backend work on best."""
         return room(count, dtype)
 
-    def takes(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002
-        """Whether operations on such a tensor may go by ``Group.submit_bulk``."""
-        return False
+    def place(self, tensor: torch.Tensor) -> str:
+        """The device that a program's tensor is on; ``devices.HOST`` for one that operations may work on directly."""
+        return place_of(tensor)
 
     def settled(self, epoch: int) -> None:  # noqa: B027
         """The view of ``epoch`` is active: free, in the background, what stopped groups of earlier epochs still hold.

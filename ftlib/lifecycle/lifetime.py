@@ -40,7 +40,7 @@ from ..core.plane.rebuild import Rebuilder, RebuildError
 from ..core.plane.step_times import StepTimes
 from ..core.stand_in.deputy import Deputy, Terms, replayable
 from ..core.tensors.layout_book import LayoutBook
-from ..errors import ConfigError, GroupError, JoinError
+from ..errors import ConfigError, Excluded, GroupError, JoinError
 from ..frameworks.base import Framework, Group, GroupSpec
 from ..recovery import Catchup, Donor, GroupTransport, HTTPTransport, RecoveryLimits, Transfer, WarmStandby
 from ..settings.config import VETO, Settings
@@ -153,6 +153,7 @@ class Lifetime:
             observers=observers,
             layouts=layouts,
             allocate=means.framework.allocate,
+            count=means.framework.call_ended,
         )
         self.deputy = self._deputy(settings, means)
         self.run: Callable[[Call], Status] = self.engine.run if self.deputy is None else self.deputy.run
@@ -171,6 +172,10 @@ class Lifetime:
         """Return the next lifetime of this process, not begun; None if the consensus cannot begin again."""
         consensus = self.consensus.anew()
         return None if consensus is None else Lifetime(self._means, consensus, self, why)
+
+    def framework_metrics(self) -> Mapping[str, object]:
+        """The framework's own figures."""
+        return self._means.framework.metrics()
 
     # --- the beginning -------------------------------------------------------------------------------------------------
 
@@ -191,6 +196,7 @@ class Lifetime:
         except ConsensusError as error:
             raise JoinError(str(error)) from error
         meta = dict(self._means.framework.start(interface))
+        self._means.framework.on_fatal(lambda reason: self.engine.fail(Excluded(f"{reason}: start this worker anew")))
         meta["_room"] = secrets.token_hex(8)  # only members learn it: with the view id, it names a group in the store
         if settings.name:
             meta["name"] = settings.name
@@ -368,6 +374,7 @@ class Lifetime:
     def _activated(self, view: View) -> None:
         """Notify the launcher, on a thread of its own, after a view was activated."""
         session = self.plane.session
+        self._means.framework.settled(view.epoch)
         if session is not None:
             self.donor.activated(session)
         if self._past is not None:

@@ -1,4 +1,7 @@
-"""Jobs whose groups have an accelerator that behaves as badly as a GPU's: kills, joins and leavers go on as with Gloo alone."""
+"""Jobs whose groups have an accelerator that behaves as badly as a GPU's: they go on as with Gloo alone, whatever goes wrong.
+
+Every job trains with three workers, loses one, and gets another; each step is compared with a reference, at every worker.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from ftlib.frameworks.accelerators.rehearsal.faults import VARIABLE
 from tests.harness.cluster import Cluster
 from tests.harness.nursery import Nursery
 from tests.harness.verdict import Verdict
 
 pytestmark = pytest.mark.process
+
+ON = "go by accelerators"
+OFF = "go by the CPU"
 
 
 @pytest.fixture
@@ -22,9 +29,24 @@ def cluster(nursery: Nursery, tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+def log(cluster: Cluster) -> str:
+    """What all workers have logged."""
+    return "".join(path.read_text() for path in sorted(cluster.directory.glob("*.out")))
+
+
+def all_is_well(cluster: Cluster) -> None:
+    cluster.drain()
+    verdict = Verdict()
+    cluster.read()
+    verdict.check(cluster.workers)
+    assert not [*verdict.violations, *cluster.faults()]
+    assert verdict.steps > 8
+
+
 def test_killed_joined_and_left(cluster: Cluster) -> None:
     workers = cluster.found(3)
     cluster.training(3)
+    cluster.until("accelerators work", lambda: log(cluster).count(ON) >= 3)
     workers[1].kill()
     cluster.training(2)
     cluster.join()
@@ -33,9 +55,50 @@ def test_killed_joined_and_left(cluster: Cluster) -> None:
     cluster.until("it has left", lambda: workers[0].code is not None)
     assert workers[0].code == 0
     cluster.training(2)
+    cluster.until("they work in every view", lambda: log(cluster).count(ON) >= 3 + 2 + 2)
+    all_is_well(cluster)
+    assert log(cluster).count(OFF) >= 2, "a call that a death interrupts is finished by Gloo"
+
+
+@pytest.mark.parametrize(
+    ("faults", "comes_back"),
+    [
+        ("start_seconds=1", True),
+        ("start=hangs, rank=1", False),
+        ("start=fails", False),
+        ("start=fails, communicators=1", True),
+        ("launch_seconds=0.01, kernel_seconds=0.01", True),
+        ("silent=1", True),
+        ("error_at=3, rank=1, communicators=2", True),
+        ("stop=hangs", True),
+        ("free=hangs", True),
+    ],
+)
+def test_whatever_goes_wrong_with_it(cluster: Cluster, faults: str, comes_back: bool) -> None:
+    workers = cluster.found(3, environment={VARIABLE: faults})
+    cluster.training(3)
+    workers[2].kill()
+    cluster.training(2)
+    cluster.join(environment={VARIABLE: faults})
+    cluster.training(3)
+    if comes_back:
+        before = log(cluster).count(ON)
+        workers[1].kill()
+        cluster.until("accelerators work again", lambda: log(cluster).count(ON) >= before + 2)
+    else:
+        assert ON not in log(cluster)
+    all_is_well(cluster)
+
+
+def test_kernels_that_do_not_end_stop_their_worker_alone(cluster: Cluster) -> None:
+    """Nothing says what they will write to, so the process cannot go on; it says so, and the others train without it."""
+    workers = cluster.found(3, environment={VARIABLE: "error_at=3, stuck=1, rank=0, communicators=1"})
+    cluster.until("one has ended", lambda: any(worker.code is not None for worker in workers))
+    assert "do not end on the device" in log(cluster)
+    assert [worker.code for worker in workers if worker.code is not None] != [0]
+    cluster.training(2)
     cluster.drain()
     verdict = Verdict()
     cluster.read()
     verdict.check(cluster.workers)
-    assert not [*verdict.violations, *cluster.faults()]
-    assert verdict.steps > 10
+    assert not verdict.violations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
 import torch
@@ -82,27 +82,13 @@ class Attempt:
     def run(self, record: RankRecord, in_flight: int) -> tuple[Trailer, Results]:
         """Carry out all operations. GroupError if one failed: then abort the group and ``settle``."""
         session, call, layout, window = self._session, self._call, self._call.layout, self._window
-        group = session.group
-        assert group is not None
-        agreed, said = session.agreed, None
-        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
-            said = self._say(BARE if agreed is None else agreed.head, record)
-        slots: list[Slot] = []
-        fetched: dict[int, Slot] = {}
-        for number, bucket in enumerate(layout.buckets):
-            if number and len(window) == in_flight:
+        agreed = session.agreed
+        slots = [self._begin_head(record)]
+        for number in range(1, len(layout.buckets)):
+            if len(window) == in_flight:
                 self._reap()
-            if number == 1 and layout.places:
-                while window:
-                    self._reap()  # the head: now all members are in this call, and every slot is free
-                fetched = self._fetch()
-            slot = fetched.get(number) or self._filled(number)  # the head is staged beside a prelude, in a free slot
-            if number == 0:
-                session.codec.write(slot.trailer, record, bucket.op)
-                if said is not None:
-                    self._hear(said)
-            window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, bucket.op)), slot))
-            slots.append(slot)
+            slots.append(self._filled(number))
+            self._submit(slots[number])
         while window:
             self._reap()
         assert self._trailer is not None
@@ -110,18 +96,37 @@ class Attempt:
             session.agree(layout, call.script)
         return self._trailer, Results(call.number, layout, slots, self._trailer.weight, self._finite)
 
+    def _begin_head(self, record: RankRecord) -> Slot:
+        """Begin the head's operation, after a prelude if not all members may expect this layout."""
+        session, layout = self._session, self._call.layout
+        agreed, said = session.agreed, None
+        if agreed is not layout and (agreed is None or agreed.signature != layout.signature):
+            said = self._say(BARE if agreed is None else agreed.head, record)
+        slot = self._filled(0)  # staged beside the prelude, in a free slot
+        session.codec.write(slot.trailer, record, slot.bucket.op)
+        if said is not None:
+            self._hear(said)
+        self._submit(slot)
+        return slot
+
+    def _submit(self, slot: Slot) -> None:
+        """Begin the operation on a slot."""
+        group = self._session.group
+        assert group is not None
+        self._window.append((group.submit(Operation(OperationKind.ALLREDUCE, slot.flat, slot.bucket.op)), slot))
+
     def _filled(self, number: int) -> Slot:
         """The slot of bucket ``number``, staged; from a device as soon as that has done it."""
         slot = self._staging.slot(number, self._session.codec.elements)
         self._call.fill(slot)
         return slot
 
-    def _fetch(self) -> dict[int, Slot]:
-        """Stage all buckets whose tensors are on devices, and wait for these, once. By the buckets' numbers."""
-        layout = self._call.layout
-        fetched = {number: self._filled(number) for number, bucket in enumerate(layout.buckets) if bucket.place}
+    def _fetch(self, other: Container[int] = ()) -> dict[int, Slot]:
+        """Stage all buckets but ``other`` whose tensors are on devices, and wait for these, once. By the buckets' numbers."""
+        buckets = self._call.layout.buckets
+        fetched = {n: self._filled(n) for n, bucket in enumerate(buckets) if bucket.place and n not in other}
         self._fetching = tuple(fetched.values())
-        for work in under_way(layout.places):
+        for work in under_way(tuple(dict.fromkeys(slot.bucket.place for slot in self._fetching))):
             self.wait(work, None)
         self._fetching = ()
         return fetched

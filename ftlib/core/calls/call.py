@@ -11,12 +11,11 @@ from enum import Enum
 
 import torch
 
-from ...common.devices import place_of
 from ...data.sampling import Share
 from ...errors import ConfigError
 from ..tensors.device_copies import bring, each_finite, fetch, flatten, fold
 from ..tensors.dtypes import load, store
-from ..tensors.layout import Layout, Piece
+from ..tensors.layout import Bucket, Layout, Piece
 from ..tensors.staging import Slot, finite
 from .session import Session
 
@@ -37,7 +36,7 @@ class Kind(Enum):
 class Results:
     """A finished call's sums in staging, not yet divided. Valid until an operation of the next call has finished."""
 
-    __slots__ = ("finite", "layout", "number", "shares", "slots", "view_id", "weight")
+    __slots__ = ("accelerated", "finite", "layout", "number", "shares", "slots", "view_id", "weight")
 
     def __init__(self, number: int, layout: Layout, slots: Sequence[Slot], weight: float, intact: bool = True) -> None:
         self.number = number
@@ -48,8 +47,15 @@ class Results:
         """False if the call's result was checked for inf and nan, and holds some."""
         self.shares: Mapping[str, Share] = {}
         """The data that every member used up, by member id; empty if no member draws samples."""
+        self.accelerated = False
+        """True if accelerators have carried the bulk of it."""
         self.view_id = ""
         """The view whose members' inputs these are. If all members that finished the call die, another view may redo it."""
+
+    def carried(self, *, accelerated: bool) -> Results:
+        """Note who has carried the bulk; returns itself."""
+        self.accelerated = accelerated
+        return self
 
     def share(self, shares: Mapping[str, Share]) -> None:
         """Note the data that every member used up."""
@@ -206,9 +212,10 @@ class Call:
         """Indices of this member's tensors that hold inf or nan; none if its weight is zero."""
         if self.weight == 0.0:
             return []
-        found = [(index, source, place_of(source)) for index, source in enumerate(self.sources) if source is not None]
+        places = self._places
+        found = [(index, source, places.get(index)) for index, source in enumerate(self.sources) if source is not None]
         spoilt = [index for index, source, place in found if not place and not finite(source)]
-        for place in dict.fromkeys(place for _, _, place in found if place):
+        for place in self.layout.places:
             there = [(index, source) for index, source, at in found if at == place]
             fine = each_finite(place, [source for _, source in there])
             spoilt += [index for (index, _), good in zip(there, fine, strict=True) if not good]
@@ -243,20 +250,22 @@ class Call:
                     f"{self.name(index)} of {self} was changed by another thread while the call was in progress: wait for it"
                 )
 
-    def fill(self, slot: Slot, *, weighted: bool = True) -> None:
-        """Stage one bucket's inputs, scaled by the weight in an average."""
+    def fill(self, slot: Slot, *, weighted: bool = True, stays: bool = False) -> None:
+        """Stage one bucket's inputs, scaled by the weight in an average; a device does so later.
+
+        ``stays``: on their device, for an accelerator; else in CPU memory.
+        """
         sources, pieces, views = self.sources, slot.bucket.pieces, slot.views
         scale = self.weight if self.divide and weighted else 1.0
+        if stays:
+            fetch(slot, self._parts(slot.bucket), 0.0 if self.silent else scale, stays=True)
+            return
         if self.silent or scale == 0.0:
             slot.claim()
             slot.data.zero_()  # not a product: 0 * inf is nan
             return
         if slot.bucket.place:
-            fetch(
-                slot,
-                [None if sources[piece.index] is None else self._part(piece, slot.bucket.place) for piece in pieces],
-                scale,
-            )
+            fetch(slot, self._parts(slot.bucket), scale)
             return
         op, dtype = slot.bucket.op, slot.bucket.dtype
         if scale == 1.0 and (op not in ("MIN", "MAX") or dtype.is_floating_point):
@@ -305,11 +314,16 @@ class Call:
             target = self._target(index)
             if target.is_contiguous():
                 continue
-            if place := place_of(target):
+            if place := self._places.get(index):
                 fold(place, flat, target)
             else:
                 target.copy_(flat.view(target.shape))
         self._flat.clear()
+
+    @property
+    def _places(self) -> dict[int, str]:
+        """The devices of the tensors that are on one, by index."""
+        return {piece.index: bucket.place for bucket in self.layout.buckets if bucket.place for piece in bucket.pieces}
 
     def _target(self, index: int) -> torch.Tensor:
         target = self.sources[index]
@@ -318,6 +332,10 @@ class Call:
             self.owners[index].grad = target
             self.sources[index] = target
         return target
+
+    def _parts(self, bucket: Bucket) -> list[torch.Tensor | None]:
+        """The inputs on the device, one for each piece; None for gradients that do not exist."""
+        return [None if self.sources[piece.index] is None else self._part(piece, bucket.place) for piece in bucket.pieces]
 
     def _part(self, piece: Piece, place: str) -> torch.Tensor:
         """The elements of a piece, on the device: a whole tensor, or a range of its row."""

@@ -20,6 +20,7 @@ from ...status import Status
 from ..calls.adoption import Adoption
 from ..calls.attempt import SETTLE, Attempt, Disagreement
 from ..calls.call import Call, Results
+from ..calls.device_attempt import DeviceAttempt
 from ..calls.follow import Followed, FollowedAttempt, NobodyThere
 from ..calls.follower import NoFollowing, Recovery, kept
 from ..calls.observer import Observers
@@ -35,6 +36,7 @@ from ..plane.phase import Phase
 from ..plane.plane import Plane
 from ..plane.rebuild import Rebuilder
 from ..plane.step_times import QUIET
+from ..plane.transport import Transport
 from ..tensors.layout import Layout
 from ..tensors.layout_book import LayoutBook
 from ..tensors.staging import Allocate, Slot, StagingPool
@@ -121,6 +123,7 @@ class Engine:
         observers: Observers | None = None,
         layouts: LayoutBook | None = None,
         allocate: Allocate = room,
+        count: Callable[[bool], None] = lambda _accelerated: None,
     ) -> None:
         """``load``: loads registered state if this member lacks it; returns True if it did. ``registered``: returns the
         registered objects, if any.
@@ -128,7 +131,7 @@ class Engine:
         ``inquiry``: asks for a newcomer which call the others are in; None if all calls are alike. ``recovery``: gets the state
         beside the others' calls. ``admission``: waits, in the first call, until this member is in a view; None if that takes no
         longer than any other wait of a call. ``layouts``: the layouts of all calls. ``allocate``: returns memory for operations
-        (see ``Framework``).
+        (see ``Framework``). ``count``: called after each call with tensors on devices; True if accelerators carried it.
         """
         self._plane = plane
         self._consensus = consensus
@@ -148,6 +151,7 @@ class Engine:
         self._handed = False
         """True if an observer kept the slots of the newest results."""
         self._nonfinite = NonfiniteCheck(plane)
+        self._transport = Transport(plane, count)
         self._failures = Failures(plane, consensus, rebuilder)
         self._waiting = Waiting(plane, limits, consensus.confirm)
         means = Means(plane, self._failures, self._waiting, self._nonfinite, self._layouts, registered, allocate)
@@ -232,7 +236,7 @@ class Engine:
             call.address(session)
         if not (self._units.perform(call, session) if isinstance(call, Unit) else plane.begin(session)):
             return None
-        record, goodbye = self._record(call)
+        record, goodbye = self._record(call, session)
         if session.group is None:
             return self._alone(call, session, record)
         if goodbye:
@@ -291,13 +295,15 @@ class Engine:
 
     # --- its parts -----------------------------------------------------------------------------------------------------
 
-    def _record(self, call: Call) -> tuple[RankRecord, bool]:
+    def _record(self, call: Call, session: Session) -> tuple[RankRecord, bool]:
         """This member's rank record for the attempt that begins; True if it says goodbye."""
         plane, call_lock = self._plane, self._call_lock
         flags, goodbye = 0, call_lock.leaving and call_lock.says_goodbye
         if plane.wished or goodbye or self._nonfinite.tainted or call.foreign:
             flags = Flag.FREEZE * plane.wished | Flag.LEAVING * goodbye | Flag.NONFINITE * self._nonfinite.tainted
             flags |= Flag.FOLLOWING * call.foreign | Flag.LATE * call.stand_in
+        if session.group is not None and session.group.accelerated and not call.foreign:
+            flags |= Flag.READY
         if plane.data.sampler is None:
             return RankRecord(call.weight, 0, flags, call.layout.check, busy=plane.step_times.busy), goodbye
         share = plane.data.share(call)
@@ -309,7 +315,8 @@ class Engine:
             return FollowedAttempt(call, session, self._pool, self._waiting, self._arrival.layout, self._plane)
         if call.layout is not self._newest:
             self._note(call.layout)
-        return Attempt(call, session, self._pool.staging(call.layout), self._waiting, self._plane)
+        kind = DeviceAttempt if call.layout.places else Attempt
+        return kind(call, session, self._pool.staging(call.layout), self._waiting, self._plane)
 
     def _alone(self, call: Call, session: Session, record: RankRecord) -> Results | None:
         """A single member needs no operation: its own input is the result."""
@@ -328,6 +335,8 @@ class Engine:
             self._rebuilder.order(finish.order)
         if results.layout is not self._newest:
             self._note(results.layout)
+        if results.layout.places:
+            self._transport.note(call, session, trailer, accelerated=results.accelerated)
         if self._nonfinite.asks:
             self._nonfinite.finished(session, trailer)
         codes = session.codec.busy if session.group is not None else bytes([plane.step_times.busy])
@@ -448,6 +457,10 @@ class Engine:
         """Go on with the program's call, after calls of the others."""
         self._pool.staging(own.layout).turn()  # a survivor may still need the previous call's result
         self._plane.turn_to(own)
+
+    def fail(self, error: Exception) -> None:
+        """End this lifetime because of ``error``; on any thread."""
+        self._failures.stop(error)
 
     def forget(self) -> None:
         """Drop all buffers, once no call is carried out here any more."""

@@ -26,8 +26,11 @@ def under_way(places: Sequence[str]) -> list[DeviceWork]:
     return [DeviceWork(device_at(place).waited()) for place in places]
 
 
-def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float) -> None:
-    """Enqueue: stage ``scale`` times the ``sources`` (one for each piece, of its shape) in ``slot``. None counts as zeros."""
+def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float, *, stays: bool = False) -> None:
+    """Enqueue: stage ``scale`` times the ``sources`` (one for each piece, of its shape) in ``slot``. None counts as zeros.
+
+    ``stays``: on the device, for an accelerator; else in CPU memory.
+    """
     bucket = slot.bucket
     device = device_at(bucket.place)
     if slot.reader is not None:
@@ -35,9 +38,11 @@ def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float) -> N
     row = device.empty(bucket.count, bucket.dtype)
     views = _views(bucket, row)
     found = [source for source in sources if source is not None]
-    if len(found) < len(sources):
+    if len(found) < len(sources) or scale == 0.0:
         device.enqueue(row.zero_, row)
         views = [view for view, source in zip(views, sources, strict=True) if source is not None]
+    if scale == 0.0:  # not a product: 0 * inf is nan
+        views, found = [], []
     if bucket.op in EXTREMES:
         for view, source in zip(views, found, strict=True):
             device.enqueue(functools.partial(store, view, source, bucket.op), view)
@@ -45,17 +50,23 @@ def fetch(slot: Slot, sources: Sequence[torch.Tensor | None], scale: float) -> N
         device.enqueue(lambda: torch._foreach_copy_(views, found), *views)
         if scale != 1.0:
             device.enqueue(lambda: row.mul_(scale))
-    device.enqueue(lambda: slot.data.copy_(row, non_blocking=True), slot.data)
+    host = slot.stage(row if stays else None)
+    if not stays:
+        device.enqueue(lambda: host.copy_(row, non_blocking=True), host)
 
 
 def bring(slot: Slot, targets: Sequence[torch.Tensor], divisor: float) -> None:
     """Enqueue: write the slot's sums, divided by ``divisor``, to the ``targets`` (one for each piece, of its shape)."""
     bucket = slot.bucket
     device = device_at(bucket.place)
-    row = device.empty(bucket.count, bucket.dtype)
+    there, row = slot.row, device.empty(bucket.count, bucket.dtype)
+    if there is None:
+        host = slot.data
+        device.enqueue(lambda: row.copy_(host, non_blocking=True), row)
+        slot.lend(device.record())
+    else:  # the sums stay as they are: other members may need them
+        device.enqueue(lambda: row.copy_(there), row)
     views = _views(bucket, row)
-    device.enqueue(lambda: row.copy_(slot.data, non_blocking=True), row)
-    slot.lend(device.record())
     if bucket.op in EXTREMES:
         for view, target in zip(views, targets, strict=True):
             device.enqueue(functools.partial(load, target, view), target)

@@ -34,7 +34,7 @@ _HALF = (torch.float16, torch.bfloat16)
 class Slot:
     """One bucket's buffer: data first, then room for the trailer in the head."""
 
-    __slots__ = ("bucket", "buffer", "data", "elements", "flat", "numbers", "reader", "trailer", "views")
+    __slots__ = ("_host", "_landed", "_row", "bucket", "buffer", "elements", "flat", "numbers", "reader", "trailer", "views")
 
     def __init__(self, bucket: Bucket, trailer_elements: int, allocate: Allocate = room) -> None:
         self.bucket = bucket
@@ -43,9 +43,13 @@ class Slot:
             device_at(bucket.place).pin(self.buffer)
         self.reader: Event | None = None
         """The end of the copies that a device makes from this slot."""
-        self.data = self.buffer[: bucket.count]
-        self.numbers: Numbers = self.data.numpy()
-        """``data`` as a numpy array."""
+        self._host = self.buffer[: bucket.count]
+        self.numbers: Numbers = self._host.numpy()
+        """The CPU memory of ``data`` as a numpy array."""
+        self._row: torch.Tensor | None = None
+        """The same data on the bucket's device."""
+        self._landed = True
+        """False if only ``_row`` holds the data."""
         self.views = [self._view(piece.offset, piece.stop - piece.start, piece.shape) for piece in bucket.pieces]
         self.elements = -1
         self.fit(trailer_elements)
@@ -58,6 +62,37 @@ class Slot:
         self.trailer = self.buffer[self.bucket.count : end].numpy()
         return end <= self.buffer.numel()
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The bucket's data, in CPU memory. Where an accelerator has reduced it, it is copied from the device first.
+
+        Excluded if the device hangs.
+        """
+        if not self._landed:
+            self._land()
+        return self._host
+
+    @property
+    def row(self) -> torch.Tensor | None:
+        """The data on the bucket's device, as far as it was staged or reduced there; read only."""
+        return self._row
+
+    def stage(self, row: torch.Tensor | None) -> torch.Tensor:
+        """New data is staged, on the device as ``row``; returns the CPU memory for it."""
+        self._row, self._landed = row, True
+        return self._host
+
+    def reduced(self) -> None:
+        """The accelerator has reduced ``row``: the CPU memory is out of date."""
+        self._landed = False
+
+    def _land(self) -> None:
+        row, device = self._row, device_at(self.bucket.place)
+        assert row is not None
+        device.enqueue(lambda: self._host.copy_(row, non_blocking=True), self._host)
+        DeviceWork(device.waited()).end()
+        self._landed = True
+
     def lend(self, end: Event) -> None:
         """A device reads this slot until ``end``."""
         self.reader = end
@@ -67,6 +102,7 @@ class Slot:
         reader, self.reader = self.reader, None
         if reader is not None:
             DeviceWork(reader).end()
+        self.stage(None)
 
     def _view(self, offset: int, count: int, shape: tuple[int, ...] | None) -> torch.Tensor:
         view = self.buffer[offset : offset + count]

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from ...common.devices import place_of
 from ...errors import ConfigError
 from ...frameworks.base import Framework
 from .dtypes import reason_against, wire_dtype
@@ -128,7 +127,7 @@ class Layouts:
                 reason = self._reason(tensor, op, mean=mean)
                 if reason:  # the name is looked up only now: among all names of a module
                     raise ConfigError(f"{targets.name(index)} of {list(tensor.shape)}{reason}")
-            places = [place_of(t) for t in found]
+            places = [self._framework.place(t) for t in found]
             specs = [(t.dtype, tuple(t.shape)) for t in found]
             layout = lay_out(kind, specs, op, self._bucket_bytes, places if any(places) else ())
             self._known[key] = layout

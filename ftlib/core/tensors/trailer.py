@@ -52,6 +52,8 @@ class Flag(IntFlag):
     """This rank takes part in the others' call, with nothing of its own: its ``check`` has no meaning."""
     LATE = 16
     """This rank follows because its program is late: it has the state, except for the calls it follows (see ``deputy``)."""
+    READY = 32
+    """This rank's accelerator works. If all ranks say so, the call's bulk goes by it."""
 
 
 class RankRecord(NamedTuple):
@@ -102,6 +104,8 @@ class Trailer:
     """Ranks whose contribution to the previous call held inf or nan."""
     draws: bool = False
     """True if any rank draws samples."""
+    accelerated: bool = False
+    """True if the accelerators of all ranks work."""
 
     @classmethod
     def of(cls, slots: tuple[RankRecord, ...]) -> Trailer:
@@ -112,7 +116,8 @@ class Trailer:
         leaving = tuple(rank for rank, slot in enumerate(slots) if slot.flags & Flag.LEAVING)
         freeze = bool(leaving) or any(slot.flags & Flag.FREEZE for slot in slots)
         tainted = tuple(rank for rank, slot in enumerate(slots) if slot.flags & Flag.NONFINITE)
-        return cls(slots, total, freeze, leaving, tainted, any(slot.data_epoch for slot in slots))
+        ready = all(slot.flags & Flag.READY for slot in slots)
+        return cls(slots, total, freeze, leaving, tainted, any(slot.data_epoch for slot in slots), ready)
 
     @classmethod
     def unpack(cls, data: bytes) -> Trailer:

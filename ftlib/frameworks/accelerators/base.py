@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ftlib.common.devices import place_of
 from ftlib.frameworks.base import GroupSpec, Operation
 
 
@@ -92,6 +93,10 @@ class Accelerator(ABC):
         ``facts``: those of all ranks, in rank order. ``decided``: called once, on any thread, when the communicator has
         become ready or has met trouble; not needed after ``stop``.
         """
+
+    def place(self, tensor: torch.Tensor) -> str:
+        """The device that a program's tensor is on (see ``Framework``)."""
+        return place_of(tensor)
 
     @abstractmethod
     def takes(self, tensor: torch.Tensor) -> bool:

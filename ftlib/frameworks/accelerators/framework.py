@@ -71,7 +71,7 @@ class HybridFramework(Framework):
         gloo = self._gloo.rebuild(spec)
         assert isinstance(gloo, GlooGroup)
         communicator = None if spec.size == 1 else self._communicator(spec, gloo.facts)
-        self.group = HybridGroup(gloo, communicator)
+        self.group = HybridGroup(gloo, communicator, self._accelerator.takes)
         return self.group
 
     def prepare(self, spec: GroupSpec) -> None:
@@ -86,9 +86,9 @@ class HybridFramework(Framework):
         """As Gloo, which must be able to carry out every call."""
         self._gloo.check(tensor)
 
-    def takes(self, tensor: torch.Tensor) -> bool:
+    def place(self, tensor: torch.Tensor) -> str:
         """See ``Framework``."""
-        return self._accelerator.takes(tensor)
+        return self._accelerator.place(tensor)
 
     def settled(self, epoch: int) -> None:
         """See ``Framework``."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 from ftlib.errors import GroupError
 from ftlib.frameworks.base import Group, Operation, Work
@@ -29,11 +31,14 @@ class _State(enum.Enum):
 class HybridGroup(Group):
     """The group of one view. Collectives: one thread at a time, the same ones in the same order at all ranks."""
 
-    def __init__(self, gloo: GlooGroup, communicator: ManagedCommunicator | None) -> None:
-        """``communicator``: None for a single member, which has nobody to talk to."""
+    def __init__(
+        self, gloo: GlooGroup, communicator: ManagedCommunicator | None, takes: Callable[[torch.Tensor], bool]
+    ) -> None:
+        """``communicator``: None for a single member, which has nobody to talk to. ``takes``: see ``Accelerator``."""
         self.rank, self.size = gloo.rank, gloo.size
         self.gloo = gloo
         self._communicator = communicator
+        self._takes = takes
         self._lock = threading.Lock()
         self._state = _State.OPEN
         """Guarded by ``_lock``: an operation counts as successful only while it is OPEN."""
@@ -60,6 +65,10 @@ class HybridGroup(Group):
     def submit(self, operation: Operation) -> Work:
         """Begin ``operation`` by Gloo."""
         return self.gloo.submit(operation)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """See ``Group``."""
+        return self._takes(tensor)
 
     def submit_bulk(self, operations: Sequence[Operation]) -> Work:
         """See ``Group``."""

@@ -7,7 +7,7 @@ Finished calls go to the stream while it has subscribers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from ...common.refusals import Refusal
 from ...core.calls.call import Call, Kind, Results
 from ...core.plane.phase import Phase
 from ...core.plane.plane import Plane
+from ...core.tensors.device_copies import under_way
 from ...core.tensors.staging import Slot
 from ...errors import ConfigError
 from ...state.registry import Registered
@@ -217,12 +218,14 @@ def _refuse(requests: Sequence[SnapshotRequest], why: str) -> None:
         request.answer.set_exception(LookupError(why))
 
 
-def _staged(call: Call) -> Iterator[Slot]:
-    """The call's inputs, unweighted."""
-    for bucket in call.layout.buckets:
-        slot = Slot(bucket, 0)
+def _staged(call: Call) -> list[Slot]:
+    """The call's inputs, unweighted. Excluded if a device hangs."""
+    slots = [Slot(bucket, 0) for bucket in call.layout.buckets]
+    for slot in slots:
         call.fill(slot, weighted=False)
-        yield slot
+    for copies in under_way(call.layout.places):
+        copies.end()
+    return slots
 
 
 def _told(subscriber: Subscriber, hello: Hello) -> Body:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ftlib.common.devices import HOST
 from ftlib.frameworks.base import GroupSpec
 from ftlib.frameworks.gloo_build import GlooBuild
 from ftlib.frameworks.rendezvous import StoreServer, interface_address, join_address, split_address
@@ -17,6 +18,8 @@ from .communicator import RehearsedCommunicator
 from .faults import Faults
 from .memory import SharedMemory
 
+PLACE = "rehearsal:0"
+"""The rehearsed device."""
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _STORE, _MEMORY = "store", "memory"
 """Keys of a rank's facts: where the private group meets, if this is rank 0; where to send word that memory was freed."""
@@ -64,6 +67,10 @@ class RehearsedAccelerator(Accelerator):
         self._all.add(communicator)
         communicator.begin(decided)
         return communicator
+
+    def place(self, tensor: torch.Tensor) -> str:
+        """Floating-point tensors are on the rehearsed device."""
+        return PLACE if tensor.dtype in _DTYPES else HOST
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Contiguous rows of floating-point numbers."""
